@@ -16,7 +16,7 @@ from harness.publishers import COMMANDS, ConfirmedPublisher
 from harness.wire import (
     BASIC_PUBLISH,
     BODY,
-    CHANNEL_OPEN_OK,
+    CONNECTION_CLOSE,
     CONNECTION_OPEN,
     CONNECTION_OPEN_OK,
     CONNECTION_START,
@@ -26,6 +26,7 @@ from harness.wire import (
     METHOD,
     PROTOCOL_HEADER,
     Wire,
+    close_of,
     frame,
     short_string,
 )
@@ -44,11 +45,16 @@ class Succession:
         self.count += 1
         return self.stack.enter_context(leveret(self.folder / str(self.count), *self.flags, *more))
 
+    def start_successor(self):
+        """Returns when it serves; the process before hands its clients over then."""
+        self.now = self._start("--take-over")
+        return self.now
+
     def upgrade(self):
         """Returns when the process before has ended."""
-        before, self.now = self.now, self._start("--take-over")
+        before, after = self.now, self.start_successor()
         assert before.child.wait() == 0
-        return self.now
+        return after
 
 
 @pytest.fixture
@@ -69,26 +75,62 @@ def queue(targets):
         channel.queue_delete(name)
 
 
-def test_a_client_publishes_and_consumes_through_three_upgrades(succession, queue):
-    with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
-        channel = client.channel()
-        channel.confirm_delivery()
-        channel.basic_qos(prefetch_count=10)
-        seen = []
-        channel.basic_consume(queue, lambda _, method, properties, body: seen.append((method, int(body))))
-        for upgrades in range(4):
-            if upgrades:
-                succession.upgrade()
-                wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") == 1)
-            for number in range(upgrades * 10, upgrades * 10 + 10):
-                channel.basic_publish("", queue, str(number), mandatory=True)
-            while len(seen) < upgrades * 10 + 10:
-                client.process_data_events(PATIENCE)
-            channel.basic_ack(seen[-1][0].delivery_tag, multiple=True)
-        assert [number for _, number in seen] == list(range(40))
-        assert [method.delivery_tag for method, _ in seen] == list(range(1, 41))
-        assert not any(method.redelivered for method, _ in seen)
-        channel.close()
+class Application:
+    """A pika client that publishes to a queue of its own with confirms, and consumes from it with acknowledgements."""
+
+    def __init__(self, uri, number):
+        self.connection = pika.BlockingConnection(pika.URLParameters(uri))
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.queue, self.published, self.seen, self.tags = f"takeover-{number}", 0, [], 0
+        self.channel.queue_delete(self.queue)
+        self.channel.queue_declare(self.queue, durable=True)
+        self.channel.basic_qos(prefetch_count=5)
+        self.channel.basic_consume(self.queue, self._take)
+
+    def _take(self, channel, method, properties, body):
+        self.tags += 1
+        assert method.delivery_tag == self.tags
+        # What was delivered and not acknowledged when its process went comes again, as after the loss of a connection.
+        if int(body) in self.seen[-5:]:
+            assert method.redelivered
+        else:
+            self.seen.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+
+    def work(self):
+        self.channel.basic_publish("", self.queue, str(self.published), pika.BasicProperties(delivery_mode=2))
+        self.published += 1
+        while len(self.seen) < self.published:
+            self.connection.process_data_events(PATIENCE)
+
+    def close(self):
+        assert self.seen == list(range(self.published))
+        self.channel.queue_delete(self.queue)
+        self.connection.close()
+
+
+def test_a_client_publishes_and_consumes_through_three_upgrades(succession):
+    application = Application(succession.now.uri, "alone")
+    for _ in range(4):
+        for _ in range(10):
+            application.work()
+        succession.upgrade()
+        wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") == 1)
+    application.work()
+    application.close()
+
+
+def test_clients_of_two_upgrades_at_once_end_up_in_the_last_process(succession):
+    """The second successor takes over from the first while that still gets clients."""
+    applications = [Application(succession.now.uri, f"twice-{number}") for number in range(20)]
+    first, second = succession.now, succession.start_successor()
+    third = succession.start_successor()
+    assert first.child.wait() == 0 and second.child.wait() == 0
+    for application in applications:
+        application.work()
+        application.close()
+    assert metric(third, "leveret_connections_resumed_total") == len(applications)
 
 
 def test_a_message_of_which_a_part_has_come_arrives_whole(succession, queue):
@@ -117,7 +159,7 @@ def test_a_client_in_the_middle_of_its_login_comes_in(succession):
         client.expect(CONNECTION_START)
         # The old process stays for it.
         before = succession.now
-        succession.now = succession._start("--take-over")
+        succession.start_successor()
         before.child.wait_line("a successor takes over")
         client.send_login()
         client.expect(CONNECTION_TUNE)
@@ -159,6 +201,18 @@ def test_a_client_that_depends_on_its_upstream_connection_is_told_to_come_again(
     assert told.value.reply_code == 320
 
 
+def test_clients_stay_behind_when_the_successor_is_in_front_of_another_broker(succession, targets, tmp_path):
+    other = f"amqp://127.0.0.1:{targets.upstream.port}"
+    with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
+        succession.flags[-1] = other.replace("127.0.0.1", "localhost")
+        before = succession.now
+        succession.upgrade()
+        before.child.wait_line("it is in front of another upstream")
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+            client.sleep(PATIENCE)
+        assert told.value.reply_code == 320
+
+
 def test_a_successor_that_knows_no_clients_gets_none(succession):
     """One of an earlier release, which asks for the place alone."""
     with socket.socket(socket.AF_UNIX) as successor, pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
@@ -174,56 +228,27 @@ def test_a_successor_that_knows_no_clients_gets_none(succession):
         assert succession.now.child.wait() == 0
 
 
-def test_a_client_whose_successor_dies_is_disconnected_and_the_process_ends(succession):
-    with socket.socket(socket.AF_UNIX) as successor:
-        with Wire(succession.now.port) as client:
+def test_clients_whose_successor_dies_are_told_and_the_process_ends(succession, targets):
+    upstreams = f'["127.0.0.1:{targets.upstream.port}"]'
+    with socket.socket(socket.AF_UNIX) as successor, contextlib.ExitStack() as clients:
+        told = [clients.enter_context(Wire(succession.now.port)) for _ in range(5)]
+        for client in told:
             client.handshake().open_channel()
-            successor.connect(f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{succession.now.port}")
-            successor.sendall(b'{"version":"1"}\n')
-            while not successor.recv(4096).endswith(b"\n"):
-                pass
-            successor.sendall(b'{"at_once":false,"clients":1}\n')
-            # The first bytes of a client, and then no answer.
-            assert successor.recv(20)
-            successor.shutdown(socket.SHUT_RDWR)
-            successor.close()
-            client.expect_end()
-            assert succession.now.child.wait() == 0
-
-
-class Application:
-    """A pika client that publishes to a queue of its own with confirms, and consumes from it with acknowledgements."""
-
-    def __init__(self, uri, number):
-        self.connection = pika.BlockingConnection(pika.URLParameters(uri))
-        self.channel = self.connection.channel()
-        self.channel.confirm_delivery()
-        self.queue, self.published, self.seen, self.tags = f"takeover-{number}", 0, [], 0
-        self.channel.queue_delete(self.queue)
-        self.channel.queue_declare(self.queue, durable=True)
-        self.channel.basic_qos(prefetch_count=5)
-        self.channel.basic_consume(self.queue, self._take)
-
-    def _take(self, channel, method, properties, body):
-        self.tags += 1
-        assert method.delivery_tag == self.tags
-        # What was delivered and not acknowledged when its process went comes again, as after the loss of a connection.
-        if int(body) in self.seen[-5:]:
-            assert method.redelivered
-        else:
-            self.seen.append(int(body))
-        channel.basic_ack(method.delivery_tag)
-
-    def work(self):
-        self.channel.basic_publish("", self.queue, str(self.published), pika.BasicProperties(delivery_mode=2))
-        self.published += 1
-        while len(self.seen) < self.published:
-            self.connection.process_data_events(PATIENCE)
-
-    def close(self):
-        assert self.seen == list(range(self.published))
-        self.channel.queue_delete(self.queue)
-        self.connection.close()
+        successor.connect(f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{succession.now.port}")
+        successor.sendall(b'{"version":"1"}\n')
+        while not successor.recv(4096).endswith(b"\n"):
+            pass
+        successor.sendall(b'{"at_once":false,"clients":{"format":1,"upstreams":%s}}\n' % upstreams.encode())
+        # The first bytes of a client, and then no answer.
+        seen = b""
+        while b'"bytes"' not in seen:
+            seen += successor.recv(4096)
+        successor.shutdown(socket.SHUT_RDWR)
+        successor.close()
+        for client in told:
+            code, text = close_of(client.expect(CONNECTION_CLOSE))
+            assert code == 320, text
+        assert succession.now.child.wait() == 0
 
 
 def test_many_clients_go_through_many_upgrades(succession, queue):

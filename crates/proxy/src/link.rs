@@ -219,13 +219,13 @@ impl ClientLink {
     /// Whether the client's own connection may be read. If not, [`crate::ProxySession::handle_room`] is called
     /// when it may.
     pub(crate) fn has_room(&self) -> bool {
-        let usual = self.outbox.limit().min(self.waiting.allowance());
-        let limit = if self.is_leaving.load(Ordering::Relaxed) { LEAVING } else { usual };
-        self.outbox.has_room_below(limit.max(usual))
+        let allowance = self.waiting.allowance();
+        let is_leaving = self.is_leaving.load(Ordering::Relaxed);
+        self.outbox.has_room_below(if is_leaving { allowance } else { allowance.min(self.outbox.limit()) })
     }
 
-    /// The client is on its way to another process: what is in front of the close of its channels is read, although the client
-    /// may not read it now.
+    /// The client is on its way to another process: as much as may wait for it at all is read on its own connection, so that
+    /// the close of its channels comes although it may not read now.
     pub(crate) fn begin_leaving(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
     }
@@ -262,7 +262,3 @@ impl ClientLink {
         }
     }
 }
-
-/// Bytes that may wait for a client on its way to another process. A broker has no more under way to a consumer without a bound
-/// than what fits into its socket, ours, and some messages in between.
-const LEAVING: usize = 32 << 20;

@@ -40,6 +40,8 @@ pub(crate) struct Topologies {
     any: AtomicBool,
     /// Bytes remembered for all clients.
     bytes: AtomicUsize,
+    /// How often a topology was lost.
+    losses: AtomicU64,
     /// The number of the last client or declaration.
     next: AtomicU64,
 }
@@ -134,6 +136,7 @@ impl Topologies {
 
     /// No broker answers: every topology is lost.
     pub(crate) fn lost_all(&self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
         let mut state = self.state.lock();
         state.vhosts.values_mut().for_each(|vhost| vhost.lost_all());
         state.torn = state.vhosts.len();
@@ -142,7 +145,14 @@ impl Topologies {
 
     /// The last connection to a virtual host has ended: later changes go unnoticed.
     pub(crate) fn lost(&self, virtual_host: &str) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
         self.with(virtual_host, Vhost::lost_all);
+    }
+
+    /// How often a topology was lost, known or not: what a client has declared in another process is in question if there is
+    /// another loss before it is here.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
     }
 
     /// A client has lost a connection, and with it the consumers that kept some queues alive.

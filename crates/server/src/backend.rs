@@ -217,7 +217,7 @@ impl Backend {
     /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked for as long as an outage is waited out.
     pub(crate) async fn resume_upstream(
         &self,
-        (credentials, state): (Credentials, proxy::SessionState),
+        session: (Credentials, proxy::SessionState),
         client: LoginRequest,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
@@ -226,11 +226,11 @@ impl Backend {
             let text = "this server is not in front of the client's broker any more";
             return Err(Fault::new(ReplyCode::ConnectionForced, text));
         };
-        let login = pool.log_in_again(credentials, info_of(client), &request.virtual_host).await;
-        let login = login.map_err(|refusal| LoginError::from(refusal).into_fault())?;
-        let mut session = pool.open_verified(login, client_side(request, outbox));
-        session.import(state, transport::now())?;
-        Ok(Box::new(session))
+        let side = client_side(request, outbox);
+        match pool.resume(session, info_of(client), &request.virtual_host, side).await {
+            Ok(session) => Ok(Box::new(session)),
+            Err(refusal) => Err(LoginError::from(refusal).into_fault()),
+        }
     }
 }
 

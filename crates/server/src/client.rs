@@ -68,7 +68,7 @@ pub(crate) struct ConnectionCore {
     /// The access-log record, if there is an access log.
     pub(crate) record: Option<Box<AccessRecord>>,
     /// The client depends on its connection to the upstream, and cannot go on in another process.
-    pub(crate) is_bound: bool,
+    pub(crate) depends_on_upstream: bool,
     /// What another process has to know to go on with the client, once it is to have the socket.
     pub(crate) departing: Option<Box<ConnectionState>>,
     /// The entry in the registry, once the connection is open.
@@ -92,7 +92,7 @@ impl ConnectionCore {
             rested_until: None,
             end: None,
             record,
-            is_bound: false,
+            depends_on_upstream: false,
             departing: None,
             registered: None,
         }
@@ -154,7 +154,7 @@ impl ConnectionCore {
     /// Whether the client may be handed over to another process: the state of TLS and of WebSocket is in this one.
     pub(crate) fn may_be_handed_over(&self) -> bool {
         let Arrival { tls, websocket, .. } = self.arrival;
-        self.shared.successor().is_some() && !tls && !websocket && !self.is_bound
+        !tls && !websocket && !self.depends_on_upstream && self.shared.hands_over()
     }
 
     /// Shows operators how many channels the client has in front of an upstream.

@@ -5,7 +5,7 @@ mod succession;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -108,8 +108,10 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     /// Set when the drain begins.
     departures: OnceLock<Departures>,
+    /// Set when the drain has asked every client to leave: those that come later leave at once.
+    all_must_leave: AtomicBool,
     /// Where clients go on when this server drains, if they can.
-    successor: OnceLock<mpsc::Sender<DepartingClient>>,
+    successor: Mutex<Option<mpsc::Sender<DepartingClient>>, { Rank::Leaf as u8 }>,
     /// The numbers and outboxes of all connections, to nudge them when the server drains.
     connections: Mutex<Slab<(u64, Arc<Outbox>)>, { Rank::Leaf as u8 }>,
     /// The tasks that accept connections; each ends and releases its socket when the drain begins.
@@ -196,7 +198,8 @@ impl Server {
             spool: OnceLock::new(),
             next_id: AtomicU64::new(1),
             departures: OnceLock::new(),
-            successor: OnceLock::new(),
+            all_must_leave: AtomicBool::new(false),
+            successor: Mutex::default(),
             connections: Mutex::default(),
             accepting: Mutex::default(),
             emptied: Notify::new(),
@@ -502,7 +505,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
     let passed = tokio::select! {
         passed = tokio::time::timeout_at(deadline.into(), passing) => Some(passed),
-        () = shared.turns_newcomers_away() => None,
+        () = shared.cuts_logins() => None,
     };
     let reason = match passed {
         Some(Ok(Ok(Some(stream)))) => return enter(shared, &entrance, stream, newcomer),

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -118,19 +118,14 @@ impl Stream {
         Ok((bytes > 0).then_some(first[0]))
     }
 
-    /// Whether another process could go on with it: TLS has its state in this one.
-    pub fn is_plain_socket(&self) -> bool {
-        matches!(self, Self::Tcp(_) | Self::Unix(_))
-    }
-
-    /// The socket itself, of a stream that [is one](Self::is_plain_socket).
+    /// The socket itself, for another process that goes on with it when this one has dropped the stream.
     ///
     /// # Errors
-    /// It is not, or the runtime does not let go of it.
-    pub fn into_socket(self) -> io::Result<OwnedFd> {
+    /// It is none, or TLS, which has its state in this process; or there is no descriptor for it.
+    pub fn share_socket(&self) -> io::Result<OwnedFd> {
         match self {
-            Self::Tcp(stream) => Ok(stream.into_std()?.into()),
-            Self::Unix(stream) => Ok(stream.into_std()?.into()),
+            Self::Tcp(stream) => stream.as_fd().try_clone_to_owned(),
+            Self::Unix(stream) => stream.as_fd().try_clone_to_owned(),
             Self::Memory(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -227,8 +222,9 @@ mod tests {
             [(Stream::Tcp(tcp), Stream::Tcp(tcp_peer)), (Stream::Unix(unix), Stream::Unix(unix_peer))]
         {
             let (is_tcp, mut peer) = (matches!(stream, Stream::Tcp(_)), peer);
-            assert!(stream.is_plain_socket());
-            let mut again = Stream::from_socket(stream.into_socket().unwrap()).unwrap();
+            let socket = stream.share_socket().unwrap();
+            drop(stream);
+            let mut again = Stream::from_socket(socket).unwrap();
             assert_eq!(matches!(again, Stream::Tcp(_)), is_tcp);
             peer.write_all(b"x").await.unwrap();
             assert_eq!(again.read_u8().await.unwrap(), b'x');

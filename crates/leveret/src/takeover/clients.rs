@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use server::{DepartingClient, MAX_CLIENT_STATE, Server};
 use tokio::sync::mpsc;
 
+use super::ANSWER_TIME;
 use super::messages::{Client, Socket, Taken, receive, receive_with_sockets, send, send_with_sockets};
 
 /// Clients that wait for their turn: each waits for those before it anyway.
@@ -17,12 +18,15 @@ const WAITING: usize = 1;
 /// # Errors
 /// There is no thread for it.
 pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<()> {
+    // One that hangs is found out, and all others are closed.
+    stream.set_read_timeout(Some(ANSWER_TIME))?;
+    stream.set_write_timeout(Some(ANSWER_TIME))?;
     let (leave, mut leaving) = mpsc::channel(WAITING);
     server.hand_over_to(leave);
     let send_all = move || {
         while let Some(client) = leaving.blocking_recv() {
             if let Err(error) = send_client(&mut stream, client) {
-                // Those that come now are told at once: their channel is closed.
+                // The server closes the others.
                 return tracing::warn!(%error, "the successor takes no more clients");
             }
         }
@@ -31,13 +35,28 @@ pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<(
 }
 
 fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<()> {
-    let DepartingClient { state, socket, taken } = client;
+    let mut state = match client.state() {
+        Ok(state) => state,
+        Err(error) => {
+            // It is told that it is closed.
+            tracing::warn!(%error, "a client is not handed over");
+            return Ok(());
+        }
+    };
+    let sent = send_state(stream, &state, &client.socket);
+    // It has the client's password.
+    state.fill(0);
+    sent?;
+    // The client's task is there until it is told.
+    let _ = client.taken.send(());
+    Ok(())
+}
+
+fn send_state(stream: &mut UnixStream, state: &[u8], socket: &OwnedFd) -> io::Result<()> {
     send(stream, &Client { bytes: state.len() })?;
-    stream.write_all(&state)?;
+    stream.write_all(state)?;
     send_with_sockets(stream, &Socket {}, &[socket.as_fd()])?;
     receive::<Taken>(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    // The client's task is there until it is told.
-    let _ = taken.send(());
     Ok(())
 }
 
@@ -50,11 +69,12 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
         let mut clients = 0_u64;
         let ended = loop {
             match receive_client(&mut stream) {
-                Ok(Some((state, socket))) => {
+                Ok(Some((mut state, socket))) => {
                     clients += 1;
                     if let Err(error) = receiving.resume(&state, socket) {
                         tracing::warn!(%error, "a client of the predecessor cannot be served");
                     }
+                    state.fill(0);
                 }
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
@@ -85,21 +105,18 @@ fn receive_client(stream: &mut UnixStream) -> io::Result<Option<(Vec<u8>, OwnedF
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
 
     #[test]
-    fn a_client_arrives_with_its_socket_and_is_acknowledged() {
+    fn a_state_arrives_with_its_socket_and_is_acknowledged() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         let (near, mut far) = UnixStream::pair().unwrap();
-        let (taken, mut is_taken) = oneshot::channel();
         let state = vec![b'\n'; 100_000];
-        let client = DepartingClient { state: state.clone(), socket: near.into(), taken };
-        let sending = std::thread::spawn(move || send_client(&mut one, client));
+        let sent = state.clone();
+        let sending = std::thread::spawn(move || send_state(&mut one, &sent, &near.into()));
         let (received, socket) = receive_client(&mut other).unwrap().unwrap();
         sending.join().unwrap().unwrap();
-        assert!(received == state && is_taken.try_recv().is_ok());
+        assert!(received == state);
         UnixStream::from(socket).write_all(b"x").unwrap();
         let mut byte = [0];
         far.read_exact(&mut byte).unwrap();
@@ -108,14 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_nobody_takes_is_told() {
+    fn a_successor_that_is_gone_is_an_error() {
         let (mut one, other) = UnixStream::pair().unwrap();
         let (near, _far) = UnixStream::pair().unwrap();
-        let (taken, mut is_taken) = oneshot::channel();
         drop(other);
-        assert!(
-            send_client(&mut one, DepartingClient { state: vec![1], socket: near.into(), taken }).is_err()
-        );
-        assert!(is_taken.try_recv().is_err());
+        send_state(&mut one, &[1], &near.into()).unwrap_err();
     }
 }

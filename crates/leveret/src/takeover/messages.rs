@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ancillary::{MAX_SOCKETS, with_sockets};
+use crate::config::Config;
 
 /// The first message of a successor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,9 +31,43 @@ pub(super) struct Welcome {
 pub(super) struct Leave {
     /// The successor waits for the end, and so do its clients: they are all asked to leave at once.
     pub(super) at_once: bool,
-    /// The format of clients ([`proxy::FORMAT`]) that it can go on with, if it can.
+    /// The clients that it can go on with, if it can.
     #[serde(default)]
-    pub(super) clients: Option<u32>,
+    pub(super) clients: Option<Acceptable>,
+}
+
+/// The clients that a successor can go on with.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Acceptable {
+    /// See [`proxy::FORMAT`].
+    pub(super) format: u32,
+    /// The addresses of its upstreams.
+    pub(super) upstreams: Vec<String>,
+}
+
+impl Acceptable {
+    /// The clients of a pool with these upstreams.
+    pub(super) fn of(config: &Config) -> Self {
+        Self {
+            format: proxy::FORMAT,
+            upstreams: config
+                .upstream
+                .iter()
+                .map(|upstream| format!("{}:{}", upstream.host, upstream.port))
+                .collect(),
+        }
+    }
+
+    /// Why clients of a process that has `ours` cannot go on there.
+    pub(super) fn refuses(&self, ours: &Self) -> Option<&'static str> {
+        if self.format != ours.format {
+            Some("its release has another format for them")
+        } else if !ours.upstreams.iter().any(|upstream| self.upstreams.contains(upstream)) {
+            Some("it is in front of another upstream")
+        } else {
+            None
+        }
+    }
 }
 
 /// A client that goes on with the successor. Its state follows, in as many bytes, and then a [`Socket`].
@@ -153,6 +188,20 @@ mod tests {
         assert!(receive::<Leave>(&mut other).unwrap().unwrap().at_once);
         drop(one);
         assert!(receive::<Leave>(&mut other).unwrap().is_none());
+    }
+
+    #[test]
+    fn clients_go_on_in_front_of_one_of_the_same_upstreams_alone() {
+        let of = |format, upstreams: &[&str]| Acceptable {
+            format,
+            upstreams: upstreams.iter().map(|upstream| (*upstream).to_owned()).collect(),
+        };
+        let ours = of(1, &["a:5672", "b:5672"]);
+        assert_eq!(of(1, &["b:5672", "c:5672"]).refuses(&ours), None);
+        assert!(of(1, &["c:5672"]).refuses(&ours).is_some());
+        assert!(of(2, &["a:5672"]).refuses(&ours).is_some());
+        // A broker, which has none.
+        assert!(of(1, &["a:5672"]).refuses(&of(1, &[])).is_some());
     }
 
     #[test]

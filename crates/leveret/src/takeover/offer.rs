@@ -13,14 +13,14 @@ use server::Server;
 use transport::SharedSockets;
 
 use super::clients;
-use super::messages::{Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
+use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
 use super::{ANSWER_TIME, check_peer, socket_name};
 use crate::config::Config;
 use crate::notify::Notifier;
 use crate::signals::Drainer;
 
 /// Pause before another attempt to listen where the predecessor still does.
-const BIND_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long these attempts are made before it is logged that they are in vain so far.
 const BIND_PATIENCE: Duration = Duration::from_secs(60);
@@ -43,6 +43,8 @@ struct Offered {
     notifier: Notifier,
     /// Whether a successor can find this process.
     is_found: bool,
+    /// The clients that this process has.
+    clients: Acceptable,
 }
 
 /// The place of this process, as a successor finds it.
@@ -82,6 +84,7 @@ impl Offer {
             drainer: drainer.clone(),
             notifier: notifier.clone(),
             is_found: name.is_some(),
+            clients: Acceptable::of(config),
         }));
         if let Some(name) = name {
             let listener = UnixListener::bind_addr(&name);
@@ -167,13 +170,22 @@ impl Offer {
         };
         tracing::info!(process, version, "a successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
+        self.hand_clients_over(&stream, &serving.server, clients.as_ref());
         send(&mut stream, &Left {})?;
-        if clients == Some(proxy::FORMAT) {
-            clients::hand_over(stream.try_clone()?, &serving.server)?;
-        }
         *self.0.successor.lock() = Some(stream);
         self.0.drainer.hand_over(at_once);
         Ok(true)
+    }
+
+    /// Has the clients leave for the successor in the drain, if it can go on with them.
+    fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
+        let Some(acceptable) = acceptable else { return };
+        if let Some(why) = acceptable.refuses(&self.0.clients) {
+            return tracing::warn!(why, "the successor cannot go on with the clients, which are closed");
+        }
+        if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
+            tracing::warn!(%error, "the clients cannot be handed over, and are closed");
+        }
     }
 
     /// What serves, once this process does; `None` if it shuts down.

@@ -2,12 +2,18 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use transport::Inherited;
 
-use super::messages::{Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
+use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
+use super::offer::BIND_PAUSE;
 use super::{ANSWER_TIME, check_peer, socket_name};
 use crate::config::Config;
+
+/// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
+const SUCCEEDED_TIME: Duration = Duration::from_millis(500);
 
 /// The process whose place this one takes.
 #[derive(Debug)]
@@ -16,6 +22,8 @@ pub(crate) struct Predecessor {
     /// Whether it has to end before this process can start: one at a time can use the data folder, and two brokers that serve
     /// side by side keep their messages apart.
     must_end_first: bool,
+    /// The clients of it that this process can go on with.
+    clients: Acceptable,
 }
 
 impl Predecessor {
@@ -28,11 +36,25 @@ impl Predecessor {
         if !config.take_over.0 {
             return Ok(None);
         }
-        let found = Self::ask(config, inherited)?;
-        if found.is_none() {
-            tracing::info!("take_over: no process runs with these listeners");
+        let last = Instant::now() + SUCCEEDED_TIME;
+        let mut shuts_down = false;
+        loop {
+            let found = Self::ask(config, inherited);
+            shuts_down |= found.as_ref().is_err_and(is_gone);
+            match found {
+                // Another one may have taken its place, and be found in a moment.
+                Ok(None) | Err(_) if shuts_down && Instant::now() < last => thread::sleep(BIND_PAUSE),
+                Ok(None) | Err(_) if shuts_down => {
+                    tracing::info!("take_over: the process that runs shuts down");
+                    return Ok(None);
+                }
+                Ok(None) => {
+                    tracing::info!("take_over: no process runs with these listeners");
+                    return Ok(None);
+                }
+                found => return found,
+            }
         }
-        Ok(found)
     }
 
     fn ask(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
@@ -53,10 +75,6 @@ impl Predecessor {
         send(&mut stream, &Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
         let (welcome, sockets): (Welcome, _) = match receive_with_sockets(&stream) {
             Ok(welcome) => welcome,
-            Err(error) if is_gone(&error) => {
-                tracing::info!(process = pid.as_raw_nonzero(), "take_over: the process that runs shuts down");
-                return Ok(None);
-            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::other(
                     "the process that runs does not answer: it starts, or another one takes over",
@@ -73,7 +91,7 @@ impl Predecessor {
         let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
         tracing::info!(process = pid, version, sockets, "taking over");
         let must_end_first = config.upstream.is_empty() || !config.spool.0.is_empty();
-        Ok(Some(Self { stream, must_end_first }))
+        Ok(Some(Self { stream, must_end_first, clients: Acceptable::of(config) }))
     }
 
     /// Whether it has to end before this process can start.
@@ -100,7 +118,7 @@ impl Predecessor {
 
     fn ask_to_leave(mut self) -> io::Result<Option<UnixStream>> {
         let at_once = self.must_end_first;
-        let clients = (!at_once).then_some(proxy::FORMAT);
+        let clients = (!at_once).then_some(self.clients);
         send(&mut self.stream, &Leave { at_once, clients })?;
         receive::<Left>(&mut self.stream)?;
         self.stream.set_read_timeout(None)?;

@@ -10,7 +10,7 @@ use super::{ClientInfo, ClientSide, Entered, Login, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
-use crate::session::ProxySession;
+use crate::session::{ProxySession, SessionState};
 use crate::upstream::Upstream;
 
 /// A login that the broker has accepted for a virtual host, for [`Pool::open_verified`].
@@ -41,20 +41,27 @@ impl Pool {
         self.verify_login_until(self.arrival_end(), login, virtual_host).await
     }
 
-    /// Verifies a login for a virtual host, of a client that another process has let in: an outage is waited out as for the
-    /// clients that are here.
+    /// Goes on with the session of a client that was in the pool of another process. Its login is verified, and an outage is
+    /// waited out as for the clients that are here.
     ///
     /// # Errors
-    /// As [`Self::authenticate`] and [`Self::open`].
-    pub async fn log_in_again(
+    /// The broker's refusal of these credentials, 320 CONNECTION_FORCED when no broker can be asked, or a fault of what the client
+    /// has sent.
+    pub async fn resume(
         self: &Arc<Self>,
-        credentials: Credentials,
-        client: ClientInfo,
+        (credentials, state): (Credentials, SessionState),
+        info: ClientInfo,
         virtual_host: &str,
-    ) -> Result<VerifiedLogin, Refusal> {
+        client: ClientSide,
+    ) -> Result<ProxySession, Refusal> {
+        let losses = self.topologies.losses();
         let end = tokio::time::Instant::now() + self.config.outage_max;
-        let login = self.authenticate_until(end, credentials, client).await?;
-        self.verify_login_until(end, login, virtual_host).await
+        let login = self.authenticate_until(end, credentials, info).await?;
+        let login = self.verify_login_until(end, login, virtual_host).await?;
+        let mut session = self.open_verified(login, client);
+        let is_torn = self.topologies.losses() != losses;
+        session.import(state, is_torn, transport::now()).map_err(Refusal::Fault)?;
+        Ok(session)
     }
 
     async fn verify_login_until(

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use amqp::{Fault, Frame};
 
+use super::side::Side;
 use super::state::{ChannelState, SessionState};
 use super::{Life, ProxySession};
 use crate::frames::stored_frames;
@@ -21,7 +22,7 @@ pub enum Export {
     /// after the next nudge.
     Leaving,
     /// Nothing of it is left here: the session has ended.
-    Left(Box<SessionState>),
+    Done(Box<SessionState>),
 }
 
 impl ProxySession {
@@ -29,10 +30,10 @@ impl ProxySession {
     pub fn export(&mut self, now: Instant) -> Export {
         self.output.now = now;
         if !self.is_exporting {
-            if let Some(why) = self.bound_by() {
+            if let Some(why) = self.what_binds_it() {
                 return Export::Impossible(why);
             }
-            if self.is_in_between() {
+            if self.has_to_finish_something() {
                 return Export::Later;
             }
             self.is_exporting = true;
@@ -46,19 +47,23 @@ impl ProxySession {
         if !has_left || self.link.has_events() {
             return Export::Leaving;
         }
-        Export::Left(Box::new(self.take_state(now)))
+        Export::Done(Box::new(self.take_state(now)))
     }
 
     /// What the client has that ends with its upstream connection.
-    fn bound_by(&self) -> Option<&'static str> {
-        let is_bound =
-            || self.channels.iter().flat_map(|(_, channel)| channel.sides()).any(|side| side.is_bound());
+    fn what_binds_it(&self) -> Option<&'static str> {
+        let is_dependent = || {
+            self.channels
+                .iter()
+                .flat_map(|(_, channel)| channel.sides())
+                .any(|side| side.depends_on_its_channel())
+        };
         let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.declarations().is_none());
         if self.life != Life::Open {
             Some("it closes its connection")
         } else if self.exclusive {
             Some("it has an exclusive queue")
-        } else if self.auto_delete || is_bound() {
+        } else if self.auto_delete || is_dependent() {
             Some("it has a transaction, direct reply-to, or an auto-delete queue")
         } else if !self.link.kept.keeps_messages() {
             Some("it publishes again by itself")
@@ -69,15 +74,22 @@ impl ProxySession {
         }
     }
 
-    /// Whether something is under way that has to end first.
-    fn is_in_between(&self) -> bool {
-        let vhost = &*self.virtual_host;
-        self.unanswered_secrets > 0
+    /// Whether something is under way that has to end first. If so, an event or a frame of the client ends it.
+    fn has_to_finish_something(&self) -> bool {
+        // The answer to a request for a consumer tells what it depends on.
+        let waits_for_answers = |side: &Side| !side.await_late_answers();
+        self.link.has_events()
+            || self.unanswered_secrets > 0
             || self.budget.waits()
             || self.budget.has_stream()
             || self.is_streaming()
             || self.channels.iter().any(|(_, channel)| channel.is_closing())
-            || self.pool.topologies().is_torn(vhost, self.link.declarer_id())
+            || self.channels.iter().flat_map(|(_, channel)| channel.sides()).any(waits_for_answers)
+    }
+
+    /// Whether a restart of the broker may have undone declarations of the client, which are not repeated yet.
+    fn is_torn(&self) -> bool {
+        self.pool.topologies().is_torn(&self.virtual_host, self.link.declarer_id())
     }
 
     /// Has all channels leave their upstream connections. A channel that had begun to move does so anyway.
@@ -103,29 +115,35 @@ impl ProxySession {
         channels.extend(closing);
         for (number, mut channel) in self.channels.drain() {
             let was_own = channel.is_own();
-            channel.sides_mut().for_each(|side| _ = side.rest());
-            if was_own && !channel.is_own() {
+            channel.sides_mut().for_each(Side::stay_nowhere_if_idle);
+            // A side that only was to go to the client's own connection has a publishing side beside it.
+            if was_own && !channel.is_own() && channel.publishing.is_none() {
                 channel.divide();
             }
             channels.push(ChannelState::of(number, *channel));
         }
         let declarations =
             self.link.declarer().and_then(|declarer| declarer.declarations()).unwrap_or_default();
-        let state = SessionState::new(&self.credentials, self.suspect, channels, declarations);
+        let flags = (self.suspect, self.is_torn());
+        let state = SessionState::new(&self.credentials, flags, channels, declarations);
         self.end(now);
         state
     }
 
-    /// Begins where a session of another process has left. To be called before anything else.
+    /// Begins where a session of another process has left, before anything else. Its declarations are repeated if `is_torn`, or
+    /// if they were in question there.
     ///
     /// # Errors
     /// As [`Self::handle_frame`].
-    pub fn import(&mut self, state: SessionState, now: Instant) -> Result<(), Fault> {
+    pub(crate) fn import(&mut self, state: SessionState, is_torn: bool, now: Instant) -> Result<(), Fault> {
         self.output.now = now;
         self.suspect = state.is_suspect;
         if let Some(declarer) = self.link.declarer() {
             for method in &state.declarations {
                 declarer.remember_again(&self.link, &method.0);
+            }
+            if is_torn || state.is_torn {
+                self.pool.topologies().lost(&self.virtual_host);
             }
         }
         let (mut open, mut incomplete) = (Vec::new(), Vec::new());
@@ -142,8 +160,13 @@ impl ProxySession {
             incomplete.push((number, frames));
         }
         for number in open {
-            self.place(number, Role::General)?;
-            self.place(number, Role::Publishing)?;
+            let goes_on = self.channels.get_mut(number).is_some_and(|channel| !channel.is_nowhere());
+            if self.suspect && goes_on {
+                self.find_own_place(number)?;
+            } else {
+                self.place(number, Role::General)?;
+                self.place(number, Role::Publishing)?;
+            }
             self.line_up(number);
         }
         for (channel, frames) in incomplete {

@@ -510,7 +510,7 @@ impl ProxySession {
             if let Some(publishing) = &mut channel.publishing {
                 publishing.place = SidePlacement::Nowhere;
             }
-        } else if role == Role::Publishing && suspect {
+        } else if role == Role::Publishing && suspect && !self.is_exporting {
             return self.find_own_place(number);
         } else if was_own && !channel.is_own() {
             channel.divide();

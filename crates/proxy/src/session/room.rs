@@ -16,6 +16,7 @@ impl ProxySession {
     /// Handles a lack of room for the messages held at the end of a batch.
     pub(super) fn find_room(&mut self) -> Result<(), Fault> {
         if self.life != Life::Open
+            || self.is_exporting
             || self.budget.waits()
             || self.budget.settle(self.staged, &self.link, self.output.now)
         {
@@ -31,7 +32,7 @@ impl ProxySession {
 
     /// Continues with the grant that the client has waited for, if there is one.
     pub(super) fn take_grant(&mut self) -> Result<(), Fault> {
-        if !self.budget.waits() {
+        if !self.budget.waits() || self.is_exporting {
             return Ok(());
         }
         let Some(Grant::Stream) = self.budget.take_grant(&self.link, self.output.now) else { return Ok(()) };
@@ -118,7 +119,7 @@ impl ProxySession {
     /// # Errors
     /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
     pub(super) fn give_way(&mut self, now: Instant) -> Result<(), Fault> {
-        if self.life != Life::Open {
+        if self.life != Life::Open || self.is_exporting {
             return Ok(());
         }
         let (began, is_read) = (self.oldest(), self.has_room());

@@ -227,13 +227,7 @@ impl Side {
         if !self.touched || self.held.is_empty() {
             return;
         }
-        let mut current = Vec::new();
-        for (kind, payload) in stored_frames(&self.held) {
-            if kind != FrameKind::Method || !is_settling(payload) {
-                put_frame(&mut current, kind, 0, payload, 0);
-            }
-        }
-        self.held = current;
+        self.held = without_settling(&self.held);
     }
 
     /// Passes on held frames: all of them, or none if one does not fit.
@@ -398,6 +392,11 @@ impl Side {
         self.place =
             if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Nowhere };
         goes_on
+    }
+
+    /// Whether the client has received deliveries of an upstream channel that was left.
+    pub(super) fn has_delivered(&self) -> bool {
+        self.carried.delivered > 0
     }
 
     /// Whether the channel has, or has requested, a consumer with this tag.
@@ -618,6 +617,17 @@ impl Side {
         with_queue(method, queue).encode(&mut out);
         out.into()
     }
+}
+
+/// Stored frames without those that settle deliveries.
+pub(super) fn without_settling(stored: &[u8]) -> Vec<u8> {
+    let mut others = Vec::new();
+    for (kind, payload) in stored_frames(stored) {
+        if kind != FrameKind::Method || !is_settling(payload) {
+            put_frame(&mut others, kind, 0, payload, 0);
+        }
+    }
+    others
 }
 
 /// Replaces an empty queue name, which means the last queue declared on the channel, by that queue's name.

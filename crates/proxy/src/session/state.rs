@@ -8,7 +8,7 @@ use amqp::sasl::Mechanism;
 use serde::{Deserialize, Serialize};
 
 use super::channel::Channel;
-use super::side::{Side, SideState};
+use super::side::{Side, SideState, without_settling};
 use super::validate::PrefetchLimits;
 use crate::encoded;
 
@@ -23,6 +23,8 @@ pub struct SessionState {
     login: LoginState,
     /// Whether the client may have made a broker close a shared connection.
     pub(super) is_suspect: bool,
+    /// Whether a restart of the broker may have undone its declarations.
+    pub(super) is_torn: bool,
     pub(super) channels: Vec<ChannelState>,
     /// The encoded methods of declarations that a restart of the broker would undo.
     pub(super) declarations: Vec<EncodedMethod>,
@@ -64,6 +66,14 @@ pub(super) struct OpenState {
 #[derive(Serialize, Deserialize)]
 pub(super) struct EncodedMethod(#[serde(with = "encoded")] pub(super) Vec<u8>);
 
+impl Drop for LoginState {
+    fn drop(&mut self) {
+        self.secret.fill(0);
+        // Keeps the compiler from removing a write that is never read.
+        std::hint::black_box(&self.secret);
+    }
+}
+
 impl std::fmt::Debug for SessionState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (user, channels) = (&self.login.username, self.channels.len());
@@ -77,7 +87,7 @@ impl std::fmt::Debug for SessionState {
 impl SessionState {
     pub(super) fn new(
         credentials: &Credentials,
-        is_suspect: bool,
+        (is_suspect, is_torn): (bool, bool),
         channels: Vec<ChannelState>,
         declarations: Vec<Vec<u8>>,
     ) -> Self {
@@ -89,7 +99,7 @@ impl SessionState {
             secret: secret.expose().to_vec(),
         };
         let declarations = declarations.into_iter().map(EncodedMethod).collect();
-        Self { login, is_suspect, channels, declarations }
+        Self { login, is_suspect, is_torn, channels, declarations }
     }
 
     /// What the client has logged in with.
@@ -105,7 +115,11 @@ impl ChannelState {
     /// That of a channel of which nothing is left at the broker.
     pub(super) fn of(number: u16, channel: Channel) -> Self {
         let incomplete = channel.incoming().map(|message| message.held().to_vec()).unwrap_or_default();
-        let Channel { general, publishing, in_line, risked, limits, has_declared, .. } = channel;
+        let Channel { general, publishing, mut in_line, risked, limits, has_declared, .. } = channel;
+        if general.has_delivered() {
+            // They settle deliveries of the channel that was left.
+            in_line = without_settling(&in_line);
+        }
         let open = OpenState {
             general: general.into_state(),
             publishing: publishing.map(|side| side.into_state()),

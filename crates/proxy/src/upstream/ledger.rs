@@ -527,9 +527,9 @@ impl Ledger {
         !self.record.lock().entries.is_empty()
     }
 
-    /// See [`Carried::has_bound_consumers`].
-    pub(crate) fn has_bound_consumers(&self) -> bool {
-        self.record.lock().carried.has_bound_consumers()
+    /// See [`Carried::has_dependent_consumers`].
+    pub(crate) fn has_dependent_consumers(&self) -> bool {
+        self.record.lock().carried.has_dependent_consumers()
     }
 
     /// Takes the unsettled entries, and leaves the ledger empty.

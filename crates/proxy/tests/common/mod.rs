@@ -600,12 +600,10 @@ impl Client {
         let (far, state, transit) = soon("the session to leave", self.left.recv()).await.expect("it leaves");
         let state: SessionState = serde_json::from_str(&state).unwrap();
         let info = ClientInfo { id: 2, peer: "127.0.0.1:1".to_owned() };
-        let login = pool.log_in_again(state.credentials().unwrap(), info, "/");
-        let login = soon("a login", login).await.unwrap();
         let (side, outbox) = Self::side(131_072, Capabilities::ALL);
-        let mut session = pool.open_verified(login, side);
+        let session = (state.credentials().unwrap(), state);
+        let session = soon("a login", pool.resume(session, info, "/", side)).await.unwrap();
         outbox.append(|buf| buf.tail().extend_from_slice(&transit.output));
-        session.import(state, transport::now()).unwrap();
         Self::on((self.stream, far), (session, outbox), transit.input, 131_072)
     }
 
@@ -720,7 +718,7 @@ impl ServerEnd {
         match self.session.export(now) {
             Export::Later => {}
             Export::Leaving => self.intent = Intent::Pause,
-            Export::Left(state) => {
+            Export::Done(state) => {
                 self.exported = Some(*state);
                 self.intent = Intent::HandOver;
             }

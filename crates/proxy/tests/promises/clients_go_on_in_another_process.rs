@@ -2,9 +2,10 @@
 //! channels, its numbers and its consumers, and without a duplicate of what was confirmed or acknowledged.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use amqp::Method;
-use amqp::method::{basic, channel, confirm, exchange, queue, tx};
+use amqp::method::{basic, channel, confirm, connection, exchange, queue, tx};
 use proxy::Pool;
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, all_is_quiet, message};
@@ -260,4 +261,110 @@ async fn a_client_that_depends_on_its_connection_stays() {
         client.leave();
         client.expect_close(320, &format!("CONNECTION_FORCED - {why}")).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_restart_has_undone_is_declared_again_by_the_next_process() {
+    let (mut broker, old, new) = two_pools();
+    let mut client = Client::connect(&old).await;
+    let login = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, exchange::Declare { exchange: "e", kind: "fanout", ..Default::default() }).await;
+    client.expect("exchange.declare-ok").await;
+    // The last connection to the broker, which has restarted.
+    drop(login);
+    all_is_quiet().await;
+    let mut client = client.go_on_in(&new).await;
+    let _login = broker.next_connection().await;
+    client.send(1, exchange::Declare { exchange: "e", passive: true, ..Default::default() }).await;
+    let mut declaring = broker.next_connection().await;
+    for name in ["channel.open", "exchange.declare", "connection.close"] {
+        declaring.expect(name).await;
+    }
+    client.expect("exchange.declare-ok").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_may_have_caused_a_fault_keeps_its_confirm_mode_and_a_connection_of_its_own() {
+    let mut broker = Broker::start(Manners::default());
+    let (old, new) = (Pool::new(broker.config()), Pool::new(broker.config()));
+    let mut client = Client::connect(&old).await;
+    let mut general = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, basic::Qos { prefetch_count: 5, ..Default::default() }).await;
+    client.expect("basic.qos-ok").await;
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+    client.expect("basic.consume-ok").await;
+    client.open_channel(2).await;
+    client.send(2, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    client.publish(2, b"1").await;
+    let mut publishing = broker.next_connection().await;
+    let number = publishing.expect("channel.open").await.channel;
+    publishing.expect("confirm.select").await;
+    publishing.expect_message().await;
+    publishing.send(number, ack(1, false));
+    assert_eq!(client.expect_ack().await, (1, false));
+    // Not answered, so that it may be the cause of what follows.
+    client.send(1, exchange::Declare { exchange: "e", kind: "fanout", ..Default::default() }).await;
+    for name in ["channel.open", "basic.qos", "basic.consume", "exchange.declare"] {
+        general.expect(name).await;
+    }
+    let fault =
+        connection::Close { reply_code: 541, reply_text: "INTERNAL_ERROR", class_id: 0, method_id: 0 };
+    general.send(0, fault);
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.qos", "basic.consume", "exchange.declare"] {
+        own.expect(name).await;
+    }
+
+    let mut client = client.go_on_in(&new).await;
+    let _login = broker.next_connection().await;
+    let mut next = broker.next_connection().await;
+    for name in ["channel.open", "basic.qos", "basic.consume"] {
+        next.expect(name).await;
+    }
+    client.publish(2, b"2").await;
+    let number = next.expect("channel.open").await.channel;
+    next.expect("confirm.select").await;
+    next.expect_message().await;
+    next.send(number, ack(1, false));
+    assert_eq!(client.expect_ack().await, (2, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_a_consumer_is_answered_before_its_client_leaves() {
+    let (mut broker, old, _) = two_pools();
+    let mut client = Client::connect(&old).await;
+    let _login = broker.next_connection().await;
+    client.open_channel(1).await;
+    broker.manners.obedient.store(false, Ordering::SeqCst);
+    client
+        .send(1, basic::Consume { queue: "amq.rabbitmq.reply-to", no_ack: true, ..Default::default() })
+        .await;
+    let mut own = broker.next_connection().await;
+    let number = own.expect("channel.open").await.channel;
+    own.expect("basic.consume").await;
+    client.leave();
+    assert!(!own.has_more().await, "the channel is not closed yet");
+    own.send(number, channel::OpenOk::default());
+    own.send(number, basic::ConsumeOk { consumer_tag: "c" });
+    client.expect("basic.consume-ok").await;
+    client
+        .expect_close(
+            320,
+            "CONNECTION_FORCED - it has a transaction, direct reply-to, or an auto-delete queue",
+        )
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blocked_client_hears_of_the_end_before_it_leaves() {
+    let (mut broker, old, new) = two_pools();
+    let (client, upstream) = publisher(&mut broker, &old, 1).await;
+    upstream.send(0, connection::Blocked { reason: "low on memory" });
+    let mut client = client;
+    client.expect("connection.blocked").await;
+    let mut client = client.go_on_in(&new).await;
+    client.expect("connection.unblocked").await;
 }

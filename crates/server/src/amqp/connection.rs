@@ -15,8 +15,8 @@ use amqp::sasl::{Credentials, Mechanism};
 use sync::work;
 use transport::Intent;
 
-pub(crate) use self::succession::ConnectionState;
 use self::succession::PROTOCOL;
+pub(crate) use self::succession::{ConnectionState, closing};
 use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
@@ -398,8 +398,7 @@ impl AmqpConnection {
         let is_settled = session.is_settled();
         if is_settled || deadline <= now {
             let is_idle = is_settled && self.core.outbox.backlog() == 0;
-            let text = "broker forced connection closure with reason 'shutdown'";
-            self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
+            self.fail(Fault::new(ReplyCode::ConnectionForced, SHUTDOWN), now);
             if is_idle {
                 // Only its close-ok is missing, and a suspended or vanished client will never send it.
                 self.core.deadline = Some(now + self.core.shared.config.drain_idle_timeout);
@@ -539,10 +538,7 @@ impl ProtocolState for AmqpConnection {
             return self.fail(Fault::new(ReplyCode::ConnectionForced, reason.into_string()), now);
         }
         let shared = &self.core.shared;
-        if shared.is_draining()
-            && shared.successor().is_none()
-            && matches!(self.phase, AmqpPhase::Handshake(_))
-        {
+        if shared.is_draining() && matches!(self.phase, AmqpPhase::Handshake(_)) && !shared.hands_over() {
             self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.finish();
         }
@@ -652,6 +648,9 @@ fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     }
     count
 }
+
+/// RabbitMQ's text for a client of a node that stops.
+pub(crate) const SHUTDOWN: &str = "broker forced connection closure with reason 'shutdown'";
 
 /// Why a client was not admitted that connected while no upstream was available.
 const NO_UPSTREAM: &str = "no upstream answers";

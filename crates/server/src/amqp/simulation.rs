@@ -278,7 +278,7 @@ fn what_was_published_before_the_client_vanished_is_kept() {
 fn a_draining_server_tells_its_clients() {
     let shared = server();
     let mut conversation = Conversation::open(&shared, 0);
-    shared.start_draining(Duration::ZERO);
+    shared.start_draining(Duration::ZERO, Duration::ZERO);
     let now = conversation.now;
     conversation.connection.handle_nudge(now);
     let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";

@@ -332,6 +332,14 @@ impl ConnectionLease {
         self.user = Some((user, share));
     }
 
+    /// Counts the channels that another process has opened, whatever the limits.
+    pub(crate) fn resume_channels(&mut self, count: usize) {
+        for (_, share) in self.shares() {
+            share.channels.fetch_add(count, Ordering::Relaxed);
+        }
+        self.channels += count;
+    }
+
     /// Counts one more channel.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! does not connect elsewhere in one moment.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Server, Shared};
@@ -11,7 +12,7 @@ impl Server {
     /// Stops accepting, closes every client with 320 CONNECTION_FORCED at a time of its own within `spread`, and then waits at
     /// most `timeout` until they have gone. Returns the number of connections left.
     pub async fn drain(&self, spread: Duration, timeout: Duration) -> usize {
-        let departures = self.shared.start_draining(spread);
+        let departures = self.shared.start_draining(spread, timeout);
         // Accepting ends, and so do connections that have not logged in.
         self.shared.emptied.notify_waiters();
         self.shared.nudge_all();
@@ -39,9 +40,15 @@ impl Server {
 }
 
 impl Shared {
-    /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on.
-    pub(crate) fn start_draining(&self, spread: Duration) -> Departures {
-        *self.departures.get_or_init(|| Departures::new(Instant::now(), spread))
+    /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on, and have `timeout` after
+    /// that.
+    pub(crate) fn start_draining(&self, spread: Duration, timeout: Duration) -> Departures {
+        *self.departures.get_or_init(|| Departures::new(Instant::now(), spread, timeout))
+    }
+
+    /// How long a client may take that leaves for another process, if not `usual`: there is to be time for its close.
+    pub(crate) fn leave_timeout(&self, usual: Duration) -> Duration {
+        self.departures.get().map_or(usual, |departures| usual.min(departures.timeout / 2))
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -51,7 +58,8 @@ impl Shared {
     /// Whether the server drains and it is time for the connection with this number to leave. Reads the clock, as the time of a
     /// task's turn may be before that of the nudge which it follows.
     pub(crate) fn must_leave(&self, connection: u64) -> bool {
-        self.departures.get().is_some_and(|departures| departures.time_of(connection) <= Instant::now())
+        let has_come = |departures: &Departures| departures.time_of(connection) <= Instant::now();
+        self.all_must_leave.load(Ordering::Acquire) || self.departures.get().is_some_and(has_come)
     }
 
     /// Wakes the task of every connection.
@@ -81,7 +89,8 @@ impl Shared {
             () = leave => {}
             () = self.emptied() => {}
         }
-        // And those that were being accepted at the beginning.
+        // And those that were being accepted at the beginning, or that another process hands over, now and later.
+        self.all_must_leave.store(true, Ordering::Release);
         self.nudge_all();
     }
 
@@ -125,11 +134,13 @@ pub(crate) struct Departures {
     begun: Instant,
     /// The last client leaves this long after the first.
     spread: Duration,
+    /// How long it may take for that.
+    timeout: Duration,
 }
 
 impl Departures {
-    pub(crate) fn new(begun: Instant, spread: Duration) -> Self {
-        Self { begun, spread }
+    pub(crate) fn new(begun: Instant, spread: Duration, timeout: Duration) -> Self {
+        Self { begun, spread, timeout }
     }
 
     /// When the connection with this number is asked to leave: evenly over the whole time, whatever numbers there are.
@@ -151,7 +162,7 @@ mod tests {
     #[test]
     fn clients_leave_evenly_whatever_their_numbers() {
         let (begun, spread) = (Instant::now(), Duration::from_secs(10));
-        let departures = Departures::new(begun, spread);
+        let departures = Departures::new(begun, spread, Duration::ZERO);
         for numbers in [1..1001_u64, 7_000_000..7_001_000] {
             let mut by_second = [0; 10];
             for number in numbers {
@@ -167,7 +178,7 @@ mod tests {
     #[test]
     fn without_a_spread_all_leave_at_once() {
         let begun = Instant::now();
-        let departures = Departures::new(begun, Duration::ZERO);
+        let departures = Departures::new(begun, Duration::ZERO, Duration::ZERO);
         assert!([0, 1, u64::MAX].iter().all(|number| departures.time_of(*number) == begun));
     }
 }

@@ -1,32 +1,51 @@
 //! Clients that go on in another process, with their sockets, while this one drains; and those that come from such a one.
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, io};
 
 use amqp::Credentials;
 use broker::FrontEnd;
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{mpsc, oneshot};
-use transport::{Ended, Outbox, Peer, Stream, Transit, drive_on};
+use transport::{Ended, Outbox, Peer, Stream, Transit, drive_on, linger};
 
 use super::{Listed, Newcomer, Server, Shared, reason_of};
 use crate::access::Transport;
-use crate::amqp::connection::{AmqpConnection, ConnectionState};
+use crate::amqp::connection::{AmqpConnection, ConnectionState, SHUTDOWN, closing};
 use crate::client::{ClientConnection, ProtocolState};
 
 /// Bytes of the state of a client: far more than one has whose messages wait for the upstream. A client with more is closed.
 pub const MAX_CLIENT_STATE: usize = 256 << 20;
 
 /// A client that leaves for another process.
-#[derive(Debug)]
 pub struct DepartingClient {
-    /// What that process has to know; it has the client's password, and is for nobody else.
-    pub state: Vec<u8>,
+    state: ConnectionState,
     /// The connection to the client.
     pub socket: OwnedFd,
     /// To be answered when the other process has both. If it is dropped, the client is closed.
     pub taken: oneshot::Sender<()>,
+}
+
+impl DepartingClient {
+    /// What the other process has to know. It has the client's password or token, and is for nobody else.
+    ///
+    /// # Errors
+    /// There is more than [`MAX_CLIENT_STATE`].
+    pub fn state(&self) -> io::Result<Vec<u8>> {
+        let state = serde_json::to_vec(&self.state)?;
+        if state.len() > MAX_CLIENT_STATE {
+            return Err(io::Error::other("too much is on its way to and from the client"));
+        }
+        Ok(state)
+    }
+}
+
+impl fmt::Debug for DepartingClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DepartingClient").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 /// Why a client of another process cannot go on here.
@@ -47,8 +66,7 @@ impl Server {
     /// Has the clients that can go on in another process leave for it when the server drains. To be called before
     /// [`Server::drain`].
     pub fn hand_over_to(&self, successor: mpsc::Sender<DepartingClient>) {
-        // A second call changes nothing: there is one drain.
-        let _ = self.shared.successor.set(successor);
+        *self.shared.successor.lock() = Some(successor);
     }
 
     /// Serves a client that another process has handed over. Must be called within a runtime.
@@ -70,46 +88,51 @@ impl Server {
 }
 
 impl Shared {
-    /// The process that the clients are handed over to, if there is one.
-    pub(crate) fn successor(&self) -> Option<&mpsc::Sender<DepartingClient>> {
-        self.successor.get()
+    /// The process that clients are handed over to, while it takes any.
+    fn successor(&self) -> Option<mpsc::Sender<DepartingClient>> {
+        self.successor.lock().clone().filter(|successor| !successor.is_closed())
+    }
+
+    /// Whether clients are handed over to another process, rather than closed, when they are to leave.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.successor().is_some()
     }
 
     /// Waits until clients that have not logged in are to be closed: when the server drains and hands nobody over.
-    pub(crate) async fn turns_newcomers_away(&self) {
+    pub(crate) async fn cuts_logins(&self) {
         self.drain_begun().await;
-        if self.successor().is_some() {
+        if self.hands_over() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Hands a client over; returns whether the successor has it. If not, the client is told that the connection is closed.
-    async fn hand_over(&self, state: ConnectionState, stream: Stream) -> io::Result<()> {
+    async fn hand_over(&self, state: ConnectionState, stream: &Stream) -> io::Result<()> {
         let gone = || io::Error::other("the successor is gone");
-        let state = serde_json::to_vec(&state)?;
-        if state.len() > MAX_CLIENT_STATE {
-            return Err(io::Error::other("too much is on its way to it"));
-        }
-        let (taken, is_taken) = oneshot::channel();
-        let client = DepartingClient { state, socket: stream.into_socket()?, taken };
         let successor = self.successor().ok_or_else(gone)?;
-        successor.send(client).await.map_err(|_| gone())?;
+        // In its turn, so that few states are there at a time.
+        let place = successor.reserve().await.map_err(|_| gone())?;
+        let (taken, is_taken) = oneshot::channel();
+        place.send(DepartingClient { state, socket: stream.share_socket()?, taken });
         is_taken.await.map_err(|_| gone())
     }
 
-    /// Finishes a connection whose socket another process is to have.
-    pub(super) async fn leave(
-        &self,
-        state: Option<ConnectionState>,
-        stream: Stream,
-        transit: Transit,
-    ) -> String {
+    /// Finishes a connection whose socket another process is to have; returns why it ended. If that process does not take it, the
+    /// client is told that it is closed, unless it has half a frame.
+    async fn leave(&self, state: Option<ConnectionState>, mut stream: Stream, transit: Transit) -> String {
         let Some(state) = state else { return "closed".to_owned() };
-        self.metrics.connections_handed_over.add(1);
-        match self.hand_over(state.with_transit(transit), stream).await {
-            Ok(()) => "handed over to another process".to_owned(),
+        let is_between_frames = transit.output.is_empty();
+        match self.hand_over(state.with_transit(transit), &stream).await {
+            Ok(()) => {
+                self.metrics.connections_handed_over.add(1);
+                "handed over to another process".to_owned()
+            }
             Err(error) => {
-                tracing::warn!(%error, "a client could not be handed over, and is disconnected");
+                tracing::warn!(%error, "a client could not be handed over, and is closed");
+                if is_between_frames {
+                    // Every outcome is fine: the connection is over.
+                    let _ = stream.write_all(&closing(SHUTDOWN)).await;
+                    linger(&mut stream).await;
+                }
                 format!("not handed over: {error}")
             }
         }

@@ -28,19 +28,23 @@ impl Side {
         matches!(self.place, SidePlacement::Nowhere | SidePlacement::Waiting { .. })
     }
 
-    /// Returns whether it has nothing to do at the broker: it is then placed with the next frame.
-    pub(in crate::session) fn rest(&mut self) -> bool {
-        let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
-        if !goes_on {
+    /// A side that has nothing to do at the broker is placed with its next frame, not before.
+    pub(in crate::session) fn stay_nowhere_if_idle(&mut self) {
+        if self.held.is_empty() && self.carried.consumers.is_empty() {
             self.touched = false;
             self.place = SidePlacement::Nowhere;
         }
-        !goes_on
     }
 
     /// Whether it has a state that ends with its upstream channel, or would not be the same afterwards.
-    pub(in crate::session) fn is_bound(&self) -> bool {
-        self.transactional || self.ledger.as_ref().is_some_and(|ledger| ledger.has_bound_consumers())
+    pub(in crate::session) fn depends_on_its_channel(&self) -> bool {
+        self.transactional || self.ledger.as_ref().is_some_and(|ledger| ledger.has_dependent_consumers())
+    }
+
+    /// Whether no answer that brokers give late, such as that to a request for a consumer, is still to come; if one is, an event
+    /// follows.
+    pub(in crate::session) fn await_late_answers(&self) -> bool {
+        !self.is_placed() || self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
     }
 
     /// The state of a side that [has left](Self::has_left).

@@ -109,7 +109,7 @@ impl Carried {
 
     /// Whether a consumer would not be the same on another upstream channel: a client's end of direct reply-to, or one whose
     /// queue is deleted when it has no consumer for a moment.
-    pub(super) fn has_bound_consumers(&self) -> bool {
+    pub(super) fn has_dependent_consumers(&self) -> bool {
         self.consumers.iter().any(|consumer| consumer.is_reply_to || consumer.consuming.is_some())
     }
 

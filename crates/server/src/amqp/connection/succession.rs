@@ -5,26 +5,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amqp::channel::ConnectionLife;
+use amqp::frame::write_method;
 use amqp::handshake::OpenRequest;
 use amqp::heartbeat::Heartbeat;
-use amqp::{Capabilities, Credentials, FieldTable, Negotiated, RawTable};
+use amqp::method::connection;
+use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, RawTable, ReplyCode};
 use proxy::{Export, SessionState, encoded};
 use serde::{Deserialize, Serialize};
 use transport::{Intent, Peer, Transit};
 
 use super::{AmqpConnection, AmqpPhase, Answer};
 use crate::backend::LoginRequest;
-use crate::client::{ConnectionCore, Ending};
+use crate::client::{ConnectionCore, Ending, ProtocolState as _};
 use crate::registry::{OpenConnection, Opening};
 
 /// How long a client may be on its way to another process: longer than the broker usually takes for its confirms, and for a
-/// close. After that it is closed, as in any other drain, of which some of the usual `drain_timeout` is left then.
+/// close. After that it is closed, as in any other drain.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// An open connection of a client, for which nothing is left at the upstream.
 ///
 /// The names of the fields are a format between two processes: see [`proxy::FORMAT`].
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct ConnectionState {
     /// The client's address, as the PROXY header has told if there was one; `None` for a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
@@ -83,21 +85,23 @@ impl AmqpConnection {
     /// While the server hands its clients over: takes the next step of that for an open client. Returns false if it has to be
     /// closed.
     pub(super) fn leaves_for_successor(&mut self, now: Instant) -> bool {
-        let AmqpPhase::Open(session) = &mut self.phase else { return false };
-        if !self.core.may_be_handed_over() {
+        if !self.is_open() || !self.core.may_be_handed_over() {
             return false;
         }
-        let deadline = self.core.settle_deadline(now, LEAVE_TIMEOUT);
+        let limit = self.core.shared.leave_timeout(LEAVE_TIMEOUT);
+        let deadline = self.core.settle_deadline(now, limit);
+        self.note_upstreams();
+        let AmqpPhase::Open(session) = &mut self.phase else { return false };
         match session.export(now) {
             Export::Impossible(why) => {
                 tracing::debug!(connection = self.core.id, why, "the client is not handed over");
-                self.core.is_bound = true;
+                self.core.depends_on_upstream = true;
                 self.core.deadline = None;
                 return false;
             }
             Export::Later => {}
             Export::Leaving => self.intent = Intent::Pause,
-            Export::Left(state) => {
+            Export::Done(state) => {
                 self.departs(*state);
                 return true;
             }
@@ -183,10 +187,7 @@ impl AmqpConnection {
         self.intent = Intent::Run;
         match answer {
             Answer::Open(Ok(session)) => {
-                for _ in 0..session.channel_count() {
-                    // Those over a limit are not counted: they were there before.
-                    let _ = self.core.lease.open_channel();
-                }
+                self.core.lease.resume_channels(session.channel_count());
                 self.phase = AmqpPhase::Open(session);
                 self.core.opened(view);
                 self.count_channels();
@@ -197,5 +198,47 @@ impl AmqpConnection {
     }
 }
 
+/// The frame that closes a connection with 320 CONNECTION_FORCED, and this text.
+pub(crate) fn closing(text: &str) -> Vec<u8> {
+    let fault = Fault::new(ReplyCode::ConnectionForced, text.to_owned());
+    let (mut out, reply_text) = (Vec::new(), fault.reply_text());
+    let close = connection::Close {
+        reply_code: fault.code.code(),
+        reply_text: &reply_text,
+        class_id: 0,
+        method_id: 0,
+    };
+    write_method(&mut out, 0, close);
+    out
+}
+
 /// The protocol, as RabbitMQ names it.
 pub(super) const PROTOCOL: &str = "AMQP 0-9-1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a process of this format writes it. If this has to change, so has [`proxy::FORMAT`].
+    const WRITTEN: &str = concat!(
+        r#"{"peer":"192.0.2.7:40000","local":"192.0.2.1:5672","vhost":"orders","channel_max":2047,"frame_max":131072,"#,
+        r#""heartbeat_secs":60,"client_properties":"AAAAAA==","connected_at":1700000000000,"session":{"login":"#,
+        r#"{"mechanism":"PLAIN","username":"ada","authorize_as":null,"secret":"c2VjcmV0"},"is_suspect":false,"#,
+        r#""is_torn":false,"channels":[{"number":1,"open":{"general":{"own":true,"held":"","touched":true,"#,
+        r#""confirm":false,"prefetch":{"each":10,"all":0,"latest":10},"numbers":{"offset":0,"gaps":[]},"consumers":"#,
+        r#"[{"tag":"c","method":"ADwAFA==","position":{"At":7},"prefetch":{"each":10,"all":0,"latest":10},"#,
+        r#""is_reply_to":false}],"delivered":42,"last_queue":"q"},"publishing":{"own":null,"held":"","touched":false,"#,
+        r#""confirm":true,"prefetch":{"each":0,"all":0,"latest":0},"numbers":{"offset":5,"gaps":[7]},"consumers":[],"#,
+        r#""delivered":0,"last_queue":null},"in_line":"","incomplete":"","risked":false,"limit_of_each":10,"#,
+        r#""limit_of_all":null,"has_declared":true}},{"number":2,"open":null}],"declarations":["ADI="]},"input":"AQ==","#,
+        r#""output":""}"#
+    );
+
+    #[test]
+    fn the_format_is_the_one_that_other_processes_write() {
+        let state: ConnectionState = serde_json::from_str(WRITTEN).unwrap();
+        assert_eq!(serde_json::to_string(&state).unwrap(), WRITTEN);
+        assert_eq!(state.credentials().unwrap().username, "ada");
+        assert_eq!((state.negotiated().heartbeat_secs, state.input), (60, vec![1]));
+    }
+}

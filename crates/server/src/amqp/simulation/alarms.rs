@@ -188,7 +188,7 @@ fn a_draining_server_does_not_wait_for_the_alarm() {
     let mut publisher = confirming(&shared);
     shared.alarms.raise(Resource::Memory);
     publisher.call(publish_one);
-    shared.start_draining(Duration::ZERO);
+    shared.start_draining(Duration::ZERO, Duration::ZERO);
     let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
     assert_eq!(publisher.woken(), [text]);
     assert_eq!(shared.alarms.blocked_connections(), 0);

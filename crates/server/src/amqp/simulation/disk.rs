@@ -248,7 +248,7 @@ fn a_draining_server_says_goodbye_once_what_was_published_is_confirmed() {
     durable.breaks(true);
     assert_eq!(publisher.call(|out| publish_persistent(out, b"kept")), [""; 0]);
     drop(durable.rounds.step());
-    durable.shared.start_draining(Duration::ZERO);
+    durable.shared.start_draining(Duration::ZERO, Duration::ZERO);
     assert_eq!(publisher.nudged(), [""; 0], "neither a confirm nor a goodbye");
     durable.write_all();
     let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";

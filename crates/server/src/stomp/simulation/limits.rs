@@ -80,7 +80,7 @@ fn who_publishes_waits_out_an_alarm_and_who_consumes_does_not() {
 fn a_draining_server_tells_its_clients() {
     let shared = server();
     let mut conversation = Conversation::open(&shared);
-    shared.start_draining(Duration::ZERO);
+    shared.start_draining(Duration::ZERO, Duration::ZERO);
     let reported = conversation.nudge();
     let text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
     assert_eq!(reported, [format!("ERROR connection_forced {text}")]);
