@@ -338,7 +338,7 @@ fn watch_upstream(pool: Arc<Pool>, server: Server, advice: &'static str) {
     });
 }
 
-/// What to look at if no upstream answers.
+/// The things to look at if no upstream answers.
 fn advice(config: &Config) -> &'static str {
     if config.upstream.iter().any(|upstream| upstream.tls) {
         "is the broker running, is --upstream its port for TLS, and does --upstream-ca name the authority of its certificate?"

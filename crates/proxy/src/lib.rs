@@ -89,11 +89,11 @@
 //! - Clients wait for at most `outage_max`, and then receive 320. Those with nothing in flight do not notice.
 //!
 //! # When the process is replaced
-//! A client can go on in the pool of another process, with its socket ([`ProxySession::export`], [`Pool::resume`]). Its channels
-//! leave the broker once everything published is confirmed, and what a session is made of becomes a [`SessionState`]: numbers,
-//! limits, consumers, frames that were not sent, and declarations that a restart undoes. There its channels are placed as after
-//! the loss of a connection. A client stays, and is closed, if it has something that ends with its upstream connection: an
-//! exclusive or auto-delete queue, a transaction, or direct reply-to.
+//! A client can go on in the pool of another process, with its socket ([`ProxySession::export`], [`Pool::resume`]). Its
+//! channels leave the broker once everything published is confirmed, and what a session is made of becomes a
+//! [`SessionState`]: numbers, limits, consumers, frames that were not sent, and declarations that a restart undoes. There its
+//! channels are placed as after the loss of a connection. A client stays, and is closed, if it has something that ends with
+//! its upstream connection: an exclusive or auto-delete queue, a transaction, or direct reply-to.
 //!
 //! # What always holds
 //! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed,

@@ -69,7 +69,7 @@ pub(crate) struct ConnectionCore {
     pub(crate) record: Option<Box<AccessRecord>>,
     /// The client depends on its connection to the upstream, and cannot go on in another process.
     pub(crate) depends_on_upstream: bool,
-    /// What another process has to know to go on with the client, once it is to have the socket.
+    /// The state with which another process goes on, once it is to have the socket.
     pub(crate) departing: Option<Box<ConnectionState>>,
     /// The entry in the registry, once the connection is open.
     registered: Option<RegisteredConnection>,

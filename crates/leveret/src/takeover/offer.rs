@@ -57,7 +57,7 @@ enum Place {
     Withdrawn,
 }
 
-/// What serves in a process.
+/// The parts of a process that serve clients.
 struct Serving {
     sockets: Vec<SharedSockets>,
     server: Server,
@@ -94,8 +94,8 @@ impl Offer {
         Ok(offer)
     }
 
-    /// Called when this process serves from these sockets, by `server`. If it `has_replaced` another, the files of Unix sockets are its own
-    /// now; those of a service manager's are not.
+    /// Called when `server` serves from these sockets. If this process `has_replaced` another, the files of Unix sockets are
+    /// its own now; those of a service manager's are not.
     pub(crate) fn open(&self, sockets: Vec<SharedSockets>, server: Server, has_replaced: bool) {
         if has_replaced {
             set_own(&sockets, true);
@@ -188,7 +188,7 @@ impl Offer {
         }
     }
 
-    /// What serves, once this process does; `None` if it shuts down.
+    /// The parts that serve, once this process does; `None` if it shuts down.
     fn serving(&self) -> Option<Arc<Serving>> {
         let mut place = self.0.place.lock();
         loop {

@@ -45,8 +45,8 @@ impl Pool {
     /// waited out as for the clients that are here.
     ///
     /// # Errors
-    /// The broker's refusal of these credentials, 320 CONNECTION_FORCED when no broker can be asked, or a fault of what the client
-    /// has sent.
+    /// The broker's refusal of these credentials, 320 CONNECTION_FORCED when no broker can be asked, or a fault of
+    /// what the client has sent.
     pub async fn resume(
         self: &Arc<Self>,
         (credentials, state): (Credentials, SessionState),

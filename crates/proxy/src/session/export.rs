@@ -50,7 +50,7 @@ impl ProxySession {
         Export::Done(Box::new(self.take_state(now)))
     }
 
-    /// What the client has that ends with its upstream connection.
+    /// The reason for which the client cannot go on elsewhere: something of it ends with its upstream connection.
     fn what_binds_it(&self) -> Option<&'static str> {
         let is_dependent = || {
             self.channels

@@ -280,8 +280,8 @@ impl ProxySession {
         self.connection(own, role, confirm).map(drop)
     }
 
-    /// Like [`Self::leave`], without looking for the connection that it goes to. Returns whether it was on the client's own one;
-    /// `None` if it was not placed.
+    /// Like [`Self::leave`], without looking for the connection that it goes to. Returns whether it was on the
+    /// client's own one; `None` if it was not placed.
     pub(super) fn leave_side(&mut self, number: u16, role: Role, own: bool) -> Option<bool> {
         self.output.hand_over();
         let side = self.side(number, role)?;

@@ -1,4 +1,4 @@
-//! What of a client's session goes on in another process, with the client's socket.
+//! The part of a client's session that goes on in another process, with the client's socket.
 //!
 //! The names of the fields are a format between two processes, of which one may be a later release: a change of them, or of
 //! the types in them, is a new [`FORMAT`].
@@ -102,7 +102,7 @@ impl SessionState {
         Self { login, is_suspect, is_torn, channels, declarations }
     }
 
-    /// What the client has logged in with.
+    /// The client's credentials; `None` if this version does not know the mechanism.
     pub fn credentials(&self) -> Option<Credentials> {
         let LoginState { mechanism, username, authorize_as, secret } = &self.login;
         let plain = Credentials::plain(username.clone(), secret.clone());

@@ -228,8 +228,8 @@ fn unexpected(method: &Method<'_>) -> Trouble {
     Trouble::Other(format!("unexpected {}", method.name()))
 }
 
-/// The beginning of an alert, by which a server that expects TLS answers anything else (RFC 8446, 5.1): its content type, and the
-/// major version of SSL 3.0 that all versions of TLS send.
+/// The beginning of an alert, by which a server that expects TLS answers anything else (RFC 8446, 5.1): its content
+/// type, and the major version of SSL 3.0 that all versions of TLS send.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Errors of a handshake.

@@ -1,24 +1,28 @@
 //! A scripted broker, on a loopback port or within the process, and clients whose sessions run over in-process streams.
 
+mod server_end;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use amqp::frame::{HEADER_LEN, write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
-use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
+use amqp::{Capabilities, Credentials, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
 use proxy::{
-    ClientInfo, ClientSide, Connecting, Connector, Export, Login, Pool, PoolConfig, ProxySession, Refusal,
+    ClientInfo, ClientSide, Connecting, Connector, Login, Pool, PoolConfig, ProxySession, Refusal,
     SessionState, UpstreamAddress,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use transport::{Ended, Intent, Outbox, Protocol, Stream, Transit};
+use transport::{Ended, Intent, Outbox, Stream, Transit};
+
+use self::server_end::ServerEnd;
 
 /// Timeout for every wait; it turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -503,7 +507,7 @@ pub(crate) struct Client {
     left: mpsc::UnboundedReceiver<Left>,
 }
 
-/// What is left of a client's server: the socket, the state in its text format, and the bytes on their way.
+/// A client that has left its server: the socket, the state in its text format, and the bytes on their way.
 type Left = (DuplexStream, String, Transit);
 
 impl Client {
@@ -696,118 +700,4 @@ pub(crate) fn delivery(number: u16, consumer_tag: &str, delivery_tag: u64, body:
         write_frame(&mut out, FrameKind::Body, number, |out| out.extend_from_slice(piece));
     }
     out
-}
-
-/// A minimal version of the server crate: a session behind a stream.
-struct ServerEnd {
-    session: ProxySession,
-    outbox: Arc<Outbox>,
-    frame_max: u32,
-    intent: Intent,
-    draining: Arc<AtomicBool>,
-    leaving: Arc<AtomicBool>,
-    exported: Option<SessionState>,
-}
-
-impl ServerEnd {
-    /// Takes the next step to another process, if it is to leave.
-    fn leave(&mut self, now: Instant) {
-        if self.intent == Intent::Finish || !self.leaving.load(Ordering::SeqCst) {
-            return;
-        }
-        match self.session.export(now) {
-            Export::Later => {}
-            Export::Leaving => self.intent = Intent::Pause,
-            Export::Done(state) => {
-                self.exported = Some(*state);
-                self.intent = Intent::HandOver;
-            }
-            Export::Impossible(why) => self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, why))),
-        }
-    }
-
-    fn validate(&mut self, result: Result<(), Fault>) {
-        let Err(fault) = result else { return };
-        let close = connection::Close {
-            reply_code: fault.code.code(),
-            reply_text: &fault.reply_text(),
-            class_id: fault.method.0,
-            method_id: fault.method.1,
-        };
-        self.outbox.append(|buf| write_method(buf.tail(), 0, close));
-        self.intent = Intent::Finish;
-    }
-
-    fn check_room(&mut self) {
-        if self.intent != Intent::Finish {
-            self.intent = if self.session.has_room() { Intent::Run } else { Intent::Pause };
-        }
-    }
-}
-
-impl Protocol for ServerEnd {
-    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
-        let mut taken = 0;
-        while let (Intent::Run | Intent::Pause, Ok(Some(frame))) =
-            (self.intent, Frame::parse(&input[taken..], self.frame_max))
-        {
-            taken += frame.wire_len();
-            if frame.channel == 0
-                && let Ok(Method::ConnectionUpdateSecret(update)) = Method::decode(frame.payload)
-            {
-                if self.session.update_secret(update.new_secret).unwrap() {
-                    self.outbox.append(|buf| write_method(buf.tail(), 0, connection::UpdateSecretOk {}));
-                }
-                continue;
-            }
-            if frame.channel == 0 && frame.kind == FrameKind::Method {
-                if self.session.close(now) {
-                    self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
-                    self.intent = Intent::Finish;
-                }
-                continue;
-            }
-            let result = self.session.handle_frame(frame, &input[taken..], now);
-            self.validate(result.map(|more| taken += more));
-        }
-        self.session.flush(now);
-        self.check_room();
-        self.leave(now);
-        taken
-    }
-
-    fn handle_eof(&mut self) {
-        self.intent = Intent::Finish;
-    }
-
-    fn handle_nudge(&mut self, now: Instant) {
-        let result = self.session.handle_nudge(now);
-        self.validate(result);
-        if self.intent != Intent::Finish && self.session.is_closed() {
-            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
-            self.intent = Intent::Finish;
-        }
-        if self.intent != Intent::Finish && self.draining.load(Ordering::SeqCst) && self.session.is_settled()
-        {
-            self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
-        }
-        self.check_room();
-        self.leave(now);
-    }
-
-    fn handle_room(&mut self) {
-        self.session.handle_room();
-    }
-
-    fn handle_written(&mut self, _now: Instant) {}
-
-    fn handle_deadline(&mut self, _now: Instant) {}
-
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn intent(&self) -> Intent {
-        self.intent
-    }
 }

@@ -194,8 +194,8 @@ fn run<T>(scene: impl Future<Output = T>) -> T {
     runtime.enable_time().start_paused(true).build().unwrap().block_on(scene)
 }
 
-/// Publishes in bursts, and checks that what is confirmed is with the brokers. Begins in the first of these processes, and goes on
-/// in the next now and then.
+/// Publishes in bursts, and checks that what is confirmed is with the brokers. Begins in the first of these processes, and goes
+/// on in the next now and then.
 async fn publish(brokers: Arc<Brokers>, processes: Vec<Arc<Pool>>, name: u64) -> Vec<Vec<u8>> {
     let (is_replaced, mut processes) = (processes.len() > 1, processes.iter().cycle());
     let mut client = Client::connect(processes.next().unwrap()).await;
@@ -230,8 +230,8 @@ async fn publish(brokers: Arc<Brokers>, processes: Vec<Arc<Pool>>, name: u64) ->
     bodies
 }
 
-/// Three clients publish while connections are cut, in so many processes. Returns what the brokers took and when, and how many
-/// messages the pools have sent again.
+/// Three clients publish while connections are cut, in this number of processes. Returns what the brokers took and
+/// when, and how many messages the pools have sent again.
 async fn cut_at_random(seed: u64, processes: usize) -> (Vec<(Duration, Vec<u8>)>, u64) {
     let brokers = Brokers::new(seed);
     let config = PoolConfig { max_channels_per_connection: 2, ..brokers.config() };

@@ -30,7 +30,7 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
             all_is_quiet().await;
         }
     };
-    crate::common::soon("a second connection", grown).await;
+    Box::pin(crate::common::soon("a second connection", grown)).await;
     let mut second = second.unwrap();
     while second.next().await.name() != "body" {}
     for _ in 0..20 {

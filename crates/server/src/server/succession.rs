@@ -29,7 +29,7 @@ pub struct DepartingClient {
 }
 
 impl DepartingClient {
-    /// What the other process has to know. It has the client's password or token, and is for nobody else.
+    /// The state with which the other process goes on. It has the client's password or token, and is for nobody else.
     ///
     /// # Errors
     /// There is more than [`MAX_CLIENT_STATE`].
@@ -116,8 +116,8 @@ impl Shared {
         is_taken.await.map_err(|_| gone())
     }
 
-    /// Finishes a connection whose socket another process is to have; returns why it ended. If that process does not take it, the
-    /// client is told that it is closed, unless it has half a frame.
+    /// Finishes a connection whose socket another process is to have; returns why it ended. If that process does not take it,
+    /// the client is told that it is closed, unless it has half a frame.
     async fn leave(&self, state: Option<ConnectionState>, mut stream: Stream, transit: Transit) -> String {
         let Some(state) = state else { return "closed".to_owned() };
         let is_between_frames = transit.output.is_empty();

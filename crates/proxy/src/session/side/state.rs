@@ -1,4 +1,4 @@
-//! What of a side goes on in another process: see [`crate::session::state`].
+//! The part of a side that goes on in another process: see [`crate::session::state`].
 
 use serde::{Deserialize, Serialize};
 
@@ -41,8 +41,8 @@ impl Side {
         self.transactional || self.ledger.as_ref().is_some_and(|ledger| ledger.has_dependent_consumers())
     }
 
-    /// Whether no answer that brokers give late, such as that to a request for a consumer, is still to come; if one is, an event
-    /// follows.
+    /// Whether no answer that brokers give late, such as that to a request for a consumer, is still to come; if one
+    /// is, an event follows.
     pub(in crate::session) fn await_late_answers(&self) -> bool {
         !self.is_placed() || self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
     }

@@ -44,7 +44,7 @@ pub(crate) struct ConnectionState {
     /// Read, and not taken.
     #[serde(with = "encoded")]
     pub(crate) input: Vec<u8>,
-    /// To be written.
+    /// Not written yet.
     #[serde(with = "encoded")]
     pub(crate) output: Vec<u8>,
 }
@@ -55,7 +55,7 @@ impl ConnectionState {
         Self { input, output, ..self }
     }
 
-    /// What the client has logged in with; `None` if this version does not know the mechanism.
+    /// The client's credentials; `None` if this version does not know the mechanism.
     pub(crate) fn credentials(&self) -> Option<Credentials> {
         self.session.credentials()
     }
