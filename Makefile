@@ -153,10 +153,12 @@ package: leveret
 # It is built, installed, started, upgraded, removed and purged in a copy of this machine, which takes root (as it also does
 # in `make scenarios`, where it is left out without). So is the unit under a systemd, and the static binary and its image;
 # and what the README says to install it by has what it needs.
-package-test: setup leveret static
+package-test: setup leveret
+	$(MAKE) binaries TARGETS="$(sort $(MUSL) $(ARM64))"
 	$(CARGO) install --path crates/leveret --locked --quiet --force --root target/installed --target $(MUSL) --target-dir target
 	target/installed/bin/leveret --version
 	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 LEVERET_STATIC=$(CURDIR)/$(call static_file,$(MUSL)) \
+	  LEVERET_STATIC_ARM64=$(CURDIR)/$(call static_file,$(ARM64)) \
 	  ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
 
 # The Helm chart, linted and rendered by Helm itself, which is built first.
