@@ -13,7 +13,7 @@ use amqp::sasl::{Credentials, Mechanism};
 use sync::work;
 use transport::Intent;
 
-use super::session::BackendSession;
+use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
@@ -179,6 +179,13 @@ impl AmqpConnection {
         });
         handshake.view = Some(Arc::clone(&view));
         match login {
+            BackendLogin::Broker(identity) if identity.is_asked() => {
+                let (asked, id) = (Arc::clone(&shared), self.core.id);
+                self.ask(async move {
+                    asked.backend.ask_to_open(&identity, &request.virtual_host).await;
+                    Answer::Open(asked.backend.open_broker(&asked, identity, id, &request, (outbox, view)))
+                });
+            }
             BackendLogin::Broker(identity) => {
                 let session =
                     shared.backend.open_broker(&shared, identity, self.core.id, &request, (outbox, view));
@@ -283,10 +290,18 @@ impl AmqpConnection {
             {
                 break;
             }
+            let before = taken;
             taken += frame.wire_len();
             match self.take_frame(frame, &input[taken..], now) {
                 Ok(more) => taken += more,
-                Err(fault) => self.fail(fault, now),
+                Err(fault) => match self.take_deferral() {
+                    None => self.fail(fault, now),
+                    Some(Deferral::Frame) => {
+                        taken = before;
+                        break;
+                    }
+                    Some(Deferral::Rest) => break,
+                },
             }
         }
         self.count_channels();
@@ -296,6 +311,13 @@ impl AmqpConnection {
         }
         self.leave_when_settled(now);
         taken
+    }
+
+    fn take_deferral(&mut self) -> Option<Deferral> {
+        match &mut self.phase {
+            AmqpPhase::Open(session) => session.take_deferral(),
+            _ => None,
+        }
     }
 
     /// Handles one frame, and possibly some of `rest`; returns the number of bytes taken from `rest`.
