@@ -226,7 +226,12 @@ impl AskedRights {
 
     /// The name that the operation has generated, or now generates: repeated, it has the same.
     pub(crate) fn generated(&self, generate: impl FnOnce() -> String) -> String {
-        self.answers.lock().generated.get_or_insert_with(generate).clone()
+        let mut answers = self.answers.lock();
+        if answers.asked == 0 {
+            // It is not repeated: the name may be another operation's.
+            answers.generated = None;
+        }
+        answers.generated.get_or_insert_with(generate).clone()
     }
 }
 

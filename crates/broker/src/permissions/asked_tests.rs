@@ -185,6 +185,21 @@ fn a_session_keeps_few_answers_and_an_operation_asks_few_questions() {
 }
 
 #[test]
+fn a_generated_name_is_that_of_one_operation() {
+    let world = World::new(allow);
+    let mut names = Vec::new();
+    let one = || {
+        names.push(world.session.generated_name(crate::names::generate_queue_name));
+        world.session.check_read_queue("q")
+    };
+    world.repeat(one).unwrap();
+    assert!(names.len() == 2 && names[0] == names[1], "it is repeated with the same");
+    for name in ["a", "b"] {
+        assert_eq!(world.session.generated_name(|| name.to_owned()), name, "nothing was asked in between");
+    }
+}
+
+#[test]
 fn an_mqtt_client_has_answers_of_its_own_once() {
     let world = World::new(allow);
     let client = world.identity.clone().as_client("c");
