@@ -78,12 +78,12 @@ impl AuthorisedSession {
     }
 
     /// Ends the user's rights if their time has come: from then on every operation that needs any is refused. Messages
-    /// still reach the session's consumers, as in RabbitMQ.
-    pub fn check_expiry(&mut self, now: Timestamp) {
-        if let Some(end) = self.expires_at().filter(|end| *end <= now) {
-            self.is_expired = true;
-            self.grant.expire(end, now);
-        }
+    /// still reach the session's consumers, as in RabbitMQ. Returns whether they have just ended.
+    pub fn check_expiry(&mut self, now: Timestamp) -> bool {
+        let Some(end) = self.expires_at().filter(|end| *end <= now) else { return false };
+        self.is_expired = true;
+        self.grant.expire(end, now);
+        true
     }
 
     /// The same user has shown a new token, whose rights take the place of the old one's.

@@ -503,7 +503,11 @@ impl BackendSession for BrokerSession {
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         self.incomplete.check(now)?;
         self.context.set_time(now);
-        self.context.authorised.check_expiry(self.context.now);
+        if self.context.authorised.check_expiry(self.context.now)
+            && self.context.vhost.compatibility().ends_connections_with_their_tokens()
+        {
+            return Err(Fault::new(ReplyCode::ConnectionForced, "credential expired").on_connection());
+        }
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
