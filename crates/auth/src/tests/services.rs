@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bodies of answers, the last one again and again.
 type Answers = Arc<Mutex<VecDeque<&'static str>>>;
 
-/// A service that answers in order, and closes each connection after so many answers.
+/// A service that answers in order, and closes each connection after its share of answers.
 struct Service {
     authority: HttpAuthority,
     answers: Answers,

@@ -28,6 +28,9 @@ use crate::vhost::{
 /// it. A check that depends on the name alone is a `check_*`, to be called first. A check that depends on
 /// whether something exists, or on its type, is called by the virtual host during the operation, so that
 /// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
+///
+/// A check may fail with [`BrokerError::Unasked`] if another authority decides about the user's operations. Nothing has
+/// changed then, and the operation is repeated once that has answered ([`Identity::take_question`]).
 pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
     identity: Identity,
