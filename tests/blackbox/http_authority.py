@@ -297,6 +297,32 @@ def test_an_mqtt_client_returns_to_its_session_if_its_user_still_may(service, se
     MqttClient(port(server, "mqtt"), name, version, user="alice", password="secret").close()
 
 
+@pytest.mark.parametrize("version", [V311, V5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_an_mqtt_message_that_waited_for_its_permission_arrives_once(service, server, version, qos):
+    service.faults = {"topic": 0.2}
+    topic = f"waits/{version}/{qos}"
+    with MqttClient(port(server, "mqtt"), "watches", user="admin", password="secret") as watcher:
+        watcher.subscribe(topic, 2)
+        lasting = {"keep": True, "expiry": 3600 if version == V5 else None}
+        with MqttClient(port(server, "mqtt"), f"waits-{version}-{qos}", version, user="alice", password="secret", **lasting) as client:
+            client.publish(topic, b"retained", qos, retain=True)
+            for number in range(3):
+                client.publish(topic, str(number).encode(), qos)
+        assert [message.payload for message in watcher.take(4)] == [b"retained", b"0", b"1", b"2"]
+    with MqttClient(port(server, "mqtt"), "late", user="admin", password="secret") as late:
+        late.subscribe(topic, 1)
+        assert late.message().payload == b"retained" and late.messages.empty()
+    service.refuses = lambda kind, fields: fields.get("routing_key") == "refused"
+    with MqttClient(port(server, "mqtt"), "refused", version, user="alice", password="secret") as client:
+        client.client.publish("refused", b"", qos, retain=True)
+        # MQTT 5.0 tells the client, if it wants to know.
+        assert (version == V5 and qos > 0) or client.gone.wait(PATIENCE)
+    with MqttClient(port(server, "mqtt"), "late", user="admin", password="secret") as late:
+        late.subscribe("refused", 1)
+        assert late.messages.empty(), "a message that may not be published is not retained either"
+
+
 def test_a_will_is_asked_about(service, server):
     watcher = MqttClient(port(server, "mqtt"), "watcher", user="admin", password="secret")
     watcher.subscribe("gone/#")
@@ -333,6 +359,22 @@ def test_a_stomp_client_is_asked_about(service, server):
     command, headers, body = wire.frame()
     assert (command, headers["message"], headers["receipt-id"]) == ("ERROR", "access_refused", "r")
     assert StompWire(port(server, "stomp")).connect(login="alice", passcode="wrong")[0] == "ERROR"
+    client.close()
+
+
+def test_a_stomp_transaction_is_asked_about_before_it_is_committed(service, server):
+    client = Client(port(server, "stomp"), user="alice", password="secret")
+    client.subscribe("/topic/committed.*")
+    transaction = client.connection.begin()
+    for number in range(3):
+        client.connection.send(f"/topic/committed.{number}", str(number), transaction=transaction)
+    # What comes before it has been read then.
+    client.send("/queue/before", "")
+    Ctl(server.http, "admin", "secret")("clear_auth_backend_cache")
+    service.take()
+    client.do("commit", transaction)
+    assert [client.message().body for _ in range(3)] == ["0", "1", "2"]
+    assert service.operations() == ["write exchange amq.topic", *(f"write topic amq.topic committed.{number}" for number in range(3))]
     client.close()
 
 
