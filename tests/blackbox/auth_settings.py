@@ -11,7 +11,12 @@ from harness.leveret import run
     "arguments, complaint",
     [
         (["--auth-backends", "ldap"], "ldap is not supported"),
-        (["--auth-backends", "cache:http"], "http is not supported"),
+        (["--auth-backends", "cache:internal"], "only http has answers to cache"),
+        (["--auth-backends", "internal+oauth2"], "oauth2 does both or neither"),
+        (["--auth-backends", "http"], "auth_http_user_path.*is needed for http"),
+        (["--auth-http-user-path", "http://127.0.0.1:1/"], "has no effect unless auth_backends has http"),
+        (["--auth-cache-ttl", "1s"], "has no effect unless auth_backends has cache:http"),
+        (["--auth-http-user-path", "http://me:secret@127.0.0.1"], "must not hold a user or password"),
         (["--auth-backends", "kerberos"], "none of: internal"),
         (["--auth-backends", "oauth2"], "oauth2_resource_server_id"),
         (["--auth-backends", "oauth2", "--oauth2-resource-server-id", "r"], "oauth2_jwks"),

@@ -134,6 +134,7 @@ def test_who_may_change(both):
 OWN = {
     ("POST", "leveret/drain"),
     ("POST", "leveret/upgrade"),
+    ("DELETE", "leveret/auth-cache"),
     ("DELETE", "leveret/spool/parked"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
 }

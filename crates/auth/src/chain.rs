@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use broker::{AuthBackends, Broker, Identity, LoginAnswer, LoginAttempt, LoginRefused};
+use broker::{AskedUser, AuthBackends, Broker, Identity, LoginAnswer, LoginAttempt, LoginRefused};
 
+use crate::http::HttpAuthority;
 use crate::oauth::OAuth2;
 use crate::token::looks_like_token;
 
@@ -14,6 +15,25 @@ pub enum ChainLink {
     Internal,
     /// Tokens.
     OAuth2(OAuth2),
+    /// A service that is asked over HTTP.
+    Http(HttpAuthority),
+    /// One that checks passwords, and one that says what the user may do: RabbitMQ's `auth_backends.1.authn` and
+    /// `.authz`. Both have to let the user in.
+    Split {
+        /// Checks the password.
+        authn: SplitLink,
+        /// Says what the user may do.
+        authz: SplitLink,
+    },
+}
+
+/// One of two authorities that do one thing each.
+#[derive(Clone)]
+pub enum SplitLink {
+    /// The broker's own list of users.
+    Internal,
+    /// A service that is asked over HTTP.
+    Http(HttpAuthority),
 }
 
 /// Authorities that are asked about a login, one after the other, until one lets the user in.
@@ -22,18 +42,97 @@ pub struct AuthChain(Arc<[ChainLink]>);
 impl ChainLink {
     fn name(&self) -> &'static str {
         match self {
-            Self::Internal => "internal",
+            Self::Internal => INTERNAL,
             Self::OAuth2(_) => crate::oauth::NAME,
+            Self::Http(http) => http.name(),
+            Self::Split { authn, .. } => authn.name(),
         }
     }
 
-    fn log_in(&self, broker: &Broker, attempt: &LoginAttempt) -> LoginAnswer {
+    /// The services that are asked over HTTP.
+    fn services(&self) -> impl Iterator<Item = &HttpAuthority> {
+        let both = match self {
+            Self::Internal | Self::OAuth2(_) => [None, None],
+            Self::Http(http) => [Some(http), None],
+            Self::Split { authn, authz } => [authn.service(), authz.service()],
+        };
+        both.into_iter().flatten()
+    }
+
+    fn log_in(&self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
         match self {
             Self::Internal => {
                 let LoginAttempt { user, secret, is_loopback, .. } = attempt;
                 LoginAnswer::Now(broker.authenticate(user, secret, *is_loopback))
             }
             Self::OAuth2(tokens) => tokens.verify(&attempt.secret),
+            Self::Http(http) => {
+                let (http, attempt) = (http.clone(), attempt.clone());
+                LoginAnswer::Later(Box::pin(async move {
+                    let tags = http.check_login(&attempt).await?;
+                    Ok(asked(http, &attempt, tags))
+                }))
+            }
+            Self::Split { authn, authz } => {
+                let (authn, authz) = (authn.clone(), authz.clone());
+                let (broker, attempt) = (Arc::clone(broker), attempt.clone());
+                LoginAnswer::Later(Box::pin(
+                    async move { log_in_twice(authn, authz, &broker, &attempt).await },
+                ))
+            }
+        }
+    }
+}
+
+impl SplitLink {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Internal => INTERNAL,
+            Self::Http(http) => http.name(),
+        }
+    }
+
+    fn service(&self) -> Option<&HttpAuthority> {
+        match self {
+            Self::Internal => None,
+            Self::Http(http) => Some(http),
+        }
+    }
+}
+
+/// The name of the broker's own list in settings and logs.
+const INTERNAL: &str = "internal";
+
+/// A user whom a service has let in, and who has these tags.
+fn asked(http: HttpAuthority, attempt: &LoginAttempt, tags: Vec<String>) -> Identity {
+    let user = AskedUser { name: attempt.user.as_str().into(), tags, from: attempt.from, client_id: None };
+    Identity::of_authority(user, Arc::new(http))
+}
+
+/// Has one authority check the password, and then the other one whether it knows the user, too. The tags are those of the
+/// first, and with the broker's own list as the second those of both, as in RabbitMQ.
+async fn log_in_twice(
+    authn: SplitLink,
+    authz: SplitLink,
+    broker: &Broker,
+    attempt: &LoginAttempt,
+) -> Result<Identity, LoginRefused> {
+    let LoginAttempt { user, secret, is_loopback, from, .. } = attempt;
+    match (authn, authz) {
+        (SplitLink::Internal, SplitLink::Internal) => broker.authenticate(user, secret, *is_loopback),
+        (SplitLink::Internal, SplitLink::Http(http)) => {
+            let identity = broker.authenticate(user, secret, *is_loopback)?;
+            http.check_login(attempt).await?;
+            identity.authorised_by(broker, Arc::new(http), *from).ok_or(LoginRefused::UnknownUser)
+        }
+        (SplitLink::Http(http), SplitLink::Internal) => {
+            let tags = http.check_login(attempt).await?;
+            Ok(broker.listed(user, *is_loopback)?.with_tags(tags))
+        }
+        (SplitLink::Http(first), SplitLink::Http(second)) => {
+            let tags = first.check_login(attempt).await?;
+            second.check_login(attempt).await?;
+            Ok(asked(second, attempt, tags))
         }
     }
 }
@@ -75,9 +174,13 @@ impl AuthBackends for AuthChain {
     }
 
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
+        if identity.is_asked() {
+            // Its login does not expire.
+            return LoginAnswer::Now(Ok(identity.clone()));
+        }
         let mut tokens = self.0.iter().filter_map(|link| match link {
             ChainLink::OAuth2(tokens) => Some(tokens),
-            ChainLink::Internal => None,
+            _ => None,
         });
         match tokens.next() {
             Some(tokens) => tokens.verify_renewed(secret, identity.user()),
@@ -87,6 +190,15 @@ impl AuthBackends for AuthChain {
 
     fn takes_own_users(&self) -> bool {
         self.0.iter().any(|link| matches!(link, ChainLink::Internal))
+    }
+
+    fn forget_answers(&self) -> bool {
+        let mut is_asked = false;
+        for http in self.0.iter().flat_map(ChainLink::services) {
+            http.forget();
+            is_asked = true;
+        }
+        is_asked
     }
 }
 
@@ -101,14 +213,17 @@ struct Asking {
 
 impl Asking {
     /// Asks one authority after the other until one accepts, all have refused, or one has to be waited for.
-    fn go_on(&mut self, broker: &Broker, attempt: &LoginAttempt) -> LoginAnswer {
+    fn go_on(&mut self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
         while let Some(link) = self.links.get(self.at).cloned() {
             match link.log_in(broker, attempt) {
                 LoginAnswer::Now(Err(refused)) => self.refused(refused),
                 answer => return answer,
             }
         }
-        if self.is_limited {
+        // A service that does not answer says nothing about the password.
+        let is_unknown =
+            |(_, refused): &(_, LoginRefused)| matches!(refused, LoginRefused::Unanswered { .. });
+        if self.is_limited && !self.refusals.iter().any(is_unknown) {
             broker.note_failed_attempt(attempt);
         }
         LoginAnswer::Now(Err(self.refusal()))
@@ -131,6 +246,7 @@ impl Asking {
         }
         let reason = |(name, refused): &(&str, LoginRefused)| match refused {
             LoginRefused::Elsewhere { why, .. } => format!("{name}: {why}"),
+            LoginRefused::Unanswered { .. } => refused.to_string(),
             refused => format!("{name}: {refused}"),
         };
         let reasons: Vec<_> = self.refusals.iter().map(reason).collect();

@@ -116,3 +116,27 @@ pub enum ServiceError {
     #[error("{0}")]
     Tls(#[source] transport::tls::TlsError),
 }
+
+/// The reason why an HTTP authority lets nobody in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HttpAuthorityError {
+    /// It refuses.
+    #[error("{0}")]
+    Denied(String),
+    /// The answer is neither `allow` nor `deny`.
+    #[error("the answer is neither allow nor deny")]
+    NoAnswer,
+    /// Too many requests are under way.
+    #[error("too many requests wait for it")]
+    Busy,
+    /// It cannot be asked.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+}
+
+impl HttpAuthorityError {
+    /// A refusal, perhaps with the authority's reason.
+    pub(crate) fn denied(why: Option<String>) -> Self {
+        Self::Denied(why.map_or_else(|| "denied".to_owned(), |why| format!("denied: {why}")))
+    }
+}

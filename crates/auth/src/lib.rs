@@ -5,19 +5,25 @@
 //! - [`AuthChain`]: asks one authority after the other, the broker's own list of users among them.
 //! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plug-in rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
 //!   says what a token means, and [`KeySource`] where the keys are that verify it.
+//! - [`HttpAuthority`]: users whom a service lets in that is asked over HTTP, as rabbitmq_auth_backend_http does, and about
+//!   each of their operations; its answers are used again if the operator wants that ([`CacheSettings`]).
 //! - [`ServiceClient`]: requests to the services of others, with bounds on time and bytes.
 //!
 //! # Invariants
 //!
 //! - No token counts before its signature is verified, with an algorithm that its key is for, and never with `none`.
-//! - Nothing here decides what a user may do: that is the broker's, by the scopes that a token brings.
+//! - Nothing here decides what a user may do: that is the broker's, by the scopes that a token brings, or the service's.
+//! - A service that cannot be asked, or says something else than yes, lets nobody in.
 //! - No token, password or key is logged.
 //!
 //! This crate must never contain a messaging protocol.
 
+mod cache;
 mod chain;
 mod claims;
 mod error;
+mod form;
+mod http;
 mod keys;
 mod oauth;
 mod service;
@@ -27,8 +33,10 @@ mod tests;
 mod token;
 mod url;
 
-pub use chain::{AuthChain, ChainLink};
+pub use cache::CacheSettings;
+pub use chain::{AuthChain, ChainLink, SplitLink};
 pub use error::{KeySetError, ServiceError, TokenError};
+pub use http::{HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings};
 pub use oauth::{BrokerClock, OAuth2};
 pub use service::{ServiceClient, ServiceTimes};
 pub use source::KeySource;

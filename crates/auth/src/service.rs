@@ -1,19 +1,26 @@
-//! Requests to the HTTP services of others: one connection each, within a time and a number of bytes.
+//! Requests to the HTTP services of others, each within a time and a number of bytes.
 
 use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
-use hyper::client::conn::http1;
-use hyper::{Request, header};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use transport::tls::{ClientTls, ClientTlsConfig};
 use transport::{ConnectOptions, Stream};
 
 use crate::error::ServiceError;
 use crate::url::ServiceUrl;
+
+/// Connections that stay open between requests. More are only opened while as many requests are under way.
+const MAX_IDLE: usize = 8;
+
+/// Time without a word after which the other side is probed, and time between two probes: systems take no less.
+const MIN_KEEPALIVE: Duration = Duration::from_secs(1);
 
 /// How long a service may take.
 #[derive(Debug, Clone, Copy)]
@@ -30,16 +37,30 @@ pub struct ServiceClient {
     /// `None` without TLS.
     tls: Option<ClientTls>,
     times: ServiceTimes,
+    /// Connections whose last answer has been read; `None` if they are not used again.
+    idle: Option<Box<Mutex<Vec<Connection>>>>,
+}
+
+/// A connection that takes one request after the other.
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    _task: Abort,
 }
 
 impl ServiceClient {
-    /// A client that trusts the authorities in `files` if the URL is `https`.
+    /// A client that trusts the authorities in `files` if the URL is `https`. It makes a connection for each request.
     ///
     /// # Errors
     /// A file cannot be used.
     pub fn new(url: ServiceUrl, files: ClientTlsConfig, times: ServiceTimes) -> Result<Self, ServiceError> {
         let tls = if url.tls { Some(ClientTls::load(files).map_err(ServiceError::Tls)?.0) } else { None };
-        Ok(Self { url, tls, times })
+        Ok(Self { url, tls, times, idle: None })
+    }
+
+    /// Uses connections again, for a service that is asked often.
+    #[must_use]
+    pub(crate) fn keeping_connections(self) -> Self {
+        Self { idle: Some(Box::default()), ..self }
     }
 
     /// Whether nobody on the way can change the service's answers.
@@ -52,37 +73,128 @@ impl ServiceClient {
     /// # Errors
     /// The service does not answer in time, or not with 200.
     pub(crate) async fn get(&self, most: usize) -> Result<Bytes, ServiceError> {
-        let ServiceTimes { request: within, .. } = self.times;
-        let exchange = Box::pin(self.exchange(most));
-        tokio::time::timeout(within, exchange).await.unwrap_or(Err(ServiceError::TimedOut(within)))
+        self.request(Method::GET, &self.url.path, None, most).await
     }
 
-    async fn exchange(&self, most: usize) -> Result<Bytes, ServiceError> {
-        let request = Request::get(&self.url.path)
+    /// Requests the URL with a form in its query (`GET`) or as its body (`POST`). As of [`Self::get`], and 201 is good too.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(crate) async fn submit(
+        &self,
+        method: Method,
+        form: String,
+        most: usize,
+    ) -> Result<Bytes, ServiceError> {
+        if method == Method::POST {
+            return self.request(method, &self.url.path, Some(form), most).await;
+        }
+        let separator = if self.url.path.contains('?') { '&' } else { '?' };
+        let target = format!("{}{separator}{form}", self.url.path);
+        self.request(method, &target, None, most).await
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        target: &str,
+        form: Option<String>,
+        most: usize,
+    ) -> Result<Bytes, ServiceError> {
+        let ServiceTimes { request: within, .. } = self.times;
+        let exchange = Box::pin(self.exchange(method, target, form, most));
+        let outcome =
+            tokio::time::timeout(within, exchange).await.unwrap_or(Err(ServiceError::TimedOut(within)));
+        outcome.map_err(explained)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        target: &str,
+        form: Option<String>,
+        most: usize,
+    ) -> Result<Bytes, ServiceError> {
+        let form = form.map(Bytes::from);
+        // One that the service has closed meanwhile does not count: its request was not read.
+        while let Some(connection) = self.take_idle() {
+            match self.exchange_on(connection, self.message(&method, target, form.clone())?, most).await {
+                Err(ServiceError::Http(error)) if is_stale(&error) => {}
+                outcome => return outcome,
+            }
+        }
+        let message = self.message(&method, target, form)?;
+        self.exchange_on(self.connect().await?, message, most).await
+    }
+
+    fn message(
+        &self,
+        method: &Method,
+        target: &str,
+        form: Option<Bytes>,
+    ) -> Result<Request<Full<Bytes>>, ServiceError> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(target)
             .header(header::HOST, self.url.authority())
-            .header(header::USER_AGENT, concat!("leveret/", env!("CARGO_PKG_VERSION")))
-            .header(header::CONNECTION, "close")
-            .body(Empty::<Bytes>::new())
-            .map_err(ServiceError::Request)?;
-        let stream = TokioIo::new(self.connect().await.map_err(ServiceError::Connection)?);
-        let (mut sender, connection) = http1::handshake(stream).await.map_err(of_http)?;
-        let connection = Abort(tokio::spawn(connection));
-        let answer = sender.send_request(request).await.map_err(of_http)?;
+            .header(header::USER_AGENT, concat!("leveret/", env!("CARGO_PKG_VERSION")));
+        if form.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+        }
+        if self.idle.is_none() {
+            request = request.header(header::CONNECTION, "close");
+        }
+        request.body(Full::new(form.unwrap_or_default())).map_err(ServiceError::Request)
+    }
+
+    async fn exchange_on(
+        &self,
+        mut connection: Connection,
+        request: Request<Full<Bytes>>,
+        most: usize,
+    ) -> Result<Bytes, ServiceError> {
+        let answer = connection.sender.send_request(request).await.map_err(ServiceError::Http)?;
         let status = answer.status().as_u16();
-        if status != 200 {
+        if status != 200 && (status != 201 || self.idle.is_none()) {
             return Err(ServiceError::Status(status));
         }
         let body = Limited::new(answer.into_body(), most).collect().await;
-        drop(connection);
-        match body {
-            Ok(body) => Ok(body.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => Err(ServiceError::TooLong(most)),
-            Err(error) => Err(ServiceError::Connection(io::Error::other(error))),
+        let body = match body {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => return Err(ServiceError::TooLong(most)),
+            Err(error) => return Err(ServiceError::Connection(io::Error::other(error))),
+        };
+        if let Some(idle) = &self.idle
+            && connection.sender.ready().await.is_ok()
+        {
+            let mut idle = idle.lock();
+            if idle.len() < MAX_IDLE {
+                idle.push(connection);
+            }
         }
+        Ok(body)
     }
 
-    async fn connect(&self) -> io::Result<Stream> {
-        let options = ConnectOptions { timeout: self.times.connect, keepalive: self.times.request };
+    /// An open connection that waits for a request.
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.as_ref()?.lock();
+        while let Some(connection) = idle.pop() {
+            if connection.sender.is_ready() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<Connection, ServiceError> {
+        let stream = TokioIo::new(self.open().await.map_err(ServiceError::Connection)?);
+        let (sender, task) = http1::handshake(stream).await.map_err(ServiceError::Http)?;
+        Ok(Connection { sender, _task: Abort(tokio::spawn(task)) })
+    }
+
+    async fn open(&self) -> io::Result<Stream> {
+        let options =
+            ConnectOptions { timeout: self.times.connect, keepalive: self.times.request.max(MIN_KEEPALIVE) };
         let stream = Stream::connect(&self.url.host, self.url.port, options).await?;
         match &self.tls {
             Some(tls) => tls.connect(stream, &self.url.host).await,
@@ -91,19 +203,31 @@ impl ServiceClient {
     }
 }
 
-/// Ends the task of a connection when the request has ended, or is given up.
+/// Whether a connection that was idle had been closed before its request was read.
+fn is_stale(error: &hyper::Error) -> bool {
+    let broken = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    let broken = broken.is_some_and(|error| {
+        matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+    });
+    broken || error.is_canceled() || error.is_closed() || error.is_incomplete_message()
+}
+
+/// The underlying error of the socket or TLS, since hyper's own message says little.
+fn explained(error: ServiceError) -> ServiceError {
+    match error {
+        ServiceError::Http(error) => match error.source() {
+            Some(source) => ServiceError::Connection(io::Error::other(source.to_string())),
+            None => ServiceError::Http(error),
+        },
+        other => other,
+    }
+}
+
+/// Ends the task of a connection when its last request has ended, or is given up.
 struct Abort(tokio::task::JoinHandle<hyper::Result<()>>);
 
 impl Drop for Abort {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-/// The underlying error of the socket or TLS, since hyper's own message says little.
-fn of_http(error: hyper::Error) -> ServiceError {
-    match error.source() {
-        Some(source) => ServiceError::Connection(io::Error::other(source.to_string())),
-        None => ServiceError::Http(error),
     }
 }

@@ -129,7 +129,7 @@ impl Broker {
         match self.auth_backends.get() {
             Some(backends) => backends.log_in(self, attempt),
             None => {
-                let LoginAttempt { user, secret, from, is_loopback, now } = &attempt;
+                let LoginAttempt { user, secret, from, is_loopback, now, .. } = &attempt;
                 LoginAnswer::Now(self.authenticate_from(user, secret, *from, *is_loopback, *now))
             }
         }
@@ -141,6 +141,22 @@ impl Broker {
         match self.auth_backends.get().filter(|_| identity.is_external()) {
             Some(backends) => backends.renew(identity, secret),
             None => LoginAnswer::Now(Ok(identity.clone())),
+        }
+    }
+
+    /// Has all authorities asked again about what they have said, and about what sessions have been told before.
+    /// Returns whether there is any that is asked.
+    pub fn forget_answers(&self) -> bool {
+        self.auth_backends.get().is_some_and(|backends| backends.forget_answers())
+    }
+
+    /// Asks whether a user may open a virtual host, if another authority decides about that: [`Self::authorised`] then
+    /// knows. The name of a client has to be set before ([`Identity::as_client`]).
+    pub async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
+        if let Some(found) = self.vhost(vhost).filter(|_| identity.is_asked()) {
+            while let (Err(_), Some(question)) = (found.check_open(identity), identity.take_question()) {
+                question.await;
+            }
         }
     }
 
@@ -206,6 +222,14 @@ impl Broker {
         self.users.authenticate_external(user, peer_is_loopback)
     }
 
+    /// The user of the broker's own list whose password another authority has checked.
+    ///
+    /// # Errors
+    /// There is no such user, or it may come from this machine only.
+    pub fn listed(&self, user: &str, peer_is_loopback: bool) -> Result<Identity, LoginRefused> {
+        self.users.authenticate_external(user, peer_is_loopback)
+    }
+
     /// Adds a user, or changes one. Open connections stay open.
     pub fn put_user(&self, user: UserSpec) {
         self.users.put(user);
@@ -218,11 +242,19 @@ impl Broker {
 
     /// The tags of a user who has logged in; empty if it has been deleted.
     pub fn tags(&self, identity: &Identity) -> Vec<String> {
-        self.account(identity).map(|account| account.tags()).unwrap_or_default()
+        match identity.external() {
+            Some(external) => external.tags.clone(),
+            None => {
+                let of_list = self.account(identity).map(|account| account.tags()).unwrap_or_default();
+                let others = identity.added_tags().iter().filter(|tag| !of_list.contains(tag)).cloned();
+                let others: Vec<_> = others.collect();
+                of_list.into_iter().chain(others).collect()
+            }
+        }
     }
 
     /// The account of a user who has logged in.
-    fn account(&self, identity: &Identity) -> Option<Arc<Account>> {
+    pub(crate) fn account(&self, identity: &Identity) -> Option<Arc<Account>> {
         match identity.external() {
             Some(external) => Some(external.account.clone()),
             None => self.users.account(identity.user()),
@@ -269,7 +301,7 @@ impl Broker {
     /// 530 when it does not exist, or the user has no access to it.
     pub fn open(&self, identity: &Identity, vhost: &str) -> Result<Arc<VirtualHost>, BrokerError> {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
-        self.check_open(identity, &found)?;
+        found.check_open(identity)?;
         Ok(found)
     }
 
@@ -282,12 +314,8 @@ impl Broker {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
         let account = self.account(identity).ok_or_else(|| refused(identity, vhost))?;
         let authorised = AuthorisedSession::take(found, identity.clone(), account)?;
-        self.check_open(identity, authorised.vhost())?;
+        authorised.vhost().check_open(identity)?;
         Ok(authorised)
-    }
-
-    fn check_open(&self, identity: &Identity, vhost: &VirtualHost) -> Result<(), BrokerError> {
-        if vhost.may_open(identity) { Ok(()) } else { Err(refused(identity, vhost.name())) }
     }
 
     /// The virtual host of this name.

@@ -57,6 +57,11 @@ impl Compatibility {
         self == Self::V4
     }
 
+    /// Whether a connection ends when its token does; otherwise it stays, without rights.
+    pub fn ends_connections_with_their_tokens(self) -> bool {
+        self == Self::V4
+    }
+
     /// Whether a refusal tells which permission is missing.
     pub(crate) fn names_permissions(self) -> bool {
         self == Self::V4

@@ -45,6 +45,10 @@ pub enum BrokerError {
         /// The name of the user.
         user: String,
     },
+    /// 403: another authority decides, and has not been asked yet. Sessions take the question
+    /// ([`crate::Identity::take_question`]) and repeat the operation; a client sees this of no operation.
+    #[error("the authority has not been asked")]
+    Unasked,
     /// 502: the message's properties cannot be decoded.
     #[error(transparent)]
     MalformedProperties(DecodeError),
@@ -57,6 +61,7 @@ impl BrokerError {
             Self::NoQueue { .. } | Self::NoExchange { .. } | Self::NoPreviousQueue => ReplyCode::NotFound,
             Self::Refused { code, .. } => *code,
             Self::NoVirtualHost(_) | Self::VirtualHostRefused { .. } => ReplyCode::NotAllowed,
+            Self::Unasked => ReplyCode::AccessRefused,
             Self::MalformedProperties(_) => ReplyCode::SyntaxError,
         }
     }

@@ -88,7 +88,8 @@ pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, Sha
 pub use names::generated_name;
 pub use paging::PagingStatus;
 pub use permissions::{
-    AuthorisedSession, Pattern, PatternError, Permissions, TopicPermissions, literal_in_scope,
+    AskedUser, AuthorisedSession, Authority, Pattern, PatternError, PendingQuestion, PendingVerdict,
+    PermissionQuestion, Permissions, QuestionAbout, TopicPermissions, Verdict, literal_in_scope,
 };
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};

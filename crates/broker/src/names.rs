@@ -14,7 +14,7 @@ pub(crate) enum Resource {
 }
 
 impl Resource {
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Queue => "queue",
             Self::Exchange => "exchange",

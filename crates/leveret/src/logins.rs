@@ -4,12 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use auth::{AuthChain, ChainLink, KeySource, OAuth2, ServiceClient, ServiceTimes, TokenPolicy};
+use auth::{
+    AuthChain, CacheSettings, ChainLink, HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings,
+    KeySource, OAuth2, ServiceClient, ServiceTimes, SplitLink, TokenPolicy,
+};
 use broker::Broker;
 use server::Clock;
 use transport::tls::ClientTlsConfig;
 
-use crate::config::{AuthBackendName, Config, FilePath, JwksSource, ScopePrefix, SettingError};
+use crate::config::{
+    AuthBackend, AuthBackendName, Config, FilePath, HttpMethodName, JwksSource, OptionalUrl, ScopePrefix,
+    SettingError,
+};
 
 /// How long the server of `oauth2_jwks` may take: a client waits for it that logs in, for 10 s in all.
 const JWKS_TIMES: ServiceTimes =
@@ -28,18 +34,26 @@ impl Logins {
     /// A file that a setting names cannot be used.
     pub(crate) fn set_up(broker: &Broker, config: &Config, clock: Clock) -> Result<Self, SettingError> {
         let mut logins = Self::default();
-        if config.auth_backends.0 == [AuthBackendName::Internal] {
+        if config.auth_backends.0 == [AuthBackend::One(AuthBackendName::Internal)] {
             // The broker does that by itself.
             return Ok(logins);
         }
+        let services = Services::set_up(config)?;
         let mut links = Vec::new();
-        for name in &config.auth_backends.0 {
-            links.push(match name {
-                AuthBackendName::Internal => ChainLink::Internal,
-                AuthBackendName::OAuth2 => {
+        for backend in &config.auth_backends.0 {
+            links.push(match backend {
+                AuthBackend::One(AuthBackendName::Internal) => ChainLink::Internal,
+                AuthBackend::One(AuthBackendName::OAuth2) => {
                     let tokens = tokens(config, clock)?;
                     logins.tokens = Some(tokens.clone());
                     ChainLink::OAuth2(tokens)
+                }
+                AuthBackend::One(name) => match services.link(*name)? {
+                    SplitLink::Internal => ChainLink::Internal,
+                    SplitLink::Http(http) => ChainLink::Http(http),
+                },
+                AuthBackend::Split { authn, authz } => {
+                    ChainLink::Split { authn: services.link(*authn)?, authz: services.link(*authz)? }
                 }
             });
         }
@@ -52,6 +66,60 @@ impl Logins {
         if let Some(Err(error)) = self.tokens.as_ref().map(OAuth2::reload) {
             tracing::error!(%error, "SIGHUP: keys that verify tokens not reloaded (oauth2_jwks)");
         }
+    }
+}
+
+/// The service that is asked over HTTP, if there is one.
+#[derive(Default)]
+struct Services {
+    plain: Option<HttpAuthority>,
+    /// The same one.
+    cached: Option<HttpAuthority>,
+}
+
+impl Services {
+    fn set_up(config: &Config) -> Result<Self, SettingError> {
+        if !config.auth_backends.has_http() {
+            return Ok(Self::default());
+        }
+        let url = |key, url: &OptionalUrl| url.0.clone().ok_or_else(|| SettingError::new(key, NotSet));
+        let settings = HttpAuthoritySettings {
+            user: url("auth_http_user_path", &config.auth_http_user_path)?,
+            vhost: url("auth_http_vhost_path", &config.auth_http_vhost_path)?,
+            resource: url("auth_http_resource_path", &config.auth_http_resource_path)?,
+            topic: url("auth_http_topic_path", &config.auth_http_topic_path)?,
+            method: match config.auth_http_method {
+                HttpMethodName::Get => HttpAuthorityMethod::Get,
+                HttpMethodName::Post => HttpAuthorityMethod::Post,
+            },
+            tls: trusting(&config.auth_http_ca),
+            times: ServiceTimes {
+                connect: config.auth_http_connection_timeout,
+                request: config.auth_http_request_timeout,
+            },
+        };
+        let plain = HttpAuthority::new(settings).map_err(|error| SettingError::new("auth_http_ca", error))?;
+        if !plain.is_over_tls() {
+            tracing::warn!(
+                "auth_http_*_path is not https: whoever is on the way can read passwords and let anybody in"
+            );
+        }
+        let cache =
+            CacheSettings { ttl: config.auth_cache_ttl, keeps_refusals: config.auth_cache_refusals.0 };
+        let cached = plain.cached(cache).ok_or_else(|| SettingError::new("auth_backends", NoRandomBytes))?;
+        Ok(Self { plain: Some(plain), cached: Some(cached) })
+    }
+
+    /// One of two authorities; the caller has handled tokens.
+    fn link(&self, name: AuthBackendName) -> Result<SplitLink, SettingError> {
+        let service = match name {
+            AuthBackendName::Internal => return Ok(SplitLink::Internal),
+            AuthBackendName::Http => &self.plain,
+            AuthBackendName::CachedHttp => &self.cached,
+            AuthBackendName::OAuth2 => &None,
+        };
+        let service = service.clone().ok_or_else(|| SettingError::new("auth_backends", NotSet))?;
+        Ok(SplitLink::Http(service))
     }
 }
 
@@ -93,6 +161,16 @@ fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
 #[derive(Debug, thiserror::Error)]
 #[error("is off")]
 struct NoKeys;
+
+/// The same.
+#[derive(Debug, thiserror::Error)]
+#[error("is needed for http in auth_backends")]
+struct NotSet;
+
+/// The key of the cache cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the system gives no random bytes for the cache")]
+struct NoRandomBytes;
 
 /// A client's TLS that trusts these authorities, or those of the system.
 fn trusting(authorities: &FilePath) -> ClientTlsConfig {

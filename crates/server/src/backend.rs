@@ -166,6 +166,13 @@ impl Backend {
         }
     }
 
+    /// Asks whether a user may open a virtual host of the embedded broker, if another authority decides about that.
+    pub(crate) async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
+        if let Self::Broker(broker) = self {
+            broker.ask_to_open(identity, vhost).await;
+        }
+    }
+
     /// Opens a virtual host of the embedded broker.
     pub(crate) fn open_broker(
         &self,
@@ -266,6 +273,7 @@ pub(crate) fn attempt_of(credentials: &Credentials, peer: Peer) -> LoginAttempt 
         from: peer.ip(),
         is_loopback: peer.is_loopback(),
         now: Instant::now(),
+        context: Vec::new(),
     }
 }
 

@@ -31,6 +31,7 @@ mod mqtt;
 mod network;
 mod preface;
 mod protocols;
+mod question;
 mod registry;
 mod relay;
 mod server;

@@ -30,6 +30,12 @@ impl Headers<'_> {
         self.0.iter().find(|(own, _)| own == name).map(|(_, value)| &**value)
     }
 
+    /// A copy that outlives the input.
+    pub(crate) fn to_owned(&self) -> Headers<'static> {
+        let owned = |text: &str| Cow::Owned(text.to_owned());
+        Headers(self.iter().map(|(name, value)| (owned(name), owned(value))).collect())
+    }
+
     /// All names and values in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (&**name, &**value))
@@ -79,6 +85,14 @@ pub enum FrameBody<'a> {
 }
 
 impl FrameBody<'_> {
+    /// A body that outlives the input.
+    pub(crate) fn to_owned(&self) -> FrameBody<'static> {
+        FrameBody::Owned(match self {
+            Self::Borrowed(bytes) => Bytes::copy_from_slice(bytes),
+            Self::Owned(bytes) => bytes.clone(),
+        })
+    }
+
     /// The bytes of the body.
     pub fn bytes(&self) -> &[u8] {
         match self {

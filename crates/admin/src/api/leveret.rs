@@ -41,6 +41,15 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
     )
 }
 
+/// `DELETE /api/leveret/auth-cache`: as `rabbitmqctl clear_auth_backend_cache`, and for what sessions have been told, too.
+pub(super) fn forget_answers(call: &Call) -> ApiAnswer {
+    if !call.broker()?.forget_answers() {
+        return Err(ApiError::bad_request("auth_backends has no http: there are no answers to forget"));
+    }
+    tracing::info!(user = call.user.name(), "the answers of auth_backends were forgotten");
+    Ok(Reply::no_content())
+}
+
 /// The names of the upstream connections that serve each client.
 fn served(connections: &[Value]) -> HashMap<u64, Vec<Value>> {
     let mut served: HashMap<u64, Vec<Value>> = HashMap::new();

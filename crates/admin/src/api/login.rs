@@ -6,7 +6,9 @@ use std::time::Instant;
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, VirtualHost};
+use broker::{
+    Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, PendingQuestion, VirtualHost,
+};
 
 use super::error::ApiError;
 use super::request::Caller;
@@ -75,6 +77,7 @@ impl User {
             from: peer.ip,
             is_loopback: peer.is_local,
             now: Instant::now(),
+            context: Vec::new(),
         };
         let validated = match broker.log_in(attempt) {
             LoginAnswer::Now(validated) => validated,
@@ -121,6 +124,25 @@ impl User {
     /// Whether another authority than the broker's own list has let the user in.
     pub(super) fn is_external(&self) -> bool {
         self.identity.as_ref().is_some_and(Identity::is_external)
+    }
+
+    /// The questions to the user's authority that the last operation has left.
+    pub(super) fn take_question(&self) -> Option<PendingQuestion> {
+        self.identity.as_ref()?.take_question()
+    }
+
+    /// Like [`Self::check`]; asks the user's authority if it has one.
+    pub(super) async fn check_asking(
+        &self,
+        broker: Option<&Broker>,
+        who: Who,
+        vhost: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let check = || self.check(broker, who, vhost);
+        match &self.identity {
+            Some(identity) if identity.is_asked() => identity.ask_for(check).await,
+            _ => check(),
+        }
     }
 
     /// Checks whether the user may use a route, given the virtual host in its path, if any.

@@ -55,7 +55,11 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
 pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let user = log_in(&api, &head, Who::Monitoring).await;
-    match user.and_then(|user| user.check(api.broker.as_deref(), Who::Monitoring, None)) {
+    let checked = match user {
+        Ok(user) => user.check_asking(api.broker.as_deref(), Who::Monitoring, None).await,
+        Err(error) => Err(error),
+    };
+    match checked {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => error.into_response(),
     }
@@ -84,7 +88,7 @@ async fn answer(
     };
     check_origin(head)?;
     let user = log_in(&api, head, action.who).await?;
-    user.check(api.broker.as_deref(), action.who, found.vhost())?;
+    user.check_asking(api.broker.as_deref(), action.who, found.vhost()).await?;
     // From here on the connection of a logged-in user is not closed to make room for others.
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
@@ -92,23 +96,37 @@ async fn answer(
     let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
-    let run = action.run;
-    let permit = thread(&api, &head.method, ANSWER_TIME).await?;
-    let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
-    let reply = tokio::task::spawn_blocking(move || {
-        let mut reply = run(&call)?;
-        // Counted before the permit is released and the next request may run.
-        let body = reply.body.take().map(|body| answers.keep(body, until_sent));
-        drop(permit);
-        Ok::<_, ApiError>((reply, body))
-    });
-    let (reply, body) = reply.await.map_err(|error| {
-        // Not the path itself, which may hold a password.
-        tracing::error!(%error, path = route.path, "a request of the management API failed");
-        ApiError::internal()
-    })??;
-    durable::wait(&api, reply.until).await?;
-    Ok(response(reply, body))
+    let (call, run) = (Arc::new(call), action.run);
+    let is_safe = matches!(head.method, Method::GET | Method::HEAD);
+    loop {
+        let permit = thread(&api, &head.method, ANSWER_TIME).await?;
+        let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
+        let running = Arc::clone(&call);
+        let outcome = tokio::task::spawn_blocking(move || {
+            let outcome = run(&running).map(|mut reply| {
+                // Counted before the permit is released and the next request may run.
+                let body = reply.body.take().map(|body| answers.keep(body, until_sent));
+                (reply, body)
+            });
+            drop(permit);
+            outcome
+        });
+        let outcome = outcome.await.map_err(|error| {
+            // Not the path itself, which may hold a password.
+            tracing::error!(%error, path = route.path, "a request of the management API failed");
+            ApiError::internal()
+        })?;
+        // Without the answers of the user's authority nothing was changed, and a list lacks virtual hosts.
+        if (is_safe || outcome.is_err())
+            && let Some(question) = call.user.take_question()
+        {
+            question.await;
+            continue;
+        }
+        let (reply, body) = outcome?;
+        durable::wait(&api, reply.until).await?;
+        return Ok(response(reply, body));
+    }
 }
 
 /// Waits for a permit to run on a thread, and for room for the response.

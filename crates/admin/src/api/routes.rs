@@ -436,6 +436,9 @@ pub(super) static ROUTES: &[Route] = &[
     ])),
     route("healthchecks/node", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
     route("healthchecks/node/{node}", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
+    route("leveret/auth-cache", &[
+        delete(Administrator, leveret::forget_answers, "Ask the service of auth_backends again about all users"),
+    ]),
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),

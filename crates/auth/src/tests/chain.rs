@@ -35,6 +35,7 @@ impl World {
             from: None,
             is_loopback: false,
             now: Instant::now(),
+            context: Vec::new(),
         };
         now(self.broker.log_in(attempt))
     }

@@ -1,6 +1,7 @@
-//! Tokens as a whole: signatures, claims, keys that change, and the order of authorities.
+//! Tokens as a whole: signatures, claims, keys that change; services that are asked; and the order of authorities.
 
 mod chain;
 mod keys;
+mod services;
 mod signer;
 mod tokens;

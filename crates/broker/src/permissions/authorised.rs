@@ -28,6 +28,9 @@ use crate::vhost::{
 /// it. A check that depends on the name alone is a `check_*`, to be called first. A check that depends on
 /// whether something exists, or on its type, is called by the virtual host during the operation, so that
 /// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
+///
+/// A check may fail with [`BrokerError::Unasked`] if another authority decides about the user's operations. Nothing has
+/// changed then, and the operation is repeated once that has answered ([`Identity::take_question`]).
 pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
     identity: Identity,
@@ -78,12 +81,12 @@ impl AuthorisedSession {
     }
 
     /// Ends the user's rights if their time has come: from then on every operation that needs any is refused. Messages
-    /// still reach the session's consumers, as in RabbitMQ.
-    pub fn check_expiry(&mut self, now: Timestamp) {
-        if let Some(end) = self.expires_at().filter(|end| *end <= now) {
-            self.is_expired = true;
-            self.grant.expire(end, now);
-        }
+    /// still reach the session's consumers, as in RabbitMQ. Returns whether they have just ended.
+    pub fn check_expiry(&mut self, now: Timestamp) -> bool {
+        let Some(end) = self.expires_at().filter(|end| *end <= now) else { return false };
+        self.is_expired = true;
+        self.grant.expire(end, now);
+        true
     }
 
     /// The same user has shown a new token, whose rights take the place of the old one's.
@@ -128,21 +131,49 @@ impl AuthorisedSession {
             return self.vhost.declare_queue(session, declare, now);
         }
         let name = strip_line_ends(declare.name);
-        if name.is_empty() {
+        let name = if name.is_empty() {
             check_may_be_server_named(declare, self.vhost.compatibility())?;
-            // The generated name will differ, but has the same form.
-            self.queue(Access::Configure, &generate_queue_name())?;
+            self.generated_name(generate_queue_name)
         } else {
             Resource::Queue.check_reserved(&name)?;
-            self.queue(Access::Configure, &name)?;
-        }
-        self.vhost.declare_queue_if(session, declare, now, |name, arguments| {
+            name.into_owned()
+        };
+        self.queue(Access::Configure, &name)?;
+        self.vhost.declare_named_queue(session, &name, declare, now, |name, arguments| {
             let Some(exchange) = arguments.get("x-dead-letter-exchange").and_then(FieldValue::as_text) else {
                 return Ok(());
             };
             self.queue(Access::Read, name)?;
             self.exchange(Access::Write, exchange)
         })
+    }
+
+    /// A generated name for something that an operation creates. An operation that is repeated when its user's authority has
+    /// answered gets the same name.
+    pub fn generated_name(&self, generate: impl FnOnce() -> String) -> String {
+        match self.identity.asked() {
+            Some(asked) => asked.generated(generate),
+            None => generate(),
+        }
+    }
+
+    /// Has the user's authority, if there is one, asked about declaring a queue and binding it, so that the queue is not
+    /// created before that is known. A refusal is left to the operation itself.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unasked`].
+    pub fn ask_about_binding(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        if !self.identity.is_asked() {
+            return Ok(());
+        }
+        let checked = self
+            .check_delete_queue(binding.destination)
+            .and_then(|()| self.check_bind_queue(binding))
+            .and_then(|()| match self.vhost.kind_of_exchange(binding.source) {
+                Some(kind) => self.check_topic(kind, binding),
+                None => Ok(()),
+            });
+        if checked == Err(BrokerError::Unasked) { checked } else { Ok(()) }
     }
 
     /// Whether the user may delete the queue.
@@ -271,9 +302,15 @@ impl AuthorisedSession {
         if !self.vhost.compatibility().hides_from_strangers() {
             return Ok(());
         }
-        let refused = self.grant.check(Access::Configure, resource, name);
-        let may = |access| self.grant.check(access, resource, name).is_ok();
-        if may(Access::Write) || may(Access::Read) { Ok(()) } else { refused }
+        let mut refused = None;
+        for access in [Access::Configure, Access::Write, Access::Read] {
+            match self.grant.check(access, resource, name) {
+                Err(BrokerError::Unasked) => return Err(BrokerError::Unasked),
+                Err(error) => refused = refused.or(Some(error)),
+                Ok(()) => return Ok(()),
+            }
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     fn queue(&self, access: Access, name: &str) -> Result<(), BrokerError> {

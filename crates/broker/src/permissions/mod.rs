@@ -1,8 +1,10 @@
 //! The rights of users to the queues, exchanges and topics of a virtual host (RabbitMQ, "Access Control").
 //!
-//! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share
+//! A [`Grant`] holds the compiled permissions of one user in one virtual host, or the answers of an authority that is asked
+//! about each of its operations ([`Authority`]). Sessions and publishers share
 //! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
+mod asked;
 mod authorised;
 mod client;
 mod pattern;
@@ -17,6 +19,10 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use sync::{Rank, RwLock};
 
+pub(crate) use asked::AskedRights;
+pub use asked::{
+    AskedUser, Authority, PendingQuestion, PendingVerdict, PermissionQuestion, QuestionAbout, Verdict,
+};
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
@@ -81,6 +87,8 @@ pub(crate) struct Grant {
     vhost: Arc<str>,
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
+    /// The rights that another authority decides about; all rules are then its own.
+    asked: Option<Arc<AskedRights>>,
     /// Number of times that a token's rights have ended or been renewed, both by its session alone.
     renewals: AtomicU32,
 }
@@ -139,6 +147,7 @@ impl Grants {
             vhost: vhost.clone(),
             compatibility,
             rules: ArcSwap::default(),
+            asked: None,
             renewals: AtomicU32::new(0),
         };
         self.by_user.write().entry(user).or_insert_with(|| Arc::new(new)).clone()
@@ -157,12 +166,18 @@ impl Grant {
         vhost: &Arc<str>,
         compatibility: Compatibility,
     ) -> Option<Arc<Self>> {
-        let rules = ArcSwap::from_pointee(Rules::of_token(identity, vhost)?);
+        let asked = identity.asked().cloned();
+        let rules = match &asked {
+            // Never consulted.
+            Some(_) => ArcSwap::default(),
+            None => ArcSwap::from_pointee(Rules::of_token(identity, vhost)?),
+        };
         Some(Arc::new(Self {
             user: identity.user().into(),
             vhost: vhost.clone(),
             compatibility,
             rules,
+            asked,
             renewals: AtomicU32::new(0),
         }))
     }
@@ -171,8 +186,25 @@ impl Grant {
         &self.user
     }
 
-    /// Whether the user has any permissions in the virtual host.
-    pub(crate) fn may_open(&self) -> bool {
+    /// Refuses to open the virtual host for a user who has no permissions there.
+    pub(crate) fn check_open(&self) -> Result<(), BrokerError> {
+        let refused =
+            || BrokerError::VirtualHostRefused { vhost: self.vhost.to_string(), user: self.user.to_string() };
+        match &self.asked {
+            Some(asked) => {
+                match asked.decide(QuestionAbout::VirtualHost { vhost: Arc::clone(&self.vhost) }) {
+                    Some(Verdict::Allowed) => Ok(()),
+                    Some(_) => Err(refused()),
+                    None => Err(BrokerError::Unasked),
+                }
+            }
+            None if self.may_open() => Ok(()),
+            None => Err(refused()),
+        }
+    }
+
+    /// Whether the user has any permissions in the virtual host, if the authority need not be asked.
+    fn may_open(&self) -> bool {
         match &**self.rules.load() {
             Rules::Defined(rules) => rules.resources.is_some(),
             Rules::Token { scopes, .. } => scopes.may_open(),
@@ -200,7 +232,8 @@ impl Grant {
     /// Changes whenever the rights of a token do: routes that its publishers have cached are then to be checked again. Rights
     /// that the operator defines begin a new generation of the virtual host instead.
     pub(crate) fn renewals(&self) -> u32 {
-        self.renewals.load(Ordering::Relaxed)
+        let asked = self.asked.as_ref().map_or(0, |asked| asked.generation());
+        self.renewals.load(Ordering::Relaxed).wrapping_add(asked)
     }
 
     /// The token's rights end.
@@ -255,6 +288,15 @@ impl Grant {
             (Resource::Exchange, "") => DEFAULT_EXCHANGE,
             _ => name,
         };
+        if let Some(asked) = &self.asked {
+            let what = || resource.describe(name, &self.vhost);
+            return self.ask(
+                asked,
+                QuestionAbout::resource(&self.vhost, resource, name, access),
+                access,
+                what,
+            );
+        }
         let rules = self.rules.load();
         if rules.allow(access, name) {
             return Ok(());
@@ -272,6 +314,10 @@ impl Grant {
         key: &str,
         client: Option<&ClientName>,
     ) -> Result<(), BrokerError> {
+        if let Some(asked) = &self.asked {
+            let what = || format!("topic '{key}' in {}", Resource::Exchange.describe(exchange, &self.vhost));
+            return self.ask(asked, QuestionAbout::topic(&self.vhost, exchange, key, access), access, what);
+        }
         let rules = self.rules.load();
         if rules.allow_topic(access, exchange, key, client) {
             return Ok(());
@@ -280,14 +326,33 @@ impl Grant {
         Err(self.refused(access, &format!("topic '{key}' in {exchange}"), &rules))
     }
 
+    /// Refuses what the authority refuses, in RabbitMQ's words.
+    fn ask(
+        &self,
+        asked: &AskedRights,
+        about: QuestionAbout,
+        access: Access,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), BrokerError> {
+        match asked.decide(about) {
+            Some(Verdict::Allowed) => Ok(()),
+            Some(Verdict::Refused) => Err(BrokerError::access(self.refusal(access, &what()))),
+            Some(Verdict::Unanswered) => {
+                let text = self.refusal(access, &what());
+                Err(BrokerError::access(format!("{text}, backend {} returned an error", asked.module())))
+            }
+            None => Err(BrokerError::Unasked),
+        }
+    }
+
+    fn refusal(&self, access: Access, what: &str) -> String {
+        let (access, space) =
+            if self.compatibility.names_permissions() { (access.word(), " ") } else { ("", "") };
+        format!("{access}{space}access to {what} refused for user '{}'", self.user)
+    }
+
     fn refused(&self, access: Access, what: &str, rules: &Rules) -> BrokerError {
-        let access = match access {
-            _ if !self.compatibility.names_permissions() => "",
-            Access::Configure => "configure ",
-            Access::Write => "write ",
-            Access::Read => "read ",
-        };
-        let mut text = format!("{access}access to {what} refused for user '{}'", self.user);
+        let mut text = self.refusal(access, what);
         if let Rules::Expired(Expiry { expired_at, noticed_at }) = rules {
             text.push_str(&format!(
                 ", backend rabbit_auth_backend_oauth2 returned an error: \"Provided JWT token has expired at \
@@ -309,7 +374,7 @@ impl Grant {
 
 impl Rules {
     fn of_token(identity: &Identity, vhost: &str) -> Option<Self> {
-        let scopes = Scopes::new(&identity.external()?.scopes, vhost);
+        let scopes = Scopes::new(identity.external()?.scopes()?, vhost);
         Some(Self::Token { scopes, may_impersonate: identity.may_impersonate() })
     }
 

@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Account, Identity, IdentityDetails, LoginRefused, UserLimits, UserSpec};
+use super::{Account, Identity, IdentityDetails, LoginRefused, UserLimits, UserSpec, is_impersonator};
 use crate::broker::Broker;
+use crate::permissions::{AskedRights, AskedUser, Authority};
 use crate::time::Timestamp;
 
 /// A login with a name and a secret, from whatever protocol.
@@ -22,6 +23,9 @@ pub struct LoginAttempt {
     pub is_loopback: bool,
     /// The time of the attempt, for the limit on guesses.
     pub now: Instant,
+    /// Further facts that the protocol knows, by RabbitMQ's names: `vhost` of a client of MQTT or STOMP, `client_id` of one of
+    /// MQTT.
+    pub context: Vec<(&'static str, String)>,
 }
 
 /// The outcome of a login, known or still to come.
@@ -43,16 +47,61 @@ pub trait AuthBackends: Send + Sync {
     /// Decides about a new secret for a user whom another authority than the broker's own list has let in.
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer;
 
-    /// Whether users of the broker's own list may come in.
+    /// Whether users of the broker's own list may come in, with the rights that are theirs there.
     fn takes_own_users(&self) -> bool;
+
+    /// Forgets all answers of others, so that they are asked again. Returns whether others are asked at all.
+    fn forget_answers(&self) -> bool {
+        false
+    }
 }
 
 /// A user whom another authority has let in, with the rights that it grants.
 pub(crate) struct ExternalUser {
-    /// Not in the broker's list: it has tags, no password and no limits.
+    /// Counts connections and channels. Not in the broker's list, unless that has checked the password: it has no limits
+    /// then.
     pub(crate) account: Arc<Account>,
-    pub(crate) scopes: Box<[Box<str>]>,
-    pub(crate) expires_at: Timestamp,
+    pub(crate) tags: Vec<String>,
+    rights: ExternalRights,
+    /// `None` if the login does not expire.
+    pub(crate) expires_at: Option<Timestamp>,
+}
+
+#[derive(Clone)]
+enum ExternalRights {
+    /// Of a token.
+    Scopes(Box<[Box<str>]>),
+    /// Asked about one by one.
+    Asked(Arc<AskedRights>),
+}
+
+impl ExternalUser {
+    /// The scopes of a token.
+    pub(crate) fn scopes(&self) -> Option<&[Box<str>]> {
+        match &self.rights {
+            ExternalRights::Scopes(scopes) => Some(scopes),
+            ExternalRights::Asked(_) => None,
+        }
+    }
+
+    fn with(&self, rights: ExternalRights, expires_at: Option<Timestamp>) -> Arc<Self> {
+        let (account, tags) = (self.account.clone(), self.tags.clone());
+        Arc::new(Self { account, tags, rights, expires_at })
+    }
+
+    /// The same login as an MQTT client of this name.
+    pub(super) fn as_client(self: &Arc<Self>, name: &str) -> Arc<Self> {
+        match &self.rights {
+            ExternalRights::Scopes(_) => Arc::clone(self),
+            // Its answers stay.
+            ExternalRights::Asked(asked) if asked.user().client_id.as_deref() == Some(name) => {
+                Arc::clone(self)
+            }
+            ExternalRights::Asked(asked) => {
+                self.with(ExternalRights::Asked(Arc::new(asked.as_client(name))), self.expires_at)
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for ExternalUser {
@@ -85,28 +134,72 @@ impl Identity {
     /// A user who has shown a token that was verified.
     pub fn of_token(name: &str, rights: TokenRights) -> Self {
         let TokenRights { scopes, tags, expires_at } = rights;
-        let impersonator = tags.iter().any(|tag| tag == "impersonator");
-        let spec = UserSpec {
-            name: name.to_owned(),
-            password: None,
-            loopback_only: false,
-            tags,
-            limits: UserLimits::default(),
-        };
-        let account = Arc::new(Account::new(spec));
-        let external = ExternalUser { account, scopes: scopes.into_boxed_slice(), expires_at };
-        let details = IdentityDetails { client: None, external: Some(Arc::new(external)) };
+        let (account, rights) = (unlisted(name, &tags), ExternalRights::Scopes(scopes.into_boxed_slice()));
+        Self::of_external(name, ExternalUser { account, tags, rights, expires_at: Some(expires_at) })
+    }
+
+    /// A user whom `authority` has let in, and about whose operations it is asked one by one.
+    pub fn of_authority(user: AskedUser, authority: Arc<dyn Authority>) -> Self {
+        let account = unlisted(&user.name, &user.tags);
+        Self::of_asked(account, user, authority)
+    }
+
+    fn of_asked(account: Arc<Account>, user: AskedUser, authority: Arc<dyn Authority>) -> Self {
+        let (name, tags) = (user.name.clone(), user.tags.clone());
+        let rights = ExternalRights::Asked(Arc::new(AskedRights::new(authority, user)));
+        Self::of_external(&name, ExternalUser { account, tags, rights, expires_at: None })
+    }
+
+    fn of_external(name: &str, external: ExternalUser) -> Self {
+        let impersonator = is_impersonator(&external.tags);
+        let details =
+            IdentityDetails { client: None, external: Some(Arc::new(external)), added_tags: Vec::new() };
         Self { name: name.into(), impersonator, details: Some(Arc::new(details)) }
+    }
+
+    /// The same user of the broker's own list, about whose operations `authority` is asked one by one. The limits of its
+    /// connections and channels stay those of the list. `None` if it has been deleted.
+    #[must_use]
+    pub fn authorised_by(
+        &self,
+        broker: &Broker,
+        authority: Arc<dyn Authority>,
+        from: Option<IpAddr>,
+    ) -> Option<Self> {
+        let account = broker.account(self)?;
+        let user = AskedUser { name: self.user().into(), tags: broker.tags(self), from, client_id: None };
+        Some(Self::of_asked(account, user, authority))
+    }
+
+    /// The same user of the broker's own list, with the tags that another authority has added.
+    #[must_use]
+    pub fn with_tags(mut self, tags: Vec<String>) -> Self {
+        self.impersonator |= is_impersonator(&tags);
+        let details = self.details.as_deref().cloned().unwrap_or_default();
+        self.details = Some(Arc::new(IdentityDetails { added_tags: tags, ..details }));
+        self
+    }
+
+    /// The tags that another authority has added to those of the list.
+    pub(crate) fn added_tags(&self) -> &[String] {
+        self.details.as_ref().map_or(&[], |details| &details.added_tags)
+    }
+
+    /// The rights that another authority decides about.
+    pub(crate) fn asked(&self) -> Option<&Arc<AskedRights>> {
+        match &self.external()?.rights {
+            ExternalRights::Asked(asked) => Some(asked),
+            ExternalRights::Scopes(_) => None,
+        }
     }
 
     /// The same login, with rights that end at another time; does nothing to a user of the broker's own list.
     #[must_use]
     pub fn until(mut self, expires_at: Timestamp) -> Self {
         if let Some(external) = self.external() {
-            let (account, scopes) = (external.account.clone(), external.scopes.clone());
-            let external = Some(Arc::new(ExternalUser { account, scopes, expires_at }));
-            let client = self.details.as_ref().and_then(|details| details.client.clone());
-            self.details = Some(Arc::new(IdentityDetails { client, external }));
+            let external = Some(external.with(external.rights.clone(), Some(expires_at)));
+            let details = self.details.as_deref().cloned().unwrap_or_default();
+            self.details = Some(Arc::new(IdentityDetails { external, ..details }));
         }
         self
     }
@@ -122,11 +215,23 @@ impl Identity {
 
     /// When the user's rights end, unless they are renewed.
     pub fn expires_at(&self) -> Option<Timestamp> {
-        self.external().map(|external| external.expires_at)
+        self.external().and_then(|external| external.expires_at)
     }
 
     /// Whether the user's rights have ended.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at().is_some_and(|end| end <= now)
     }
+}
+
+/// The account of a user who is not in the broker's list.
+fn unlisted(name: &str, tags: &[String]) -> Arc<Account> {
+    let spec = UserSpec {
+        name: name.to_owned(),
+        password: None,
+        loopback_only: false,
+        tags: tags.to_owned(),
+        limits: UserLimits::default(),
+    };
+    Arc::new(Account::new(spec))
 }

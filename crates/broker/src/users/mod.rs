@@ -33,15 +33,18 @@ struct IdentityDetails {
     client: Option<Arc<ClientName>>,
     /// `None` for a user of the broker's own list.
     external: Option<Arc<ExternalUser>>,
+    /// Of a user of the list whose password another authority has checked.
+    added_tags: Vec<String>,
 }
 
 impl Identity {
     /// The same user as an MQTT client of this name, which topic permissions may refer to.
     #[must_use]
     pub fn as_client(self, name: &str) -> Self {
-        let external = self.details.as_ref().and_then(|details| details.external.clone());
+        let details = self.details.as_deref().cloned().unwrap_or_default();
+        let external = details.external.as_ref().map(|external| external.as_client(name));
         let client = Some(Arc::new(ClientName::new(name)));
-        Self { details: Some(Arc::new(IdentityDetails { client, external })), ..self }
+        Self { details: Some(Arc::new(IdentityDetails { client, external, ..details })), ..self }
     }
 
     pub(crate) fn client(&self) -> Option<&ClientName> {
@@ -77,6 +80,14 @@ pub enum LoginRefused {
     /// Too many wrong passwords were tried for the user from the same address.
     #[error("too many wrong passwords of late")]
     TooManyAttempts,
+    /// Another authority could not be asked, which is no fault of the user. `why` has nothing of the secret.
+    #[error("{backend} gave no answer: {why}")]
+    Unanswered {
+        /// The name of the authority, as the configuration has it.
+        backend: &'static str,
+        /// The reason.
+        why: Box<str>,
+    },
     /// Another authority did not let the user in. `why` has nothing of the secret.
     #[error("{backend}: {why}")]
     Elsewhere {
@@ -139,9 +150,14 @@ impl UserSpec {
         if self.loopback_only && !peer_is_loopback {
             return Err(LoginRefused::LoopbackOnly);
         }
-        let impersonator = self.tags.iter().any(|tag| tag == "impersonator");
+        let impersonator = is_impersonator(&self.tags);
         Ok(Identity { name: self.name.as_str().into(), impersonator, details: None })
     }
+}
+
+/// Whether the tags let a user publish under other users' names.
+fn is_impersonator(tags: &[String]) -> bool {
+    tags.iter().any(|tag| tag == "impersonator")
 }
 
 /// Bytes of the longest name that a user may have.

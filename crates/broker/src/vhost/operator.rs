@@ -78,11 +78,18 @@ impl VirtualHost {
         external.unwrap_or_else(|| self.grant(identity.user()))
     }
 
-    /// Whether the user has permissions in this virtual host.
-    pub(crate) fn may_open(&self, identity: &Identity) -> bool {
+    /// Refuses a user who has no permissions in this virtual host.
+    ///
+    /// # Errors
+    /// 530.
+    pub(crate) fn check_open(&self, identity: &Identity) -> Result<(), BrokerError> {
         match Grant::of_external(identity, &self.name, self.compatibility) {
-            Some(grant) => grant.may_open(),
-            None => self.grants.may_open(identity.user()),
+            Some(grant) => grant.check_open(),
+            None if self.grants.may_open(identity.user()) => Ok(()),
+            None => {
+                let (vhost, user) = (self.name.to_string(), identity.user().to_owned());
+                Err(BrokerError::VirtualHostRefused { vhost, user })
+            }
         }
     }
 

@@ -58,6 +58,18 @@ impl VirtualHost {
             Resource::Queue.check_reserved(&stripped)?;
             stripped.into_owned()
         };
+        self.declare_named_queue(session, &name, declare, now, may_create)
+    }
+
+    /// Declares a queue whose name has been checked, or generated, as [`Self::declare_queue_if`].
+    pub(crate) fn declare_named_queue(
+        self: &Arc<Self>,
+        session: SessionId,
+        name: &str,
+        declare: &QueueDeclare<'_>,
+        now: Timestamp,
+        may_create: impl FnOnce(&str, &FieldTable) -> Result<(), BrokerError>,
+    ) -> Result<DeclaredQueue, BrokerError> {
         // An exclusive queue cannot survive a restart; if a client asks for both, RabbitMQ silently ignores
         // `durable`.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
@@ -68,13 +80,18 @@ impl VirtualHost {
             arguments.insert("x-queue-type", FieldValue::text(kind.name()));
         }
         // The common case first: the queue exists, and no write lock is needed.
-        let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
+        let found = self.topology.read().queue(name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
             return self.redeclare(queue, session, declare, &arguments, now);
         }
-        self.check_queue_limit(&name)?;
-        may_create(&name, &arguments)?;
-        self.create_queue(session, &name, declare, arguments, now)
+        self.check_queue_limit(name)?;
+        may_create(name, &arguments)?;
+        self.create_queue(session, name, declare, arguments, now)
+    }
+
+    /// The type of an exchange, if there is one of this name.
+    pub(crate) fn kind_of_exchange(&self, name: &str) -> Option<ExchangeKind> {
+        self.topology.read().exchange(name).map(|(_, exchange)| exchange.kind)
     }
 
     /// The kind of a queue that is declared without one: the default of the virtual host, unless only classic queues have

@@ -24,6 +24,7 @@ pub(super) fn check(effective: &Effective) -> Result<(), ConfigError> {
     check_requirements(effective)?;
     check_default_user(effective)?;
     check_oauth2(effective)?;
+    check_http_authority(effective)?;
     check_relayed_protocols(effective)
 }
 
@@ -94,6 +95,24 @@ fn check_oauth2(effective: &Effective) -> Result<(), ConfigError> {
         return refuse(effective, "oauth2_jwks", "is needed for oauth2 in auth_backends");
     }
     Ok(())
+}
+
+/// A service that is asked over HTTP has an address for each kind of question.
+fn check_http_authority(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    if !config.auth_backends.has_http() {
+        return Ok(());
+    }
+    let paths = [
+        ("auth_http_user_path", &config.auth_http_user_path),
+        ("auth_http_vhost_path", &config.auth_http_vhost_path),
+        ("auth_http_resource_path", &config.auth_http_resource_path),
+        ("auth_http_topic_path", &config.auth_http_topic_path),
+    ];
+    match paths.into_iter().find(|(_, path)| path.0.is_none()) {
+        Some((key, _)) => refuse(effective, key, "is needed for http in auth_backends"),
+        None => Ok(()),
+    }
 }
 
 /// In front of an upstream, protocols whose sessions cannot end here need an address to relay to.

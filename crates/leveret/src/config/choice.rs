@@ -37,6 +37,15 @@ pub(crate) struct Switch(pub(crate) bool);
 
 words!(Switch { "on" => Self(true), "off" => Self(false) });
 
+/// How a service is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HttpMethodName {
+    Get,
+    Post,
+}
+
+words!(HttpMethodName { "get" => Self::Get, "post" => Self::Post });
+
 /// Whether clients must present certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VerifyClient {

@@ -15,15 +15,21 @@ pub(crate) enum AuthBackendName {
     Internal,
     /// JSON Web Tokens.
     OAuth2,
+    /// A service that is asked over HTTP.
+    Http,
+    /// The same, whose answers are used again for a while.
+    CachedHttp,
 }
 
 impl AuthBackendName {
-    const ALL: [Self; 2] = [Self::Internal, Self::OAuth2];
+    const ALL: [Self; 4] = [Self::Internal, Self::OAuth2, Self::Http, Self::CachedHttp];
 
     fn word(self) -> &'static str {
         match self {
             Self::Internal => "internal",
             Self::OAuth2 => "oauth2",
+            Self::Http => "http",
+            Self::CachedHttp => "cache:http",
         }
     }
 
@@ -31,30 +37,78 @@ impl AuthBackendName {
         // RabbitMQ also takes the names of its modules.
         let word = match text.strip_prefix("rabbit_auth_backend_").unwrap_or(text) {
             "ldap" => return Err(NO_LDAP.into()),
-            "http" | "cache" | "cache:http" => return Err(NO_HTTP.into()),
+            // The others ask nobody.
+            "cache" => "cache:http",
+            "cache:internal" | "cache:oauth2" => return Err(ONLY_HTTP.into()),
             word => word,
         };
         let known = Self::ALL.into_iter().find(|name| name.word() == word);
-        known.ok_or_else(|| ValueError::NoneOf { text: text.to_owned(), words: &["internal", "oauth2"] })
+        known.ok_or_else(|| ValueError::NoneOf {
+            text: text.to_owned(),
+            words: &["internal", "oauth2", "http", "cache:http"],
+        })
     }
 }
 
 /// The complaint about a name that users of RabbitMQ may expect.
-const NO_LDAP: &str =
-    "ldap is not supported: an authorization server in front of the directory (oauth2) does it";
+const NO_LDAP: &str = "ldap is not supported: an authorization server in front of the directory (oauth2) does it, or a service (http)";
 
 /// The same.
-const NO_HTTP: &str =
-    "http is not supported: an authorization server (oauth2), or users by definitions or the API, do it";
+const ONLY_HTTP: &str = "only http has answers to cache (cache:http): the others know theirs by themselves";
+
+/// The complaint about tokens whose rights somebody else is to know.
+const NO_SPLIT_TOKENS: &str = "oauth2 does both or neither: a token brings its rights with it";
+
+/// One that lets users in by itself, or two that both have to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AuthBackend {
+    /// Checks the password or token, and says what the user may do.
+    One(AuthBackendName),
+    /// `AUTHN+AUTHZ`: the first checks the password, the second says what the user may do.
+    Split { authn: AuthBackendName, authz: AuthBackendName },
+}
+
+impl AuthBackend {
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        let Some((authn, authz)) = text.split_once('+') else {
+            return AuthBackendName::parse(text).map(Self::One);
+        };
+        let (authn, authz) = (AuthBackendName::parse(authn)?, AuthBackendName::parse(authz)?);
+        match (authn, authz) {
+            (AuthBackendName::OAuth2, _) | (_, AuthBackendName::OAuth2) => Err(NO_SPLIT_TOKENS.into()),
+            (one, other) if one == other => Ok(Self::One(one)),
+            (authn, authz) => Ok(Self::Split { authn, authz }),
+        }
+    }
+
+    fn word(self) -> String {
+        match self {
+            Self::One(name) => name.word().to_owned(),
+            Self::Split { authn, authz } => format!("{}+{}", authn.word(), authz.word()),
+        }
+    }
+
+    fn has(self, name: AuthBackendName) -> bool {
+        match self {
+            Self::One(one) => one == name,
+            Self::Split { authn, authz } => authn == name || authz == name,
+        }
+    }
+}
 
 /// The authorities in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AuthBackendList(pub(crate) Vec<AuthBackendName>);
+pub(crate) struct AuthBackendList(pub(crate) Vec<AuthBackend>);
 
 impl AuthBackendList {
     /// Whether the authority is asked.
     pub(crate) fn contains(&self, name: AuthBackendName) -> bool {
-        self.0.contains(&name)
+        self.0.iter().any(|backend| backend.has(name))
+    }
+
+    /// Whether a service is asked over HTTP.
+    pub(crate) fn has_http(&self) -> bool {
+        self.contains(AuthBackendName::Http) || self.contains(AuthBackendName::CachedHttp)
     }
 }
 
@@ -63,23 +117,42 @@ impl Value for AuthBackendList {
     const REPEATED: bool = true;
 
     fn parse(text: &str) -> Result<Self, ValueError> {
-        AuthBackendName::parse(text).map(|name| Self(vec![name]))
+        AuthBackend::parse(text).map(|backend| Self(vec![backend]))
     }
 
     fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
-        let mut names = Vec::new();
+        let mut backends = Vec::new();
         for text in texts {
-            let name = AuthBackendName::parse(text)?;
-            if names.contains(&name) {
-                return Err(ValueError::Twice(name.word().to_owned()));
+            let backend = AuthBackend::parse(text)?;
+            if backends.contains(&backend) {
+                return Err(ValueError::Twice(backend.word()));
             }
-            names.push(name);
+            backends.push(backend);
         }
-        if names.is_empty() { Err("must name at least one".into()) } else { Ok(Self(names)) }
+        if backends.is_empty() { Err("must name at least one".into()) } else { Ok(Self(backends)) }
     }
 
     fn to_toml(&self) -> String {
-        list(self.0.iter().map(|name| quoted(name.word())))
+        list(self.0.iter().map(|backend| quoted(&backend.word())))
+    }
+}
+
+/// The address of a service, or none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OptionalUrl(pub(crate) Option<ServiceUrl>);
+
+impl Value for OptionalUrl {
+    const KIND: &'static str = "URL";
+
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "off" => Ok(Self(None)),
+            url => ServiceUrl::parse(url).map(|url| Self(Some(url))).map_err(ValueError::Service),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.0.as_ref().map_or_else(|| "off".to_owned(), ToString::to_string))
     }
 }
 
@@ -214,7 +287,7 @@ mod tests {
     #[test]
     fn authorities_are_asked_in_the_order_of_the_list() {
         let list = AuthBackendList::parse_all(&texts(&["oauth2", "rabbit_auth_backend_internal"])).unwrap();
-        assert_eq!(list.0, [AuthBackendName::OAuth2, AuthBackendName::Internal]);
+        assert_eq!(list.0, [AuthBackendName::OAuth2, AuthBackendName::Internal].map(AuthBackend::One));
         assert_eq!(list.to_toml(), r#"["oauth2", "internal"]"#);
         assert!(AuthBackendList::parse_all(&[]).is_err());
         assert!(AuthBackendList::parse_all(&texts(&["internal", "internal"])).is_err());
@@ -226,11 +299,33 @@ mod tests {
             let error = AuthBackendList::parse(name).unwrap_err().to_string();
             assert!(error.starts_with("ldap is not supported"), "{error}");
         }
-        for name in ["http", "cache:http", "rabbit_auth_backend_http", "rabbit_auth_backend_cache"] {
+        for name in ["cache:internal", "cache:oauth2"] {
             let error = AuthBackendList::parse(name).unwrap_err().to_string();
-            assert!(error.starts_with("http is not supported"), "{error}");
+            assert!(error.starts_with("only http has answers to cache"), "{error}");
         }
         assert!(AuthBackendList::parse("kerberos").unwrap_err().to_string().contains("none of: internal"));
+    }
+
+    #[test]
+    fn two_authorities_may_share_the_work() {
+        let names = ["internal+http", "rabbit_auth_backend_cache+internal", "http+rabbit_auth_backend_http"];
+        let list = AuthBackendList::parse_all(&texts(&names)).unwrap();
+        assert_eq!(list.to_toml(), r#"["internal+http", "cache:http+internal", "http"]"#);
+        assert!(list.has_http() && list.contains(AuthBackendName::CachedHttp));
+        assert!(!AuthBackendList::parse("internal").unwrap().has_http());
+        assert!(AuthBackendList::parse_all(&texts(&["cache:http", "cache"])).is_err(), "the same twice");
+        for wrong in ["internal+oauth2", "oauth2+http"] {
+            let error = AuthBackendList::parse(wrong).unwrap_err().to_string();
+            assert!(error.starts_with("oauth2 does both or neither"), "{error}");
+        }
+        assert!(AuthBackendList::parse("internal+").is_err() && AuthBackendList::parse("a+b+c").is_err());
+    }
+
+    #[test]
+    fn a_service_has_a_url_or_none() {
+        assert_eq!(OptionalUrl::parse("off").unwrap().to_toml(), quoted("off"));
+        assert_eq!(OptionalUrl::parse("http://a/user").unwrap().to_toml(), quoted("http://a:80/user"));
+        assert!(OptionalUrl::parse("").is_err() && OptionalUrl::parse("a/user").is_err());
     }
 
     #[test]

@@ -25,10 +25,12 @@ mod watermark;
 pub(crate) use address::{
     ListenAddr, host_and_port, mask_credentials, parse_port, unix_path, write_host_and_port,
 };
-pub(crate) use choice::{DefinitionsIf, InboundHeader, LimitsMode, OutboundHeader, VerifyClient};
+pub(crate) use choice::{
+    DefinitionsIf, HttpMethodName, InboundHeader, LimitsMode, OutboundHeader, VerifyClient,
+};
 pub(crate) use environment::Environment;
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
-pub(crate) use login::{AuthBackendName, JwksSource, ScopePrefix};
+pub(crate) use login::{AuthBackend, AuthBackendName, JwksSource, OptionalUrl, ScopePrefix};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
 pub(crate) use setting_error::SettingError;

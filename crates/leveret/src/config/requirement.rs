@@ -58,6 +58,16 @@ pub(super) const OAUTH2: Requirement = Requirement {
     otherwise: "has no effect unless auth_backends has oauth2",
 };
 
+pub(super) const HTTP_AUTHORITY: Requirement = Requirement {
+    is_met: |config| config.auth_backends.has_http(),
+    otherwise: "has no effect unless auth_backends has http or cache:http",
+};
+
+pub(super) const CACHED_AUTHORITY: Requirement = Requirement {
+    is_met: |config| config.auth_backends.contains(AuthBackendName::CachedHttp),
+    otherwise: "has no effect unless auth_backends has cache:http",
+};
+
 pub(super) const UPSTREAM: Requirement = Requirement {
     is_met: |config| !config.upstream.is_empty(),
     otherwise: "has no effect without an upstream",

@@ -23,6 +23,9 @@ pub(super) enum PermissionCommand {
     /// Lift the restrictions on a user's topics
     #[command(name = "clear_topic_permissions")]
     ClearTopic(OfTopics),
+    /// Have the service of auth_backends (http) asked again about all users, those with a connection included
+    #[command(name = "clear_auth_backend_cache")]
+    ClearAnswers,
 }
 
 #[derive(Debug, Args)]
@@ -92,6 +95,10 @@ pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Re
             parts.extend(exchange.as_deref());
             api.delete(&path(&parts))?;
             output.done(&format!("topic permissions of '{user}' in virtual host '{}' cleared", vhost.vhost))
+        }
+        PermissionCommand::ClearAnswers => {
+            api.delete(&path(&["leveret", "auth-cache"]))?;
+            output.done("answers of auth_backends cleared")
         }
     }
 }

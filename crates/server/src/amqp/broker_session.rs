@@ -18,15 +18,16 @@ use broker::{
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
-use super::channel::Channel;
+use super::channel::{Channel, WaitingPublish};
 use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
 use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
-use super::session::BackendSession;
+use super::session::{BackendSession, Deferral};
 use crate::backend::Backend;
 use crate::client::{BackendRequest, OutboxWaiter};
+use crate::question::OpenQuestion;
 use crate::registry::{OpenChannel, OpenConnection};
 use crate::server::Shared;
 
@@ -48,6 +49,10 @@ pub(crate) struct BrokerSession {
     traces: TracePublisher,
     /// A new secret that is being checked by another authority.
     renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
+    /// Asks the user's authority about the operation that is under way, which is then repeated.
+    question: OpenQuestion,
+    /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
+    deferral: Option<Deferral>,
     ended: bool,
 }
 
@@ -68,6 +73,8 @@ pub(crate) struct ChannelContext {
     pub(crate) held: AnswersWaitingForDisk,
     /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
     late_get: RefCell<Option<LateGet>>,
+    /// A publish with its content whose user's authority is being asked. Nothing is read from the client meanwhile.
+    waiting_publish: RefCell<Option<Box<WaitingPublish>>>,
     /// Pauses publishing while the disk falls behind.
     room: DiskRoom,
     /// Nudges the outbox.
@@ -125,6 +132,11 @@ impl ChannelContext {
         *self.late_get.borrow_mut() = Some(get);
     }
 
+    /// Defers a publish until its user's authority has answered.
+    pub(crate) fn publish_later(&self, publish: WaitingPublish) {
+        *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
+    }
+
     /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
         self.vhost.tracer(self.authorised.identity(), Some(&*self.view))
@@ -160,6 +172,7 @@ impl BrokerSession {
             frame_max: request.negotiated.frame_max,
             held: AnswersWaitingForDisk::default(),
             late_get: RefCell::default(),
+            waiting_publish: RefCell::default(),
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
             outbox,
@@ -180,6 +193,8 @@ impl BrokerSession {
             incomplete,
             traces: TracePublisher::default(),
             renewing: None,
+            question: OpenQuestion::default(),
+            deferral: None,
             ended: false,
         }
     }
@@ -304,8 +319,38 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// Closes the channel if `outcome` is a channel error; returns connection errors.
+    /// Called once the user's authority has answered. A frame that waits for that is shown again.
+    fn after_question(&mut self) -> Result<(), Fault> {
+        if !self.question.take_answered() {
+            return Ok(());
+        }
+        let Some(waiting) = self.context.waiting_publish.take() else { return Ok(()) };
+        let number = waiting.channel();
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let outcome = channel.publish_again(&self.context, *waiting);
+        let outcome = outcome.map_err(|fault| fault.caused_by(PUBLISH));
+        self.has_published(number);
+        let settled = self.settle_outcome(number, outcome);
+        if self.deferral.take().is_some() { Ok(()) } else { settled }
+    }
+
+    /// Whether the outcome is none, since the user's authority is asked first. The operation has changed nothing.
+    fn defers(&mut self) -> bool {
+        if !self.question.ask(self.context.authorised.identity(), &self.context.outbox) {
+            return false;
+        }
+        let has_content = self.context.waiting_publish.borrow().is_some();
+        self.deferral = Some(if has_content { Deferral::Rest } else { Deferral::Frame });
+        true
+    }
+
+    /// Closes the channel if `outcome` is a channel error; returns connection errors, and the error of an operation that
+    /// is deferred.
     fn settle_outcome(&mut self, number: u16, outcome: Result<(), Fault>) -> Result<(), Fault> {
+        if outcome.is_err() && self.defers() {
+            return outcome;
+        }
+        self.question.over(self.context.authorised.identity());
         match outcome {
             Err(fault) if !fault.is_hard() => {
                 if let Some(channel) = self.channels.start_closing(number) {
@@ -407,6 +452,10 @@ impl BackendSession for BrokerSession {
         }
     }
 
+    fn take_deferral(&mut self) -> Option<Deferral> {
+        self.deferral.take()
+    }
+
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
         if !self.published.is_empty() && !publishes(frame) {
             // The next frame must see the effects of earlier publishes.
@@ -422,6 +471,7 @@ impl BackendSession for BrokerSession {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
         self.after_renewal()?;
+        self.after_question()?;
         self.after_disk();
         if !self.published.is_empty() {
             // Flushed even without room: a message that has reached only some of its queues delays
@@ -453,7 +503,11 @@ impl BackendSession for BrokerSession {
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         self.incomplete.check(now)?;
         self.context.set_time(now);
-        self.context.authorised.check_expiry(self.context.now);
+        if self.context.authorised.check_expiry(self.context.now)
+            && self.context.vhost.compatibility().ends_connections_with_their_tokens()
+        {
+            return Err(Fault::new(ReplyCode::ConnectionForced, "credential expired").on_connection());
+        }
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
@@ -484,6 +538,7 @@ impl BackendSession for BrokerSession {
             && self.context.held.has_room()
             && self.incomplete.has_room()
             && !self.blocking.is_blocked()
+            && !self.question.is_open()
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
@@ -506,7 +561,10 @@ impl BackendSession for BrokerSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.unconfirmed.is_empty() && self.published.is_empty() && self.context.held.is_empty()
+        self.unconfirmed.is_empty()
+            && self.published.is_empty()
+            && self.context.held.is_empty()
+            && !self.question.is_open()
     }
 
     fn close(&mut self, now: Instant) -> bool {

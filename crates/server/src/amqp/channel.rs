@@ -16,6 +16,7 @@ use broker::{ConsumerId, Queue, Returned};
 use hashbrown::HashMap;
 
 use self::confirms::ChannelConfirms;
+pub(super) use self::publishing::WaitingPublish;
 use self::publishing::{LazyPublisher, PendingPublish};
 use self::transaction::ChannelTransaction;
 use super::broker_session::ChannelContext;

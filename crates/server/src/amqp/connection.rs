@@ -17,7 +17,7 @@ use transport::Intent;
 
 use self::succession::PROTOCOL;
 pub(crate) use self::succession::{ConnectionState, closing};
-use super::session::BackendSession;
+use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{OpenConnection, Opening};
@@ -185,6 +185,13 @@ impl AmqpConnection {
         });
         handshake.view = Some(Arc::clone(&view));
         match login {
+            BackendLogin::Broker(identity) if identity.is_asked() => {
+                let (asked, id) = (Arc::clone(&shared), self.core.id);
+                self.ask(async move {
+                    asked.backend.ask_to_open(&identity, &request.virtual_host).await;
+                    Answer::Open(asked.backend.open_broker(&asked, identity, id, &request, (outbox, view)))
+                });
+            }
             BackendLogin::Broker(identity) => {
                 let session =
                     shared.backend.open_broker(&shared, identity, self.core.id, &request, (outbox, view));
@@ -292,10 +299,18 @@ impl AmqpConnection {
             {
                 break;
             }
+            let before = taken;
             taken += frame.wire_len();
             match self.take_frame(frame, &input[taken..], now) {
                 Ok(more) => taken += more,
-                Err(fault) => self.fail(fault, now),
+                Err(fault) => match self.take_deferral() {
+                    None => self.fail(fault, now),
+                    Some(Deferral::Frame) => {
+                        taken = before;
+                        break;
+                    }
+                    Some(Deferral::Rest) => break,
+                },
             }
         }
         self.count_channels();
@@ -305,6 +320,13 @@ impl AmqpConnection {
         }
         self.leave_when_settled(now);
         taken
+    }
+
+    fn take_deferral(&mut self) -> Option<Deferral> {
+        match &mut self.phase {
+            AmqpPhase::Open(session) => session.take_deferral(),
+            _ => None,
+        }
     }
 
     /// Handles one frame, and possibly some of `rest`; returns the number of bytes taken from `rest`.

@@ -14,6 +14,11 @@ pub(crate) trait BackendSession: Send {
     /// # Errors
     /// A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
+    /// Called after an error of [`BackendSession::handle_frame`]: whether that is none, since the frame waits for an answer of
+    /// somebody else. [`BackendSession::has_room`] returns false until it has come.
+    fn take_deferral(&mut self) -> Option<Deferral> {
+        None
+    }
     /// Whether a frame can be taken now. If not, it is shown again once [`BackendSession::has_room`] returns true; the
     /// outbox is nudged then.
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
@@ -70,6 +75,15 @@ pub(crate) trait BackendSession: Send {
     fn discard(&mut self, now: Instant) {
         self.end(now);
     }
+}
+
+/// A frame that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deferral {
+    /// It is shown again.
+    Frame,
+    /// The session has it, and what follows waits.
+    Rest,
 }
 
 impl BackendSession for proxy::ProxySession {

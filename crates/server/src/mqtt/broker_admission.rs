@@ -12,8 +12,10 @@ use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
+use super::repeating::ask_about_session;
 use super::session::MqttSession;
 use crate::client::{BackendRequest, ConnectionCore};
+use crate::question::OpenQuestion;
 
 /// A client whose login is checked, and which is admitted as soon as it has its session.
 pub(super) struct BrokerAdmission {
@@ -22,6 +24,10 @@ pub(super) struct BrokerAdmission {
     version: MqttVersion,
     /// Another authority is being asked about the login.
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
+    /// Asks the user's authority about the subscriptions of the session that the client returns to.
+    question: OpenQuestion,
+    /// That session, meanwhile.
+    granted: Option<Option<Box<DetachedSession>>>,
     /// `None` until the login is accepted.
     accepted: Option<Accepted>,
 }
@@ -49,12 +55,36 @@ impl BrokerAdmission {
     ) -> Result<Self, MqttRefused> {
         let answer = authenticate(hub, &login, core)
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
-        let mut admission = Self { hub: Arc::clone(hub), login, version, asking: None, accepted: None };
+        let mut admission = Self {
+            hub: Arc::clone(hub),
+            login,
+            version,
+            asking: None,
+            question: OpenQuestion::default(),
+            granted: None,
+            accepted: None,
+        };
         match answer {
             LoginAnswer::Now(validated) => admission.accepted = Some(admission.accept(validated, core)?),
-            LoginAnswer::Later(answer) => admission.asking = Some(BackendRequest::new(&core.outbox, answer)),
+            LoginAnswer::Later(answer) => {
+                let (broker, client) = (Arc::clone(hub.broker()), admission.login.client_id().to_owned());
+                let vhost = admission.vhost(core)?;
+                admission.asking = Some(BackendRequest::new(&core.outbox, async move {
+                    // Topic permissions may refer to the client identifier.
+                    let identity = answer.await?.as_client(&client);
+                    broker.ask_to_open(&identity, &vhost).await;
+                    Ok(identity)
+                }));
+            }
         }
         Ok(admission)
+    }
+
+    /// The virtual host that the client opens.
+    fn vhost(&self, core: &ConnectionCore) -> Result<String, MqttRefused> {
+        let Self { hub, login, .. } = self;
+        let (vhost, _) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
+        Ok(vhost.to_owned())
     }
 
     /// Opens the virtual host for the user, checks limits, and claims the session.
@@ -151,8 +181,29 @@ impl Admission for BrokerAdmission {
             let why = "another connection has come".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
-        let Some(kept) = claim.take_granted() else { return Admitting::Waits };
+        if self.question.is_open() && !self.question.take_answered() {
+            return Admitting::Waits;
+        }
+        let Some(kept) = self.granted.take().or_else(|| claim.take_granted()) else {
+            return Admitting::Waits;
+        };
         let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
+        let is_asked = authorised.identity().is_asked();
+        if is_asked && entering.engine.wants_session() {
+            let asked = kept.as_ref().map_or(Ok(()), |kept| {
+                ask_about_session(
+                    &authorised,
+                    &kept.session,
+                    &self.hub.config.exchange,
+                    &accepted.owner.client_id,
+                )
+            });
+            if asked.is_err() && self.question.ask(authorised.identity(), &entering.core.outbox) {
+                accepted.authorised = Some(authorised);
+                self.granted = Some(kept);
+                return Admitting::Waits;
+            }
+        }
         accepted.claim = None;
         self.admit(kept, claim, authorised, entering)
     }
@@ -162,7 +213,7 @@ impl Admission for BrokerAdmission {
         if let Some(Accepted { claim: claims, owner, .. }) = &mut self.accepted
             && let Some(claim) = claims.take()
         {
-            let left = claim.take_granted().flatten();
+            let left = self.granted.take().or_else(|| claim.take_granted()).flatten();
             self.hub.release(owner, &claim, left);
         }
     }
@@ -171,7 +222,7 @@ impl Admission for BrokerAdmission {
 /// Begins to authenticate the user.
 fn authenticate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<LoginAnswer, MqttRefused> {
     let (broker, peer) = (hub.broker(), core.peer);
-    let (_, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
+    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
     Ok(match login_as {
         LoginAs::Password { user, password } => broker.log_in(LoginAttempt {
             user: user.to_owned(),
@@ -179,6 +230,7 @@ fn authenticate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<L
             from: peer.ip(),
             is_loopback: peer.is_loopback(),
             now: Instant::now(),
+            context: vec![("vhost", vhost.to_owned()), ("client_id", login.client_id().to_owned())],
         }),
         LoginAs::Identity(user) => LoginAnswer::Now(broker.authenticate_external(user, peer.is_loopback())),
     })

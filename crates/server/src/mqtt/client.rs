@@ -33,6 +33,7 @@ use super::message::{Incoming, MessageMapping, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
+use super::repeating::WaitingRequest;
 use super::retained::Full;
 use super::session::{
     ClientIdentity, Dismissal, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
@@ -41,6 +42,7 @@ use super::subscriptions::Subscriptions;
 use super::waiting::PendingAnswers;
 use crate::amqp::room::DiskRoom;
 use crate::client::OutboxWaiter;
+use crate::question::OpenQuestion;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -92,6 +94,10 @@ pub(super) struct MqttClient {
     pub(super) is_bridge: bool,
     /// Whether the exchange of clients' messages was missing when the client needed it: as in RabbitMQ its connection ends.
     misses_exchange: bool,
+    /// Asks the user's authority about the request that is under way, which is then repeated.
+    pub(super) question: OpenQuestion,
+    /// That request. Nothing is read from the client while it waits.
+    pub(super) repeated: Option<WaitingRequest>,
     pub(super) now: Timestamp,
 }
 
@@ -158,6 +164,8 @@ impl MqttClient {
             expiry,
             is_bridge,
             misses_exchange: false,
+            question: OpenQuestion::default(),
+            repeated: None,
             now,
         }
     }
@@ -216,6 +224,60 @@ impl MqttClient {
     pub(super) fn wait(&mut self, then: Then, until: DiskPoint) {
         let store = self.hub.store();
         self.waiting.push(then, until, store, &self.nudge);
+    }
+
+    /// Publishes a message. One whose permission has not been asked for yet changes nothing.
+    fn publish_now(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
+        let owner = Arc::clone(&self.owner);
+        let message = Incoming {
+            qos: publish.qos,
+            dup: publish.dup,
+            retain: publish.retain,
+            properties: publish.properties,
+            client_id: self.subscriptions.any_no_local().then_some(&*owner.client_id),
+        };
+        // Nothing has changed yet if the message is refused here.
+        let mapping = self.mapping();
+        let key = mapping.routing_key(publish.topic)?;
+        let properties = to_amqp(&message, mapping, self.now)?;
+        if publish.payload.len() as u64 > self.shared.config.max_message_size {
+            return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
+        }
+        let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_kept();
+        if exactly_once {
+            self.flush_published();
+        }
+        let hub = Arc::clone(&self.hub);
+        // The note of a message of QoS 2 gets to the disk no later than the message.
+        let together = hub.store().filter(|_| exactly_once).map(|store| store.together());
+        // A large body, or one that is retained too, is shared; a small one is copied into the message.
+        let payload =
+            (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
+        let body = match &payload {
+            Some(payload) => Body::Chunks(payload),
+            None => Body::Copied(publish.payload.bytes()),
+        };
+        let exchange = &*hub.config.exchange;
+        let amqp = Publish { exchange, routing_key: &key, properties: &properties, body };
+        let ticket = match &payload {
+            Some([payload]) if publish.retain => {
+                // A message that may not be published must not be retained either.
+                let checked = self.publisher.check(amqp);
+                checked.inspect_err(|error| self.note_refused(error))?;
+                let payload = payload.clone();
+                hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
+            }
+            _ => None,
+        };
+        if exactly_once {
+            self.publish_noted(publish, amqp, ticket)?;
+        } else {
+            let published = self.publisher.publish(amqp, self.now);
+            let matched = published.inspect_err(|error| self.note_refused(error))?;
+            self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
+        }
+        drop(together);
+        Ok(())
     }
 
     /// Publishes a message, and notes its receipt, while no round takes the gathered records: so the note is on disk
@@ -334,59 +396,16 @@ impl MqttSession for MqttClient {
     }
 
     fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
-        let owner = Arc::clone(&self.owner);
-        let message = Incoming {
-            qos: publish.qos,
-            dup: publish.dup,
-            retain: publish.retain,
-            properties: publish.properties,
-            client_id: self.subscriptions.any_no_local().then_some(&*owner.client_id),
-        };
-        // Nothing has changed yet if the message is refused here.
-        let mapping = self.mapping();
-        let key = mapping.routing_key(publish.topic)?;
-        let properties = to_amqp(&message, mapping, self.now)?;
-        if publish.payload.len() as u64 > self.shared.config.max_message_size {
-            return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
+        let outcome = self.publish_now(publish);
+        if outcome.is_err() && self.question.ask(self.authorised.identity(), &self.outbox) {
+            self.repeated = Some(WaitingRequest::publish(publish));
+            return Ok(());
         }
-        let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_kept();
-        if exactly_once {
-            self.flush_published();
-        }
-        let hub = Arc::clone(&self.hub);
-        // The note of a message of QoS 2 gets to the disk no later than the message.
-        let together = hub.store().filter(|_| exactly_once).map(|store| store.together());
-        // A large body, or one that is retained too, is shared; a small one is copied into the message.
-        let payload =
-            (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
-        let body = match &payload {
-            Some(payload) => Body::Chunks(payload),
-            None => Body::Copied(publish.payload.bytes()),
-        };
-        let exchange = &*hub.config.exchange;
-        let amqp = Publish { exchange, routing_key: &key, properties: &properties, body };
-        if publish.qos != QoS::AtMostOnce {
+        self.question.over(self.authorised.identity());
+        if outcome.is_ok() && publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
-        let ticket = match &payload {
-            Some([payload]) if publish.retain => {
-                // A message that may not be published must not be retained either.
-                let checked = self.publisher.check(amqp);
-                checked.inspect_err(|error| self.note_refused(error))?;
-                let payload = payload.clone();
-                hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
-            }
-            _ => None,
-        };
-        if exactly_once {
-            self.publish_noted(publish, amqp, ticket)?;
-        } else {
-            let published = self.publisher.publish(amqp, self.now);
-            let matched = published.inspect_err(|error| self.note_refused(error))?;
-            self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
-        }
-        drop(together);
-        Ok(())
+        outcome
     }
 
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
@@ -420,6 +439,7 @@ impl MqttSession for MqttClient {
     }
 
     fn flush(&mut self, engine: &mut Engine) {
+        self.repeat_subscribe(engine);
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
@@ -456,11 +476,11 @@ impl MqttSession for MqttClient {
     }
 
     fn has_room(&self) -> bool {
-        self.room.is_there() && self.waiting.len() < MAX_WAITING
+        self.room.is_there() && self.waiting.len() < MAX_WAITING && self.repeated.is_none()
     }
 
     fn is_settled(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.repeated.is_none()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -487,7 +507,7 @@ impl MqttSession for MqttClient {
             return Some(Dismissal::new(ReasonCode::ImplementationSpecificError, MISSING_EXCHANGE));
         }
         self.room.resume(self.vhost());
-        None
+        self.repeat_publish()
     }
 
     fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {

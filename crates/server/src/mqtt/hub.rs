@@ -8,7 +8,7 @@
 //! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
 //! mean, and operations on one that is gone have no effect.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use broker::{
@@ -43,6 +43,8 @@ pub(super) type BrokerClaim = Claim<DetachedSession>;
 
 /// All sessions, and the retained messages.
 pub(crate) struct Hub {
+    /// Itself, for tasks that it starts.
+    this: Weak<Self>,
     broker: Arc<Broker>,
     pub(super) config: MqttConfig,
     clock: Clock,
@@ -67,7 +69,10 @@ pub(super) struct ForeignSession;
 impl Hub {
     pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
         let (sessions, retained, changed, missing_exchange) = Default::default();
-        let hub = Arc::new(Self { broker, config, clock, sessions, retained, changed, missing_exchange });
+        let hub = Arc::new_cyclic(|this| {
+            let this = Weak::clone(this);
+            Self { this, broker, config, clock, sessions, retained, changed, missing_exchange }
+        });
         let weak = Arc::downgrade(&hub);
         let forget = move |vhost: &str| {
             if let Some(hub) = weak.upgrade() {
@@ -307,10 +312,22 @@ impl Hub {
         if vhost.is_gone() {
             return;
         }
-        let user = author.user;
-        if let Err(error) = self.try_will(owner, vhost, author, will, view, now) {
-            tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
+        let published = self.try_will(owner, vhost, author, will, view, now);
+        let question =
+            author.external.filter(|_| published.is_err()).and_then(broker::Identity::take_question);
+        if let (Some(question), Some(hub), Some(identity)) = (question, self.this.upgrade(), author.external)
+        {
+            let (owner, vhost, user) = (owner.clone(), Arc::clone(vhost), author.user.to_owned());
+            let (will, view, identity) = (will.clone(), view.cloned(), identity.clone());
+            tokio::spawn(async move {
+                question.await;
+                let author = WillAuthor { user: &user, external: Some(&identity) };
+                let publish = || hub.try_will(&owner, &vhost, author, &will, view.as_ref(), now);
+                report_will(&owner, &user, &will, identity.ask_for(publish).await);
+            });
+            return;
         }
+        report_will(owner, author.user, will, published);
     }
 
     fn try_will(
@@ -526,3 +543,9 @@ pub(super) fn group_queue(filter: &str) -> Option<String> {
 
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
+/// Tells operators if a will was not published.
+fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
+    if let Err(error) = published {
+        tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
+    }
+}

@@ -41,6 +41,7 @@ mod on_demand;
 mod pending_delivery;
 mod pending_retained;
 mod received;
+mod repeating;
 mod retained;
 mod session;
 mod subscribing;

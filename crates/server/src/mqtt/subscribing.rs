@@ -18,6 +18,7 @@ use super::hub::{group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
+use super::repeating::{WaitingRequest, WaitingSubscribe};
 use super::session::{Refusal, Request, Then, granted};
 use super::subscriptions::Class;
 
@@ -27,24 +28,37 @@ const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
 impl MqttClient {
     /// Subscribes, and answers once that is on disk.
     pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
-        let mut ticket = None;
-        let mut reasons = Vec::with_capacity(requests.len());
-        for request in requests {
+        let reasons = Vec::with_capacity(requests.len());
+        let subscribing = WaitingSubscribe { packet_id, requests: requests.into(), reasons, ticket: None };
+        self.subscribe_rest(engine, subscribing);
+    }
+
+    /// Goes on with a SUBSCRIBE, until its user's authority has to be asked first.
+    pub(super) fn subscribe_rest(&mut self, engine: &mut Engine, mut subscribing: WaitingSubscribe) {
+        while let Some(request) = subscribing.requests.pop_front() {
             let subscribed = match request.fault {
                 Some(reason) => Err(Refusal { reason, text: "" }),
                 None => self.subscribe_one(engine, &request),
             };
+            if subscribed.is_err() && self.question.ask(self.authorised.identity(), &self.outbox) {
+                subscribing.requests.push_front(request);
+                self.repeated = Some(WaitingRequest::Subscribe(subscribing));
+                return;
+            }
+            self.question.over(self.authorised.identity());
+            let WaitingSubscribe { reasons, ticket, .. } = &mut subscribing;
             match subscribed {
                 Ok(bound) => {
-                    ticket = ticket.max(bound);
+                    *ticket = (*ticket).max(bound);
                     if request.wants_retained {
-                        ticket = ticket.max(self.owe_retained(&request));
+                        *ticket = (*ticket).max(self.owe_retained(&request));
                     }
                     reasons.push(granted(request.options.qos));
                 }
                 Err(refusal) => reasons.push(refusal.reason),
             }
         }
+        let WaitingSubscribe { packet_id, reasons, ticket, .. } = subscribing;
         let ticket = ticket.max(self.write_down(engine.session()));
         self.wait(Then::Subscribed { packet_id, reasons }, ticket.into());
     }

@@ -353,7 +353,10 @@ impl ProtocolState for StompConnection {
                     self.note_session();
                     self.settle_receipts(now);
                 }
-                Err(fault) => self.fail(fault, None, now),
+                Err(fault) => {
+                    let receipt = session.take_failed_receipt();
+                    self.fail(fault, receipt.as_deref(), now);
+                }
             }
         }
         self.leave_if_asked(now);

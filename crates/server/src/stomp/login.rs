@@ -108,7 +108,12 @@ pub(super) fn log_in(
                     Ok(StompLogin::Accepted(Box::new(client.enter(core, validated)?)))
                 }
                 LoginAnswer::Later(answer) => {
-                    let request = BackendRequest::new(&core.outbox, answer);
+                    let (broker, vhost) = (Arc::clone(broker), client.vhost.clone());
+                    let request = BackendRequest::new(&core.outbox, async move {
+                        let identity = answer.await?;
+                        broker.ask_to_open(&identity, &vhost).await;
+                        Ok(identity)
+                    });
                     Ok(StompLogin::AskedByBroker(Box::new(BrokerLogin { request, client })))
                 }
             }
@@ -150,6 +155,7 @@ impl BrokerClient {
                 from: core.peer.ip(),
                 is_loopback,
                 now: Instant::now(),
+                context: vec![("vhost", self.vhost.to_string())],
             }),
         }
     }

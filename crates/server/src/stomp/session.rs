@@ -39,6 +39,10 @@ pub(super) trait StompSession: Send {
     /// # Errors
     /// A fault that ends the connection.
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault>;
+    /// The receipt that the request asked for whose fault [`StompSession::handle_nudge`] has returned.
+    fn take_failed_receipt(&mut self) -> Option<Box<str>> {
+        None
+    }
     /// Called when the connection's outbox has room again.
     fn handle_room(&mut self, now: Instant);
     /// The latest time at which to call [`StompSession::handle_deadline`].

@@ -60,6 +60,11 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
+    /// A copy that outlives the input, for a server that performs the request later.
+    pub fn to_owned(&self) -> Request<'static> {
+        Request { headers: self.headers.to_owned(), kind: self.kind.to_owned() }
+    }
+
     /// The receipt that the client asks for, if any.
     pub fn receipt(&self) -> Option<&str> {
         self.headers.get("receipt")
@@ -99,8 +104,29 @@ pub enum EventKind<'a> {
     Disconnect,
 }
 
+impl EventKind<'_> {
+    fn to_owned(&self) -> EventKind<'static> {
+        match self {
+            Self::Send { destination, body, transaction } => EventKind::Send {
+                destination: destination.clone(),
+                body: body.to_owned(),
+                transaction: *transaction,
+            },
+            Self::Subscribe(subscribe) => EventKind::Subscribe(subscribe.clone()),
+            Self::Unsubscribe { number, destination } => {
+                EventKind::Unsubscribe { number: *number, destination: destination.clone() }
+            }
+            Self::Settle(settle) => EventKind::Settle(*settle),
+            Self::Begin(transaction) => EventKind::Begin(*transaction),
+            Self::Commit(transaction) => EventKind::Commit(*transaction),
+            Self::Abort(transaction) => EventKind::Abort(*transaction),
+            Self::Disconnect => EventKind::Disconnect,
+        }
+    }
+}
+
 /// A SUBSCRIBE, with the settings of the new subscription.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SubscriptionRequest {
     /// Its number, unique on the connection.
     pub number: u64,

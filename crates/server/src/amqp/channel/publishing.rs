@@ -25,6 +25,20 @@ pub(super) struct PendingPublish {
     mandatory: bool,
 }
 
+/// A publish with its content, which waits until the user's authority has been asked about it.
+pub(crate) struct WaitingPublish {
+    channel: u16,
+    method: PendingPublish,
+    properties: Box<[u8]>,
+    body: [Bytes; 1],
+}
+
+impl WaitingPublish {
+    pub(crate) fn channel(&self) -> u16 {
+        self.channel
+    }
+}
+
 /// A channel's publisher, created by the first publish. It caches routes and collects messages, which takes
 /// several hundred bytes.
 #[derive(Default)]
@@ -118,7 +132,37 @@ impl Channel {
             properties: &properties,
             body,
         };
-        self.take_message(context, message, method.mandatory).map_err(|fault| fault.caused_by((60, 40)))
+        let outcome = self.take_message(context, message, method.mandatory);
+        if outcome.is_err() && context.authorised.identity().has_question() {
+            let body = match body {
+                Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
+                Body::Chunks([chunk]) => chunk.clone(),
+                Body::Chunks(chunks) => Bytes::from(chunks.concat()),
+            };
+            let properties = (&*properties).into();
+            context.publish_later(WaitingPublish { channel: self.number, method, properties, body: [body] });
+        }
+        outcome.map_err(|fault| fault.caused_by((60, 40)))
+    }
+
+    /// Repeats a publish that has waited.
+    pub(crate) fn publish_again(
+        &mut self,
+        context: &ChannelContext,
+        waiting: WaitingPublish,
+    ) -> Result<(), Fault> {
+        let WaitingPublish { method, properties, body, .. } = &waiting;
+        let message = Publish {
+            exchange: &method.exchange,
+            routing_key: &method.routing_key,
+            properties,
+            body: Body::Chunks(body),
+        };
+        let outcome = self.take_message(context, message, method.mandatory);
+        if outcome.is_err() && context.authorised.identity().has_question() {
+            context.publish_later(waiting);
+        }
+        outcome
     }
 
     fn take_message(
@@ -127,18 +171,16 @@ impl Channel {
         message: Publish<'_>,
         mandatory: bool,
     ) -> Result<(), Fault> {
-        match &mut self.mode {
-            Mode::Tx(transaction) => {
-                let publisher = self.publisher.get(context, self.number);
-                return transaction.publish(publisher, message, mandatory, context.now);
-            }
-            Mode::Confirm(confirms) => {
-                confirms.count_publish();
-                context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1);
-            }
-            Mode::Plain => {}
+        if let Mode::Tx(transaction) = &mut self.mode {
+            let publisher = self.publisher.get(context, self.number);
+            return transaction.publish(publisher, message, mandatory, context.now);
         }
-        if !self.publisher.get(context, self.number).publish(message, context.now)? {
+        let is_routed = self.publisher.get(context, self.number).publish(message, context.now)?;
+        if let Mode::Confirm(confirms) = &mut self.mode {
+            confirms.count_publish();
+            context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1);
+        }
+        if !is_routed {
             self.is_unroutable(context, message, mandatory);
         }
         Ok(())

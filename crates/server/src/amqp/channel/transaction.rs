@@ -104,6 +104,7 @@ impl Channel {
     }
 
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
+        self.ask_about_transaction(context)?;
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
             match self.publisher.get(context, self.number).publish_held(held.message(), context.now) {
@@ -144,6 +145,22 @@ impl Channel {
         let transaction = self.take_transaction()?;
         self.deliveries.restore(transaction.into_unsettled());
         context.send(self.number, tx::RollbackOk {});
+        Ok(())
+    }
+
+    /// Has the user's authority, if there is one, asked about all publishes that it has not been asked about: commit does not
+    /// stop half-way.
+    fn ask_about_transaction(&mut self, context: &ChannelContext) -> Result<(), Fault> {
+        let Mode::Tx(transaction) = &self.mode else { return Ok(()) };
+        if !context.authorised.identity().is_asked() {
+            return Ok(());
+        }
+        let publisher = self.publisher.get(context, self.number);
+        for held in &transaction.publishes {
+            if let Err(error @ BrokerError::Unasked) = publisher.check(held.message()) {
+                return Err(error.into());
+            }
+        }
         Ok(())
     }
 

@@ -21,6 +21,7 @@ use crate::alarms::Blocked;
 use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
 use crate::amqp::room::DiskRoom;
 use crate::client::OutboxWaiter;
+use crate::question::OpenQuestion;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 use crate::stomp::session::{Receipt, StompSession, of_fault};
@@ -52,6 +53,12 @@ pub(in crate::stomp) struct BrokerStompSession {
     next_check: Option<Instant>,
     /// Publishes the traces of its deliveries to the firehose.
     traces: TracePublisher,
+    /// Asks the user's authority about the request that is under way, which is then repeated.
+    question: OpenQuestion,
+    /// That request. Nothing is read from the client while it waits.
+    waiting: Option<Box<Request<'static>>>,
+    /// The receipt that it asks for, if it has failed.
+    failed_receipt: Option<Box<str>>,
     ended: bool,
 }
 
@@ -133,6 +140,9 @@ impl BrokerStompSession {
             blocked: None,
             next_check: None,
             traces: TracePublisher::default(),
+            question: OpenQuestion::default(),
+            waiting: None,
+            failed_receipt: None,
             ended: false,
         })
     }
@@ -168,39 +178,8 @@ impl BrokerStompSession {
         }
     }
 
-    /// Interval at which to look for overdue deliveries.
-    fn check_interval(&self) -> Duration {
-        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
-    }
-
-    fn set_time(&mut self, now: Instant) {
-        self.context.now = self.context.shared.clock.timestamp(now);
-    }
-}
-
-impl StompSession for BrokerStompSession {
-    fn version(&self) -> StompVersion {
-        self.context.version
-    }
-
-    fn user(&self) -> &str {
-        self.context.authorised.identity().user()
-    }
-
-    fn vhost(&self) -> &str {
-        self.context.vhost.name()
-    }
-
-    fn opened(&mut self, view: &Arc<OpenConnection>) {
-        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
-        self.context.view = Some(Arc::clone(view));
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.context.name
-    }
-
-    fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
+    /// Performs a request. One whose permission has not been asked for yet changes nothing.
+    fn perform(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
         self.set_time(now);
         let receipt = request.receipt();
         if let EventKind::Send { destination, body, transaction } = &request.kind {
@@ -253,6 +232,48 @@ impl StompSession for BrokerStompSession {
         Ok(())
     }
 
+    /// Interval at which to look for overdue deliveries.
+    fn check_interval(&self) -> Duration {
+        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
+    }
+
+    fn set_time(&mut self, now: Instant) {
+        self.context.now = self.context.shared.clock.timestamp(now);
+    }
+}
+
+impl StompSession for BrokerStompSession {
+    fn version(&self) -> StompVersion {
+        self.context.version
+    }
+
+    fn user(&self) -> &str {
+        self.context.authorised.identity().user()
+    }
+
+    fn vhost(&self) -> &str {
+        self.context.vhost.name()
+    }
+
+    fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
+        self.context.view = Some(Arc::clone(view));
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.context.name
+    }
+
+    fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
+        let outcome = self.perform(request, now);
+        if outcome.is_err() && self.question.ask(self.context.authorised.identity(), &self.context.outbox) {
+            self.waiting = Some(Box::new(request.to_owned()));
+            return Ok(());
+        }
+        self.question.over(self.context.authorised.identity());
+        outcome
+    }
+
     fn start(&mut self, number: u64) {
         if let Some(subscription) = self.subscriptions.get(&number) {
             subscription.start(self.context.now);
@@ -282,6 +303,12 @@ impl StompSession for BrokerStompSession {
 
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
         self.set_time(now);
+        if self.question.take_answered()
+            && let Some(request) = self.waiting.take()
+        {
+            let receipt = request.receipt().map(Into::into);
+            self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)?;
+        }
         self.context.room.resume(&self.context.vhost);
         // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
         // and the log.
@@ -327,11 +354,18 @@ impl StompSession for BrokerStompSession {
     }
 
     fn has_room(&self) -> bool {
-        self.context.room.is_there() && self.blocked.is_none() && self.receipts.has_room()
+        self.context.room.is_there()
+            && self.blocked.is_none()
+            && self.receipts.has_room()
+            && self.waiting.is_none()
     }
 
     fn is_settled(&self) -> bool {
-        self.receipts.is_empty()
+        self.receipts.is_empty() && self.waiting.is_none()
+    }
+
+    fn take_failed_receipt(&mut self) -> Option<Box<str>> {
+        self.failed_receipt.take()
     }
 
     fn end(&mut self, now: Instant) {

@@ -92,13 +92,15 @@ impl BrokerStompSession {
         headers: &Headers<'_>,
     ) -> Result<(Arc<Queue>, Ticket), StompFault> {
         let name = subscription_queue(destination, headers)?;
+        // A request that is repeated has one name.
+        let name = self.context.authorised.generated_name(|| name);
         check_short("x-queue-name", &name)?;
+        let (source, routing_key) = destination.route();
+        let binding = Binding { source, destination: &name, routing_key, arguments: RawTable::default() };
+        self.context.authorised.ask_about_binding(&binding).map_err(of_fault)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
         let (queue, declared) =
             self.declare(&name, &Declaration::of_subscription(headers, self.context.vhost.compatibility())?)?;
-        let (source, routing_key) = destination.route();
-        let binding =
-            Binding { source, destination: queue.name(), routing_key, arguments: RawTable::default() };
         let context = &self.context;
         match context.authorised.bind_queue(context.session, &binding) {
             Ok(ticket) => Ok((queue, declared.max(ticket))),

@@ -1,0 +1,383 @@
+//! Users whom an HTTP service lets in, as RabbitMQ's plug-in rabbitmq_auth_backend_http has them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use broker::{
+    AskedUser, Authority, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion, QuestionAbout,
+    Verdict,
+};
+use hyper::Method;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use transport::tls::ClientTlsConfig;
+
+use crate::cache::{AnswerCache, AnswerKey, CacheSettings};
+use crate::error::{HttpAuthorityError, ServiceError};
+use crate::form::Form;
+use crate::service::{ServiceClient, ServiceTimes};
+use crate::url::ServiceUrl;
+
+/// The name of this authority in settings and logs.
+pub(crate) const NAME: &str = "http";
+
+/// The same, if its answers are used again.
+pub(crate) const CACHED_NAME: &str = "cache:http";
+
+/// RabbitMQ's module, which refusals name.
+const MODULE: &str = "rabbit_auth_backend_http";
+
+/// Bytes of an answer: `allow` with all the tags that a user can have.
+const MAX_ANSWER: usize = 4096;
+
+/// Requests about logins that are under way at once, so that a flood of them reaches neither the service nor the requests
+/// of users who are in.
+const MAX_LOGINS: usize = 32;
+
+/// Requests about operations that are under way at once.
+const MAX_QUESTIONS: usize = 64;
+
+/// Tags of a user, and bytes of one.
+const MAX_TAGS: usize = 64;
+const MAX_TAG: usize = 255;
+
+/// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The only user who by default may come from this machine alone, whoever lets it in (RabbitMQ's `loopback_users`).
+const LOOPBACK_USER: &str = "guest";
+
+/// The way that a question travels (`auth_http.http_method`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HttpAuthorityMethod {
+    /// In the query of the URL.
+    Get,
+    /// In a form, so that the service's logs have no passwords.
+    Post,
+}
+
+/// Where and how a service is asked.
+#[derive(Debug, Clone)]
+pub struct HttpAuthoritySettings {
+    /// `auth_http.user_path`: whether a user may log in.
+    pub user: ServiceUrl,
+    /// `auth_http.vhost_path`: whether it may open a virtual host.
+    pub vhost: ServiceUrl,
+    /// `auth_http.resource_path`: whether it may use a queue or an exchange.
+    pub resource: ServiceUrl,
+    /// `auth_http.topic_path`: whether it may use a routing key of a topic exchange.
+    pub topic: ServiceUrl,
+    /// `auth_http.http_method`.
+    pub method: HttpAuthorityMethod,
+    /// Which certificates an `https` service may have.
+    pub tls: ClientTlsConfig,
+    /// How long it may take.
+    pub times: ServiceTimes,
+}
+
+/// A service that is asked over HTTP about logins, and about each operation of those whom it has let in.
+#[derive(Clone)]
+pub struct HttpAuthority {
+    service: Arc<HttpService>,
+    cache: Option<Arc<AnswerCache>>,
+}
+
+struct HttpService {
+    user: ServiceClient,
+    vhost: ServiceClient,
+    resource: ServiceClient,
+    topic: ServiceClient,
+    method: Method,
+    patience: Duration,
+    logins: Semaphore,
+    questions: Semaphore,
+    /// Counts how often all answers were to be forgotten.
+    generation: AtomicU32,
+    complained: Mutex<Option<Instant>>,
+}
+
+/// The service's answer.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// With the tags behind the word.
+    Allow(Vec<String>),
+    /// With the reason behind the word.
+    Deny(Option<String>),
+}
+
+impl HttpAuthority {
+    /// Asks nothing yet: the service may start after this server.
+    ///
+    /// # Errors
+    /// The file of certificates cannot be used.
+    pub fn new(settings: HttpAuthoritySettings) -> Result<Self, ServiceError> {
+        let HttpAuthoritySettings { user, vhost, resource, topic, method, tls, times } = settings;
+        let client =
+            |url| Ok::<_, ServiceError>(ServiceClient::new(url, tls.clone(), times)?.keeping_connections());
+        let service = HttpService {
+            user: client(user)?,
+            vhost: client(vhost)?,
+            resource: client(resource)?,
+            topic: client(topic)?,
+            method: if method == HttpAuthorityMethod::Post { Method::POST } else { Method::GET },
+            patience: times.request,
+            logins: Semaphore::new(MAX_LOGINS),
+            questions: Semaphore::new(MAX_QUESTIONS),
+            generation: AtomicU32::new(0),
+            complained: Mutex::default(),
+        };
+        Ok(Self { service: Arc::new(service), cache: None })
+    }
+
+    /// The same service, whose answers are used again for a while; `None` if the system gives no random bytes.
+    #[must_use]
+    pub fn cached(&self, settings: CacheSettings) -> Option<Self> {
+        let cache = Some(Arc::new(AnswerCache::new(settings)?));
+        Some(Self { service: Arc::clone(&self.service), cache })
+    }
+
+    /// Whether nobody on the way reads passwords and changes answers.
+    pub fn is_over_tls(&self) -> bool {
+        let HttpService { user, vhost, resource, topic, .. } = &*self.service;
+        [user, vhost, resource, topic].iter().all(|client| client.is_over_tls())
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        if self.cache.is_some() { CACHED_NAME } else { NAME }
+    }
+
+    /// Forgets all answers, those that sessions have been told included.
+    pub(crate) fn forget(&self) {
+        self.service.generation.fetch_add(1, Ordering::Relaxed);
+        if let Some(cache) = &self.cache {
+            cache.clear();
+        }
+    }
+
+    /// Asks about a login; returns the user's tags.
+    ///
+    /// # Errors
+    /// The service refuses it, or gives no answer.
+    pub(crate) async fn check_login(&self, attempt: &LoginAttempt) -> Result<Vec<String>, LoginRefused> {
+        let backend = self.name();
+        let refused = |why: &str| LoginRefused::Elsewhere { backend, why: why.into() };
+        if attempt.user.is_empty() {
+            return Err(refused("no user name"));
+        }
+        let tags = self.ask_login(attempt).await.map_err(|error| match error {
+            HttpAuthorityError::Denied(why) => refused(&why),
+            error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
+        })?;
+        if attempt.user == LOOPBACK_USER && !attempt.is_loopback {
+            return Err(LoginRefused::LoopbackOnly);
+        }
+        Ok(tags)
+    }
+
+    async fn ask_login(&self, attempt: &LoginAttempt) -> Result<Vec<String>, HttpAuthorityError> {
+        let mut form = Form::new().with("username", &attempt.user).with("password", &attempt.secret);
+        for (name, value) in &attempt.context {
+            form = form.with(name, value);
+        }
+        let form = form.into_text();
+        let kept = self.kept("user", &form);
+        if let Some((cache, key)) = kept
+            && let Some(outcome) = cache.login(key, Instant::now())
+        {
+            return outcome.map_err(|()| HttpAuthorityError::denied(None));
+        }
+        let generation = self.generation();
+        let answer = self.service.ask(&self.service.user, &self.service.logins, form).await?;
+        let outcome = match answer {
+            Answer::Allow(tags) => Ok(tags),
+            Answer::Deny(why) => Err(HttpAuthorityError::denied(why)),
+        };
+        if let Some((cache, key)) = kept
+            && self.generation() == generation
+        {
+            cache.keep_login(key, outcome.as_deref().map_err(|_| ()), Instant::now());
+        }
+        outcome
+    }
+
+    async fn decide(&self, question: &PermissionQuestion) -> Verdict {
+        let (path, client) = match question.about {
+            QuestionAbout::VirtualHost { .. } => ("vhost", &self.service.vhost),
+            QuestionAbout::Resource { .. } => ("resource", &self.service.resource),
+            QuestionAbout::Topic { .. } => ("topic", &self.service.topic),
+        };
+        let form = form_of(question);
+        let kept = self.kept(path, &form);
+        if let Some((cache, key)) = kept
+            && let Some(is_allowed) = cache.verdict(key, Instant::now())
+        {
+            return if is_allowed { Verdict::Allowed } else { Verdict::Refused };
+        }
+        let generation = self.generation();
+        let is_allowed = match self.service.ask(client, &self.service.questions, form).await {
+            Ok(Answer::Allow(tags)) if tags.is_empty() => true,
+            Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthorityError::NoAnswer),
+            Ok(Answer::Deny(why)) => {
+                if let Some(why) = why {
+                    tracing::info!(user = &*question.user.name, path, why, "http: access denied");
+                }
+                false
+            }
+            Err(error) => return self.service.complain(path, &error),
+        };
+        if let Some((cache, key)) = kept
+            && self.generation() == generation
+        {
+            cache.keep_verdict(key, is_allowed, Instant::now());
+        }
+        if is_allowed { Verdict::Allowed } else { Verdict::Refused }
+    }
+
+    fn kept(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
+        self.cache.as_ref().map(|cache| (&**cache, cache.key(path, form)))
+    }
+}
+
+impl Authority for HttpAuthority {
+    fn module(&self) -> &'static str {
+        MODULE
+    }
+
+    fn ask(&self, question: PermissionQuestion) -> PendingVerdict {
+        let this = self.clone();
+        Box::pin(async move { this.decide(&question).await })
+    }
+
+    fn generation(&self) -> u32 {
+        self.service.generation.load(Ordering::Relaxed)
+    }
+}
+
+impl HttpService {
+    async fn ask(
+        &self,
+        client: &ServiceClient,
+        permits: &Semaphore,
+        form: String,
+    ) -> Result<Answer, HttpAuthorityError> {
+        let permit = tokio::time::timeout(self.patience, permits.acquire()).await;
+        let _permit = permit.map_err(|_| HttpAuthorityError::Busy)?.map_err(|_| HttpAuthorityError::Busy)?;
+        let body = client.submit(self.method.clone(), form, MAX_ANSWER).await?;
+        Answer::parse(&body).ok_or(HttpAuthorityError::NoAnswer)
+    }
+
+    /// Tells operators now and then that the service does not answer.
+    fn complain(&self, path: &str, error: &HttpAuthorityError) -> Verdict {
+        let now = Instant::now();
+        let mut complained = self.complained.lock();
+        if complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_INTERVAL) {
+            *complained = Some(now);
+            tracing::error!(path, %error, "http: no answer about an operation, which is refused (auth_backends)");
+        }
+        Verdict::Unanswered
+    }
+}
+
+impl Answer {
+    /// The body of a response. RabbitMQ compares it without regard to case, and takes tags in lower case.
+    fn parse(body: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(body).ok()?.trim();
+        let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        if word.eq_ignore_ascii_case("deny") {
+            return Some(Self::Deny((!rest.is_empty()).then(|| rest.trim().escape_debug().to_string())));
+        }
+        if !word.eq_ignore_ascii_case("allow") {
+            return None;
+        }
+        let tags: Vec<_> = rest.split_whitespace().map(str::to_lowercase).collect();
+        let is_sound = tags.len() <= MAX_TAGS && tags.iter().all(|tag| tag.len() <= MAX_TAG);
+        is_sound.then_some(Self::Allow(tags))
+    }
+}
+
+/// The fields that RabbitMQ 4 sends.
+fn form_of(question: &PermissionQuestion) -> String {
+    let AskedUser { name, tags, from, client_id } = &*question.user;
+    let form = Form::new().with("username", &**name);
+    let tags = tags.join(" ");
+    let with_client = |form: Form, field: &str| match client_id {
+        Some(id) => form.with(field, &**id),
+        None => form,
+    };
+    let form = match &question.about {
+        QuestionAbout::VirtualHost { vhost } => {
+            let ip = from.map_or_else(|| "unknown".to_owned(), |ip| ip.to_canonical().to_string());
+            with_client(form.with("vhost", &**vhost).with("ip", ip).with("tags", tags), "client_id")
+        }
+        QuestionAbout::Resource { vhost, kind, name, permission } => {
+            let form = form.with("vhost", &**vhost).with("resource", kind).with("name", &**name);
+            with_client(form.with("permission", permission).with("tags", tags), "client_id")
+        }
+        QuestionAbout::Topic { vhost, exchange, permission, routing_key } => {
+            let form = form.with("vhost", &**vhost).with("resource", "topic").with("name", &**exchange);
+            let form =
+                form.with("permission", permission).with("tags", tags).with("routing_key", &**routing_key);
+            let form = form.with("variable_map.username", &**name).with("variable_map.vhost", &**vhost);
+            with_client(form, "variable_map.client_id")
+        }
+    };
+    form.into_text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allow(tags: &[&str]) -> Option<Answer> {
+        Some(Answer::Allow(tags.iter().map(ToString::to_string).collect()))
+    }
+
+    #[test]
+    fn answers_are_read_as_rabbitmq_reads_them() {
+        assert_eq!(Answer::parse(b"allow"), allow(&[]));
+        assert_eq!(Answer::parse(b" ALLOW \r\n"), allow(&[]));
+        assert_eq!(
+            Answer::parse(b"allow Administrator  management"),
+            allow(&["administrator", "management"])
+        );
+        assert_eq!(Answer::parse(b"deny"), Some(Answer::Deny(None)));
+        assert_eq!(Answer::parse(b"Deny not\x01today\n"), Some(Answer::Deny(Some("not\\u{1}today".into()))));
+    }
+
+    #[test]
+    fn anything_else_is_no_answer() {
+        let many = format!("allow {}", "t ".repeat(MAX_TAGS + 1));
+        let long = format!("allow {}", "t".repeat(MAX_TAG + 1));
+        for text in ["", "yes", "allowed", "denyx", "{\"allow\": true}", &many, &long] {
+            assert_eq!(Answer::parse(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(Answer::parse(b"allow \xff"), None);
+    }
+
+    #[test]
+    fn questions_have_rabbitmqs_fields() {
+        let user = |client_id: Option<&str>| {
+            let from = "::ffff:10.0.0.1".parse().ok();
+            let tags = vec!["a".into(), "b".into()];
+            Arc::new(AskedUser { name: "u".into(), tags, from, client_id: client_id.map(Into::into) })
+        };
+        let ask = |about, client| form_of(&PermissionQuestion { user: user(client), about });
+        let vhost: Arc<str> = "/".into();
+        let open = QuestionAbout::VirtualHost { vhost: Arc::clone(&vhost) };
+        assert_eq!(ask(open, None), "username=u&vhost=%2F&ip=10.0.0.1&tags=a+b");
+        let (name, permission) = ("q 1".into(), "configure");
+        let resource = QuestionAbout::Resource { vhost: Arc::clone(&vhost), kind: "queue", name, permission };
+        assert_eq!(
+            ask(resource, Some("c")),
+            "username=u&vhost=%2F&resource=queue&name=q+1&permission=configure&tags=a+b&client_id=c"
+        );
+        let (exchange, routing_key) = ("t".into(), "a.b".into());
+        let topic = QuestionAbout::Topic { vhost, exchange, permission: "write", routing_key };
+        assert_eq!(
+            ask(topic, Some("c")),
+            "username=u&vhost=%2F&resource=topic&name=t&permission=write&tags=a+b&routing_key=a.b&variable_map.username=u&\
+             variable_map.vhost=%2F&variable_map.client_id=c"
+        );
+    }
+}

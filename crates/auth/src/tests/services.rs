@@ -1,0 +1,188 @@
+//! A service that is asked over HTTP: its connections, its faults, and its place among others.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use broker::{Broker, BrokerConfig, Identity, LoginAnswer, LoginAttempt, LoginRefused};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use transport::tls::ClientTlsConfig;
+
+use crate::{
+    AuthChain, CacheSettings, ChainLink, HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings,
+    ServiceTimes, ServiceUrl, SplitLink,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bodies of answers, the last one again and again.
+type Answers = Arc<Mutex<VecDeque<&'static str>>>;
+
+/// A service that answers in order, and closes each connection after its share of answers.
+struct Service {
+    authority: HttpAuthority,
+    answers: Answers,
+    requests: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Service {
+    async fn start(answers: &[&'static str], answers_each: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = ServiceUrl::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+        let answers: Answers = Arc::new(Mutex::new(answers.iter().copied().collect()));
+        let (requests, connections) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let (texts, count, all) = (Arc::clone(&answers), Arc::clone(&requests), Arc::clone(&connections));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                all.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(serve(stream, Arc::clone(&texts), Arc::clone(&count), answers_each));
+            }
+        });
+        let tls = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
+        let settings = HttpAuthoritySettings {
+            user: url.clone(),
+            vhost: url.clone(),
+            resource: url.clone(),
+            topic: url,
+            method: HttpAuthorityMethod::Get,
+            tls,
+            times: ServiceTimes { connect: PATIENCE, request: PATIENCE },
+        };
+        Self { authority: HttpAuthority::new(settings).unwrap(), answers, requests, connections }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+}
+
+async fn serve(mut stream: TcpStream, answers: Answers, requests: Arc<AtomicUsize>, answers_each: usize) {
+    let mut request = [0; 4096];
+    for _ in 0..answers_each {
+        if !stream.read(&mut request).await.is_ok_and(|read| read > 0) {
+            return;
+        }
+        requests.fetch_add(1, Ordering::Relaxed);
+        let body = {
+            let mut answers = answers.lock();
+            let first = answers.front().copied().unwrap_or_default();
+            if answers.len() > 1 {
+                answers.pop_front();
+            }
+            first
+        };
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let _ = stream.write_all(answer.as_bytes()).await;
+    }
+}
+
+fn attempt(user: &str, secret: &str) -> LoginAttempt {
+    LoginAttempt {
+        user: user.to_owned(),
+        secret: secret.as_bytes().to_owned(),
+        from: None,
+        is_loopback: false,
+        now: Instant::now(),
+        context: Vec::new(),
+    }
+}
+
+async fn log_in(broker: &Arc<Broker>, user: &str, secret: &str) -> Result<Identity, LoginRefused> {
+    match broker.log_in(attempt(user, secret)) {
+        LoginAnswer::Now(outcome) => outcome,
+        LoginAnswer::Later(answer) => answer.await,
+    }
+}
+
+fn broker(links: Vec<ChainLink>) -> Arc<Broker> {
+    let broker = Broker::new(BrokerConfig::default());
+    broker.set_auth_backends(Arc::new(AuthChain::new(links)));
+    broker
+}
+
+#[tokio::test]
+async fn connections_are_used_again_and_one_that_was_closed_meanwhile_is_no_fault() {
+    for (answers_each, connections) in [(usize::MAX, 1), (1, 5), (2, 3)] {
+        let service = Service::start(&["allow"], answers_each).await;
+        for _ in 0..5 {
+            assert_eq!(service.authority.check_login(&attempt("u", "p")).await, Ok(Vec::new()));
+        }
+        assert_eq!(service.connections.load(Ordering::Relaxed), connections);
+        assert_eq!(service.requests(), 5);
+    }
+}
+
+#[tokio::test]
+async fn guest_comes_from_this_machine_only_and_nobody_comes_without_a_name() {
+    let service = Service::start(&["allow"], usize::MAX).await;
+    let here = LoginAttempt { is_loopback: true, ..attempt("guest", "p") };
+    assert!(service.authority.check_login(&here).await.is_ok());
+    let elsewhere = service.authority.check_login(&attempt("guest", "p")).await;
+    assert_eq!(elsewhere, Err(LoginRefused::LoopbackOnly));
+    assert!(service.authority.check_login(&attempt("", "p")).await.is_err());
+    assert_eq!(service.requests(), 2, "no name is not asked about");
+}
+
+#[tokio::test]
+async fn a_service_without_an_answer_is_no_guess_and_the_next_authority_is_asked() {
+    let service = Service::start(&["what?"], usize::MAX).await;
+    let broker = broker(vec![ChainLink::Http(service.authority.clone()), ChainLink::Internal]);
+    for number in 0..50 {
+        let why = log_in(&broker, "u", &number.to_string()).await.unwrap_err().to_string();
+        assert_eq!(
+            why,
+            "auth_backends: http gave no answer: the answer is neither allow nor deny; internal: no such user"
+        );
+    }
+    service.answers.lock().push_back("deny");
+    service.answers.lock().pop_front();
+    for number in 0..50 {
+        assert!(log_in(&broker, "u", &number.to_string()).await.is_err());
+    }
+    assert_eq!(log_in(&broker, "u", "another").await, Err(LoginRefused::TooManyAttempts));
+}
+
+#[tokio::test]
+async fn an_answer_from_before_all_were_forgotten_is_not_kept() {
+    let service = Service::start(&["allow management", "deny"], usize::MAX).await;
+    let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
+    let cached = service.authority.cached(settings).unwrap();
+    let broker = broker(vec![ChainLink::Http(cached)]);
+    for _ in 0..3 {
+        let identity = log_in(&broker, "u", "p").await.unwrap();
+        assert_eq!(broker.tags(&identity), ["management"]);
+    }
+    assert_eq!(service.requests(), 1);
+    assert!(broker.forget_answers());
+    for _ in 0..3 {
+        assert!(log_in(&broker, "u", "p").await.is_err());
+    }
+    assert_eq!(service.requests(), 2);
+}
+
+#[tokio::test]
+async fn of_two_that_share_the_work_both_have_to_let_a_user_in() {
+    let service = Service::start(&["allow monitoring"], usize::MAX).await;
+    let http = || SplitLink::Http(service.authority.clone());
+    let split = |authn, authz| broker(vec![ChainLink::Split { authn, authz }]);
+    let first = split(http(), SplitLink::Internal);
+    first.put_user(broker::UserSpec { name: "u".into(), loopback_only: false, ..broker::UserSpec::guest() });
+    let identity = log_in(&first, "u", "p").await.unwrap();
+    assert!(!identity.is_asked() && first.tags(&identity) == ["administrator", "monitoring"]);
+    assert_eq!(log_in(&first, "v", "p").await.unwrap_err(), LoginRefused::UnknownUser);
+    assert!(
+        first.authenticate_external("u", true).is_err(),
+        "a certificate proves the name to the list alone"
+    );
+    let second = split(SplitLink::Internal, http());
+    second.put_user(broker::UserSpec { name: "u".into(), loopback_only: false, ..broker::UserSpec::guest() });
+    let identity = log_in(&second, "u", "guest").await.unwrap();
+    assert!(identity.is_asked() && second.tags(&identity) == ["administrator"]);
+    let asked = service.requests();
+    assert_eq!(log_in(&second, "u", "p").await.unwrap_err(), LoginRefused::WrongPassword);
+    assert_eq!(service.requests(), asked, "the password is wrong already");
+}

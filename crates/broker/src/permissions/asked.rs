@@ -1,0 +1,309 @@
+//! Rights that another party decides about, operation by operation: what it is asked, and its answers.
+//!
+//! Checks never wait, since many are made under a lock. A check whose answer is missing fails with
+//! [`crate::BrokerError::Unasked`] and leaves its question here. The session discards that outcome, takes the question
+//! ([`Identity::take_question`]), reads nothing from its client until it has been answered, and then repeats the operation
+//! from its start. An operation changes nothing before its checks have passed.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+use sync::{Mutex, Rank};
+
+use super::Access;
+use crate::names::Resource;
+use crate::users::Identity;
+
+/// Answers that a user's session keeps from one operation to the next. RabbitMQ keeps 12 for each channel; all channels of
+/// a connection share these.
+const MAX_KEPT: usize = 1024;
+
+/// Questions of one operation, such as an MQTT client's return to a session with many subscriptions. Their answers count
+/// until it is over.
+const MAX_OF_OPERATION: usize = 1024;
+
+/// An authority that is asked about each operation of the users that it has let in.
+pub trait Authority: Send + Sync {
+    /// The name of the module of RabbitMQ that does the same, for refusals.
+    fn module(&self) -> &'static str;
+    /// Asks. Nothing is sent before the answer is awaited.
+    fn ask(&self, question: PermissionQuestion) -> PendingVerdict;
+    /// Changes when all earlier answers are to be forgotten.
+    fn generation(&self) -> u32;
+}
+
+/// A verdict that is being waited for.
+pub type PendingVerdict = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+
+/// The questions of an operation, with which the session waits for the answers.
+pub type PendingQuestion = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The answer to a question; all but the first refuse the operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The user may.
+    Allowed,
+    /// The user may not.
+    Refused,
+    /// The authority could not be asked, or its answer is none. The user may not either.
+    Unanswered,
+}
+
+/// A question, with all that an authority may want to know.
+#[derive(Debug, Clone)]
+pub struct PermissionQuestion {
+    /// The user and its connection.
+    pub user: Arc<AskedUser>,
+    /// The operation that it wants to carry out.
+    pub about: QuestionAbout,
+}
+
+/// The user that a question is about.
+#[derive(Debug, PartialEq, Eq)]
+pub struct AskedUser {
+    /// As it has logged in.
+    pub name: Box<str>,
+    /// The tags, as the authority told them at the login.
+    pub tags: Vec<String>,
+    /// The client's address; `None` on a Unix socket.
+    pub from: Option<IpAddr>,
+    /// The name of an MQTT client.
+    pub client_id: Option<Box<str>>,
+}
+
+/// The operation that a question is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum QuestionAbout {
+    /// Opening a virtual host.
+    VirtualHost {
+        /// Its name.
+        vhost: Arc<str>,
+    },
+    /// An operation on a queue or an exchange.
+    Resource {
+        /// The virtual host.
+        vhost: Arc<str>,
+        /// `queue` or `exchange`.
+        kind: &'static str,
+        /// The name of the queue or exchange.
+        name: Box<str>,
+        /// `configure`, `write` or `read`.
+        permission: &'static str,
+    },
+    /// A routing key on a topic exchange.
+    Topic {
+        /// The virtual host.
+        vhost: Arc<str>,
+        /// The name of the exchange.
+        exchange: Box<str>,
+        /// `write` to publish, `read` to bind.
+        permission: &'static str,
+        /// The routing key.
+        routing_key: Box<str>,
+    },
+}
+
+/// The rights of one login, shared by its session and publishers.
+pub(crate) struct AskedRights {
+    authority: Arc<dyn Authority>,
+    user: Arc<AskedUser>,
+    answers: Mutex<Answers, { Rank::Leaf as u8 }>,
+}
+
+#[derive(Default)]
+struct Answers {
+    /// The authority's generation that they belong to.
+    generation: u32,
+    allowed: HashSet<QuestionAbout>,
+    /// The same in the order in which they came.
+    order: VecDeque<QuestionAbout>,
+    /// Of the operation that is under way: RabbitMQ keeps no refusal either.
+    refused: Vec<(QuestionAbout, Verdict)>,
+    /// Questions that the operation has asked.
+    asked: usize,
+    /// Those that have not been taken yet.
+    pending: Vec<QuestionAbout>,
+    /// The name that the operation has generated.
+    generated: Option<String>,
+}
+
+impl AskedRights {
+    pub(crate) fn new(authority: Arc<dyn Authority>, user: AskedUser) -> Self {
+        Self { authority, user: Arc::new(user), answers: Mutex::default() }
+    }
+
+    /// The same user as an MQTT client of this name, about whom nothing has been asked yet.
+    pub(crate) fn as_client(&self, name: &str) -> Self {
+        let AskedUser { name: user, tags, from, .. } = &*self.user;
+        let (user, tags) = (user.clone(), tags.clone());
+        let client = AskedUser { name: user, tags, from: *from, client_id: Some(name.into()) };
+        Self::new(Arc::clone(&self.authority), client)
+    }
+
+    pub(crate) fn user(&self) -> &AskedUser {
+        &self.user
+    }
+
+    pub(crate) fn module(&self) -> &'static str {
+        self.authority.module()
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.authority.generation()
+    }
+
+    /// The verdict; `None` if it is yet to be asked for, which is noted.
+    pub(crate) fn decide(&self, about: QuestionAbout) -> Option<Verdict> {
+        let generation = self.authority.generation();
+        let mut answers = self.answers.lock();
+        if answers.generation != generation {
+            answers.generation = generation;
+            answers.allowed.clear();
+            answers.order.clear();
+        }
+        if answers.allowed.contains(&about) {
+            return Some(Verdict::Allowed);
+        }
+        if let Some((_, verdict)) = answers.refused.iter().find(|(refused, _)| *refused == about) {
+            return Some(*verdict);
+        }
+        if answers.pending.contains(&about) {
+            return None;
+        }
+        if answers.asked >= MAX_OF_OPERATION {
+            return Some(Verdict::Unanswered);
+        }
+        answers.asked += 1;
+        answers.pending.push(about);
+        None
+    }
+
+    fn take_pending(&self) -> Vec<QuestionAbout> {
+        std::mem::take(&mut self.answers.lock().pending)
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.answers.lock().pending.is_empty()
+    }
+
+    /// Asks all of the questions, one after the other. If one gets no answer, the others do not wait for theirs.
+    async fn ask(&self, questions: Vec<QuestionAbout>, generation: u32) {
+        let mut is_answered = true;
+        for about in questions {
+            let verdict = if is_answered {
+                let question = PermissionQuestion { user: Arc::clone(&self.user), about: about.clone() };
+                self.authority.ask(question).await
+            } else {
+                Verdict::Unanswered
+            };
+            is_answered = verdict != Verdict::Unanswered;
+            let mut answers = self.answers.lock();
+            if verdict != Verdict::Allowed {
+                answers.refused.push((about, verdict));
+            } else if answers.generation == generation && answers.allowed.insert(about.clone()) {
+                // An answer from before all were forgotten is asked for again.
+                answers.order.push_back(about);
+            }
+        }
+    }
+
+    /// The operation is over.
+    fn end_operation(&self) {
+        let mut answers = self.answers.lock();
+        answers.refused = Vec::new();
+        answers.asked = 0;
+        answers.generated = None;
+        answers.pending.clear();
+        while answers.order.len() > MAX_KEPT {
+            if let Some(oldest) = answers.order.pop_front() {
+                answers.allowed.remove(&oldest);
+            }
+        }
+    }
+
+    /// The name that the operation has generated, or now generates: repeated, it has the same.
+    pub(crate) fn generated(&self, generate: impl FnOnce() -> String) -> String {
+        let mut answers = self.answers.lock();
+        if answers.asked == 0 {
+            // It is not repeated: the name may be another operation's.
+            answers.generated = None;
+        }
+        answers.generated.get_or_insert_with(generate).clone()
+    }
+}
+
+impl Access {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Configure => "configure",
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl QuestionAbout {
+    pub(crate) fn resource(vhost: &Arc<str>, resource: Resource, name: &str, access: Access) -> Self {
+        let (vhost, kind) = (Arc::clone(vhost), resource.word());
+        Self::Resource { vhost, kind, name: name.into(), permission: access.word() }
+    }
+
+    pub(crate) fn topic(vhost: &Arc<str>, exchange: &str, key: &str, access: Access) -> Self {
+        let (vhost, permission) = (Arc::clone(vhost), access.word());
+        Self::Topic { vhost, exchange: exchange.into(), permission, routing_key: key.into() }
+    }
+}
+
+impl Identity {
+    /// Whether another authority decides about each operation of the user.
+    pub fn is_asked(&self) -> bool {
+        self.asked().is_some()
+    }
+
+    /// Whether the last operation has left a question ([`crate::BrokerError::Unasked`]), and is to be repeated.
+    pub fn has_question(&self) -> bool {
+        self.asked().is_some_and(|asked| asked.has_pending())
+    }
+
+    /// The questions that the last operation has left, to be awaited outside any lock before it is repeated.
+    pub fn take_question(&self) -> Option<PendingQuestion> {
+        let asked = self.asked()?;
+        let questions = asked.take_pending();
+        if questions.is_empty() {
+            return None;
+        }
+        let (asked, generation) = (Arc::clone(asked), asked.generation());
+        Some(Box::pin(async move { asked.ask(questions, generation).await }))
+    }
+
+    /// Called after an operation that was repeated: another one asks anew about what was refused.
+    pub fn end_operation(&self) {
+        if let Some(asked) = self.asked() {
+            asked.end_operation();
+        }
+    }
+
+    /// Repeats an operation until nothing more is to be asked about it.
+    ///
+    /// # Errors
+    /// As the operation.
+    pub async fn ask_for<T, E>(&self, mut operation: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+        loop {
+            let outcome = operation();
+            match self.take_question() {
+                Some(question) if outcome.is_err() => question.await,
+                _ => {
+                    self.end_operation();
+                    return outcome;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "asked_tests.rs"]
+mod tests;
