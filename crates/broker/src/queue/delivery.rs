@@ -104,6 +104,8 @@ pub enum Returned {
     Released,
     /// The client could not deal with it: basic.reject, the end of its channel.
     Failed,
+    /// No client has seen it: it counts neither as delivered nor as failed.
+    Unseen,
 }
 
 /// Marks a message that does not expire.
