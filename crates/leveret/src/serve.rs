@@ -153,6 +153,8 @@ async fn wait_for_end(
     if drain.wait().await == DrainReason::CutOver {
         let timeout = reloader.drain_times(DrainReason::CutOver).timeout;
         migrator.run_cut_over(&reloader.server, &reloader.upgrades, drain, timeout).await;
+    } else {
+        migrator.halt().await;
     }
     reloader.drain_times(drain.wait().await)
 }

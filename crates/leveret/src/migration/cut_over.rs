@@ -52,8 +52,12 @@ impl Migrator {
     ) {
         let left = server.drain(Duration::ZERO, drain_timeout).await;
         if left > 0 {
-            tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
+            tracing::warn!(
+                connections = left,
+                "drain_timeout exceeded: messages of these clients may not move"
+            );
         }
+        server.release_mqtt_deliveries();
         let migration = self.state.lock().migration.clone();
         let Some(migration) = migration else { return };
         match self.move_rest(&migration).await {
@@ -72,7 +76,8 @@ impl Migrator {
         self.wait_for_definitions().await?;
         migration.retry();
         let (mut moved, mut since) = (0, Instant::now());
-        while !self.is_rest_moved(migration) {
+        // Delivered messages count: those that move are among them.
+        while migration.messages_left() > 0 || !migration.is_done() {
             tokio::time::sleep(LOOK).await;
             let queues = migration.queues();
             let now_moved: u64 = queues.iter().map(|queue| queue.moved).sum();
@@ -89,10 +94,15 @@ impl Migrator {
                 });
             }
             if since.elapsed() > REST_TIME {
-                return Err(CutOverError::TooSlow(self.messages_left()));
+                return Err(CutOverError::TooSlow(migration.messages_left()));
             }
         }
-        migration.count_there().await?;
+        while let Err(error) = migration.count_there().await {
+            if since.elapsed() > REST_TIME {
+                return Err(error.into());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
         let queues = shown(&migration.queues());
         migration.stop().await;
         let Some(file) = &self.file else { return Ok(()) };
@@ -114,17 +124,6 @@ impl Migrator {
             tokio::time::sleep(LOOK).await;
         }
         Ok(())
-    }
-
-    /// Whether no queue has a message any more, delivered ones included: those that move are among them.
-    fn is_rest_moved(&self, migration: &Migration) -> bool {
-        self.messages_left() == 0 && migration.is_done()
-    }
-
-    fn messages_left(&self) -> u64 {
-        let queues =
-            self.broker.iter().flat_map(|broker| broker.vhosts()).flat_map(|vhost| vhost.all_queues());
-        queues.map(|queue| queue.message_count() + queue.unacked_count()).sum()
     }
 
     fn set_phase(&self, phase: MovePhase) {

@@ -8,7 +8,7 @@ mod cut_over;
 mod record;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use broker::Broker;
 use parking_lot::Mutex;
@@ -25,6 +25,9 @@ use crate::serve;
 use crate::signals::Drainer;
 use crate::takeover::Offer;
 use crate::tls::Tls;
+
+/// How long messages in flight may delay a drain.
+const HALT_TIME: Duration = Duration::from_secs(2);
 
 /// The moves of this process, of which one at a time is under way.
 pub(crate) struct Migrator {
@@ -126,8 +129,8 @@ impl Migrator {
         Arc::new(Self { broker, clock, config, file, drainer, offer, runtime, state })
     }
 
-    /// Starts to move messages, with the other broker's addresses and a login there. If the same move is under way, what was
-    /// refused is tried again with the new login.
+    /// Starts to move messages, with the other broker's addresses and a login there, of all virtual hosts or of those given. If
+    /// the same move is under way, what was refused is tried again with the new login.
     ///
     /// # Errors
     ///
@@ -147,6 +150,7 @@ impl Migrator {
             .ok_or_else(|| wrong("addresses"))?;
         let upstreams =
             UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))?;
+        let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
         let mut state = self.state.lock();
         match &state.phase {
@@ -156,7 +160,7 @@ impl Migrator {
         let pool = self.pool(&upstreams)?;
         let broker_id = self.broker_id()?;
         let before = state.migration.take();
-        let config = MigrationConfig { direction, pool, user, password, broker_id };
+        let config = MigrationConfig { direction, pool, user, password, vhosts, broker_id };
         state.phase = MovePhase::Starting;
         state.addresses = upstreams.iter().map(ToString::to_string).collect();
         drop(state);
@@ -172,16 +176,12 @@ impl Migrator {
 
     /// Checks the login in every virtual host, then starts.
     async fn begin(self: Arc<Self>, broker: Arc<Broker>, config: MigrationConfig) {
-        let vhosts = broker.vhosts();
         let migration = Migration::start(broker, self.clock, config);
-        for vhost in vhosts {
-            if let Err(error) = migration.check_login(vhost.name()).await {
-                migration.stop().await;
-                let failure = format!("virtual host '{}': {error}", vhost.name());
-                tracing::error!(failure, "the move has not begun");
-                self.state.lock().phase = MovePhase::Failed(failure);
-                return;
-            }
+        if let Err(error) = migration.check_logins().await {
+            migration.stop().await;
+            tracing::error!(%error, "the move has not begun");
+            self.state.lock().phase = MovePhase::Failed(error.to_string());
+            return;
         }
         let mut state = self.state.lock();
         let (to, direction) = (state.addresses.join(", "), migration.direction());
@@ -223,6 +223,15 @@ impl Migrator {
         }
         drop(state);
         Ok(self.status())
+    }
+
+    /// Lets messages in flight be answered before the process ends, so that they need not move again.
+    pub(crate) async fn halt(&self) {
+        let migration = self.state.lock().migration.take();
+        if let Some(migration) = migration {
+            // Past the limit they come twice.
+            let _ = tokio::time::timeout(HALT_TIME, migration.stop()).await;
+        }
     }
 
     /// Asks for the change to a pool.

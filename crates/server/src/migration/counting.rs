@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
-    for vhost in context.broker.vhosts() {
+    for vhost in context.vhosts() {
         let names: Vec<_> = all.iter().filter(|moved| *moved.vhost == *vhost.name()).collect();
         if names.is_empty() {
             continue;

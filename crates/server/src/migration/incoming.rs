@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, queue};
 use amqp::{FieldTable, FieldValue, Method, RawTable};
@@ -13,7 +13,7 @@ use sync::work;
 
 use super::MovingQueue;
 use super::origin::first_exchange;
-use super::run::{CHANNEL, LINGER, MoveStep, MoveTurns, RunEnd, close, drive};
+use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 
 /// Messages that the other broker sends before the first of them is acknowledged.
@@ -21,6 +21,9 @@ const PREFETCH: u16 = 1_000;
 
 /// The consumer's tag, by which operators there recognise it.
 const TAG: &str = "leveret-move";
+
+/// How long nothing comes before the queue is asked whether it has anything.
+const LINGER: Duration = Duration::from_millis(500);
 
 /// Nanoseconds charged for a message that is read and stored.
 const STORE: u32 = 2_000;

@@ -44,7 +44,7 @@ use crate::upstream::sharing::task::{OpenError, OpenUpstream as _};
 use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
 /// Queues that move at a time. Each has some MiB in flight, and a channel there.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 /// Pause between two looks at all queues; it is longer if the looks take long.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
@@ -70,6 +70,8 @@ pub struct MigrationConfig {
     pub user: String,
     /// The password of `user` there.
     pub password: String,
+    /// The virtual hosts that take part; `None` for all.
+    pub vhosts: Option<Vec<String>>,
     /// A text that tells this broker's messages apart from those of others, for their ids.
     pub broker_id: String,
 }
@@ -92,6 +94,8 @@ struct MoveContext {
     connect: Box<dyn Fn(&str) -> ConnectingThere + Send + Sync>,
     /// The user of these connections.
     user: String,
+    /// As in [`MigrationConfig`].
+    vhosts: Option<Vec<String>>,
     broker_id: String,
     progress: ProgressTable,
     permits: Arc<Semaphore>,
@@ -112,7 +116,7 @@ struct MovingQueue {
 impl Migration {
     /// Starts to move messages of all queues but exclusive ones. Must be called within a runtime.
     pub fn start(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
-        let MigrationConfig { direction, pool, user, password, broker_id } = config;
+        let MigrationConfig { direction, pool, user, password, vhosts, broker_id } = config;
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
         let connect = move |vhost: &str| -> ConnectingThere {
@@ -127,6 +131,7 @@ impl Migration {
             direction,
             connect: Box::new(connect),
             user,
+            vhosts,
             broker_id,
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
@@ -143,13 +148,14 @@ impl Migration {
         self.context.direction
     }
 
-    /// Checks the login at the other broker in a virtual host.
+    /// Checks the login at the other broker in every virtual host.
     ///
     /// # Errors
-    /// It is refused, or nobody answers there.
-    pub async fn check_login(&self, vhost: &str) -> Result<(), MoveLoginError> {
-        let client = self.context.connect(vhost).await?;
-        run::close(client).await;
+    /// It is refused in one, or nobody answers there.
+    pub async fn check_logins(&self) -> Result<(), MoveLoginError> {
+        for vhost in self.context.vhosts() {
+            run::close(self.context.connect(vhost.name()).await?).await;
+        }
         Ok(())
     }
 
@@ -161,7 +167,7 @@ impl Migration {
     /// Whether nothing is left to move at this moment but what clients hold: here, or, on the way in, there.
     pub fn is_done(&self) -> bool {
         let Self { context, .. } = self;
-        context.broker.vhosts().iter().all(|vhost| {
+        context.vhosts().iter().all(|vhost| {
             vhost.all_queues().iter().filter(|queue| may_move(queue)).all(|queue| match context.direction {
                 MoveDirection::Out => queue.message_count() == 0 && !context.progress.is_moving(vhost, queue),
                 MoveDirection::In => context.progress.was_empty(vhost, queue),
@@ -172,6 +178,13 @@ impl Migration {
     /// Tries again at once what the other broker has refused.
     pub fn retry(&self) {
         self.context.progress.retry();
+    }
+
+    /// Messages of this broker that have not moved, those that clients hold included.
+    pub fn messages_left(&self) -> u64 {
+        let vhosts = self.context.vhosts();
+        let queues = vhosts.iter().flat_map(|vhost| vhost.all_queues()).filter(|queue| may_move(queue));
+        queues.map(|queue| queue.message_count() + queue.unacked_count()).sum()
     }
 
     /// Asks how many messages the queues that have moved have at the other broker.
@@ -213,14 +226,24 @@ impl From<OpenError> for MoveLoginError {
     }
 }
 
-/// Whether a queue's messages may move: exclusive ones belong to a connection here.
+/// Whether a queue's messages may move: exclusive ones belong to a connection here, and queues that a broker has named cannot
+/// be made at another.
 fn may_move(queue: &Queue) -> bool {
-    queue.properties().owner.is_none()
+    queue.properties().owner.is_none() && !queue.name().starts_with("amq.")
 }
 
 impl MoveContext {
     async fn connect(&self, vhost: &str) -> Result<AmqpClient, OpenError> {
         (self.connect)(vhost).await
+    }
+
+    /// The virtual hosts whose queues move.
+    fn vhosts(&self) -> Vec<Arc<VirtualHost>> {
+        let mut vhosts = self.broker.vhosts();
+        if let Some(names) = &self.vhosts {
+            vhosts.retain(|vhost| names.iter().any(|name| name == vhost.name()));
+        }
+        vhosts
     }
 
     fn timestamp(&self, now: Instant) -> Timestamp {
@@ -235,7 +258,7 @@ impl MoveContext {
     async fn move_all(self: Arc<Self>) {
         while !self.is_stopped() {
             let begun = Instant::now();
-            for vhost in self.broker.vhosts() {
+            for vhost in self.vhosts() {
                 for queue in vhost.all_queues() {
                     if may_move(&queue) && self.is_wanted(&queue) && self.progress.is_due(&vhost, &queue) {
                         self.start_move(&vhost, queue).await;

@@ -16,7 +16,7 @@ use sync::work;
 
 use super::MovingQueue;
 use super::origin::{Origin, exchange_for, with_origin};
-use super::run::{CHANNEL, LINGER, MoveStep, MoveTurns, RunEnd, close, drive};
+use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
 use super::window::{InFlight, Window};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
 
@@ -59,8 +59,8 @@ struct OutgoingMove<'m> {
     next: Option<InFlight<Delivery>>,
     /// Set by confirm.select-ok.
     is_open: bool,
-    /// Since when there has been nothing to move.
-    empty_since: Option<Instant>,
+    /// Whether nothing was left when it was looked at last.
+    is_empty: bool,
     heard_at: Instant,
 }
 
@@ -74,7 +74,7 @@ impl<'m> OutgoingMove<'m> {
             window: Window::new(careful),
             next: None,
             is_open: false,
-            empty_since: None,
+            is_empty: false,
             heard_at: transport::now(),
         }
     }
@@ -219,7 +219,7 @@ impl<'m> OutgoingMove<'m> {
         let MovingQueue { context, queue, .. } = self.moving;
         match queue.fetch(false, context.timestamp(now), waiter) {
             Fetched::Got(got) => {
-                self.empty_since = None;
+                self.is_empty = false;
                 let message = got.delivery.message();
                 let bytes = message.body_len() + message.properties().len();
                 let is_doubtful =
@@ -227,7 +227,7 @@ impl<'m> OutgoingMove<'m> {
                 Some(InFlight { item: got.delivery, bytes, is_doubtful })
             }
             Fetched::Empty => {
-                self.empty_since.get_or_insert(now);
+                self.is_empty = true;
                 None
             }
             Fetched::Later => None,
@@ -261,7 +261,7 @@ impl<'m> OutgoingMove<'m> {
     }
 
     /// The end that has come without a fault.
-    fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
+    fn end_of_turn(&mut self) -> Result<(), RunEnd> {
         if self.moving.queue.is_deleted() {
             return Err(RunEnd::Empty);
         }
@@ -274,10 +274,8 @@ impl<'m> OutgoingMove<'m> {
         if self.moving.context.is_stopped() {
             return Err(RunEnd::Stopped);
         }
-        match self.empty_since {
-            Some(since) if now.saturating_duration_since(since) >= LINGER => Err(RunEnd::Empty),
-            _ => Ok(()),
-        }
+        // Another run comes for those that arrive later: there may be very many queues with few messages.
+        if self.is_empty { Err(RunEnd::Empty) } else { Ok(()) }
     }
 }
 
@@ -299,7 +297,7 @@ impl MoveTurns for OutgoingMove<'_> {
                 break;
             }
         }
-        self.end_of_turn(now).map(|()| MoveStep::Idle)
+        self.end_of_turn().map(|()| MoveStep::Idle)
     }
 
     fn waits_for_answer(&self) -> bool {

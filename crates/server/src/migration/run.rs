@@ -14,9 +14,6 @@ use crate::upstream::client::AmqpClient;
 /// The channel of a run.
 pub(super) const CHANNEL: u16 = 1;
 
-/// How long a queue without messages is watched before its run ends.
-pub(super) const LINGER: Duration = Duration::from_millis(500);
-
 /// Interval of looks at the queue and at the time.
 const LOOK: Duration = Duration::from_millis(20);
 

@@ -35,6 +35,7 @@ impl Brokers {
             direction,
             connect: Box::new(connect),
             user: USER.to_owned(),
+            vhosts: None,
             broker_id: "b".to_owned(),
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 /// Messages that are unconfirmed at most: enough for 20,000 a second over 100 ms.
 const MESSAGES: usize = 2_000;
-/// Bytes of unconfirmed messages at most; one message may be larger. Eight queues move at a time.
-const BYTES: usize = 8 << 20;
+/// Bytes of unconfirmed messages at most; one message may be larger. Sixteen queues move at a time.
+const BYTES: usize = 4 << 20;
 
 /// Bytes from which a message moves with no other in flight: brokers refuse large ones (RabbitMQ 4 those above 16 MiB), and by
 /// that close the channel with all that is on it.
-const LARGE: usize = 4 << 20;
+const LARGE: usize = 1 << 20;
 
 /// A message that moves.
 #[derive(Debug)]

@@ -159,7 +159,13 @@ impl Migrate<'_> {
             return self.dry_run(&status);
         }
         self.define(true)?;
+        // On the way in, those that are only here do not matter.
+        let vhosts = match self.way {
+            Way::To => Value::Null,
+            Way::From => names(&self.other.get("/api/vhosts")?),
+        };
         let request = json!({
+            "vhosts": vhosts,
             "direction": if self.way == Way::To { "to" } else { "from" }, "addresses": self.addresses,
             "user": self.command.other_user, "password": self.password,
         });
@@ -241,6 +247,9 @@ impl Migrate<'_> {
         }
         for line in &plan.different {
             self.output.remark(&format!("{line}; it stays as it is there"))?;
+        }
+        for line in &plan.left_out {
+            self.output.remark(&format!("{line} does not move: only a broker gives such names"))?;
         }
         if !is_granted {
             self.grant()?;
@@ -396,6 +405,11 @@ impl Migrate<'_> {
     }
 }
 
+/// The names of objects.
+fn names(objects: &Value) -> Value {
+    objects.as_array().into_iter().flatten().map(|object| object["name"].clone()).collect()
+}
+
 fn failure(status: &Value) -> Failure {
     let phase = status["phase"].as_str().unwrap_or_default();
     let why = status["failure"].as_str().map_or_else(|| format!("the move is {phase}"), str::to_owned);
@@ -407,10 +421,8 @@ fn remark(queue: &Value) -> &'static str {
     let text = |key: &str| queue[key].as_str().unwrap_or_default();
     match () {
         () if queue["exclusive"] == true => "exclusive: ends with its client, and does not move",
+        () if text("name").starts_with("amq.") => "named by the broker: does not move",
         () if text("type") == "stream" => "a stream: does not move",
-        () if text("name").starts_with("mqtt-subscription-") => {
-            "of an MQTT session: its messages move, the client subscribes again"
-        }
         () if queue["durable"] == false => "not durable: moves while this process runs",
         () if queue["auto_delete"] == true => "auto-delete: what clients hold at the end goes with it",
         () => "",
