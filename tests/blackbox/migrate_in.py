@@ -19,6 +19,7 @@ def from_(cluster, *more, port=None):
 
 def test_everything_comes_with_all_that_it_is(movable, cluster):
     api = Management(cluster, cluster.http)
+    movable.ctl("add_vhost", "only-here")
     assert api.status("PUT", path("users", "ann"), {"password": "secret", "tags": ""}) in (201, 204)
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     assert api.status("PUT", path("permissions", "/", "ann"), everything) in (201, 204)
@@ -86,6 +87,17 @@ def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movabl
             channel.basic_ack(tag)
     found = bodies(take_all(movable, "shared"))
     assert sorted(found + [body for _, body in held], key=int) == numbers(500)
+
+
+def test_a_stream_is_told_and_stays(movable, cluster):
+    with connected(cluster) as client:
+        client.channel().queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+    fill(cluster, "beside", numbers(5))
+    assert "a stream: does not move" in movable.ctl(*from_(cluster, "--dry-run"))
+    code, out, error = movable.ctl.raw(*from_(cluster))
+    assert code == 1 and "refused: queue '/' 'log'" in out, out + error
+    movable.ctl(*from_(cluster, "--skip-refused"))
+    assert bodies(take_all(movable, "beside")) == numbers(5)
 
 
 def test_messages_that_moved_out_come_back_as_they_were(tmp_path, movable, cluster):

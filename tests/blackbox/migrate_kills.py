@@ -101,5 +101,29 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
     assert bodies(take_all(cluster, "held")) == [b"held"]
 
 
+def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(movable, cluster):
+    fill(movable, "rest", numbers(10))
+    way = Forwarder(cluster.port)
+    try:
+        movable.ctl(*to(cluster, "--stay", port=way.port))
+        with connected(movable) as client:
+            channel = client.channel()
+            channel.basic_consume("rest", lambda *_: None)
+            client.process_data_events(0.2)
+            client.channel().basic_publish("", "rest", b"held", pika.BasicProperties(delivery_mode=2))
+            client.process_data_events(1)
+            way.refuses = True
+            way.cut()
+            running = Running(movable, to(cluster, port=way.port))
+            assert running.end()[0] == 1, "nobody answers"
+            api = management(movable)
+            wait_until(lambda: api.get("leveret/migration")["phase"] in ("moving", "failed"))
+    finally:
+        way.stop()
+    # What the target has, and what is here, is all of it.
+    movable.ctl(*to(cluster))
+    assert sorted(bodies(take_all(cluster, "rest"))) == sorted([*numbers(10), b"held"])
+
+
 def management(movable):
     return Management(movable.server, f"http://127.0.0.1:{movable.http_port}")

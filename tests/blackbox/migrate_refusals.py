@@ -69,18 +69,6 @@ def test_a_message_that_is_too_large_stays(movable, cluster):
     assert bodies(take_all(cluster, "large")) == [b"last"]
 
 
-def test_a_policy_that_the_target_does_not_know_is_told(movable, cluster):
-    fill(movable, "plain", numbers(3))
-    api = Management(movable.server, movable.ctl.url)
-    # A feature of the source alone.
-    wrong = {"pattern": "^plain$", "definition": {"delivery-limit": 7}, "apply-to": "queues"}
-    assert api.status("PUT", path("policies", "/", "strange"), wrong) in (201, 204)
-    fill(movable, "odd", [], arguments={"x-queue-type": "classic", "x-unknown": "x" * 10})
-    code, out, error = movable.ctl.raw(*to(cluster))
-    # Whatever it makes of them, it is told per object or taken.
-    assert code == 0 or "refused: " in out, out + error
-
-
 def test_messages_that_nobody_bound_are_not_lost(movable, cluster):
     """The queue there is deleted in the middle: what has not moved stays, and the same command makes the queue again."""
     fill(movable, "gone", numbers(3))
