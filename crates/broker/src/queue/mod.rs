@@ -350,8 +350,8 @@ impl Queue {
         self.id
     }
 
-    /// The number of a durable queue on disk.
-    pub(crate) fn number(&self) -> Option<u64> {
+    /// The number of a durable queue on disk; a queue that is declared again has another.
+    pub fn number(&self) -> Option<u64> {
         self.number
     }
 

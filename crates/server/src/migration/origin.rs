@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use amqp::properties::find_header;
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::{Delivery, Queue};
 
 /// The exchange that it was published to; empty for the default one.
 pub(super) const EXCHANGE: &str = "x-leveret-exchange";
@@ -27,15 +28,26 @@ pub(super) fn exchange_for(queue: &str) -> String {
     format!("{PREFIX}{:016x}", hasher.finish())
 }
 
-/// A message's identity in the queue that it leaves.
-#[derive(Debug, Clone, Copy)]
+/// The place that a message comes from.
+#[derive(Debug, Clone)]
 pub(super) struct Origin<'a> {
-    /// The id of all moves of this broker.
-    pub(super) broker: &'a str,
-    pub(super) queue: &'a str,
-    pub(super) position: u64,
-    pub(super) exchange: &'a str,
-    pub(super) is_redelivered: bool,
+    exchange: &'a str,
+    is_redelivered: bool,
+    /// The same for each copy of the message, and for no other message.
+    id: String,
+}
+
+impl<'a> Origin<'a> {
+    /// `broker_id` is that of all moves of this broker.
+    pub(super) fn of(broker_id: &str, queue: &Queue, delivery: &'a Delivery) -> Self {
+        let message = delivery.message();
+        let mut hasher = DefaultHasher::new();
+        (queue.name(), queue.number()).hash(&mut hasher);
+        // An empty queue may begin with its first position again after a restart.
+        (message.routing_key(), message.properties(), message.body().to_bytes()).hash(&mut hasher);
+        let id = format!("{broker_id}-{:016x}-{}", hasher.finish(), delivery.position());
+        Self { exchange: message.exchange(), is_redelivered: delivery.redelivered(), id }
+    }
 }
 
 /// The properties with headers for the origin behind their own, which stay byte for byte what they are.
@@ -47,9 +59,7 @@ pub(super) fn with_origin<'p>(bytes: &'p [u8], origin: Origin<'_>) -> Cow<'p, [u
         added.insert(EXCHANGE, FieldValue::text(origin.exchange));
     }
     if find_header(bytes, ID).is_none() {
-        let queue = exchange_for(origin.queue);
-        let queue = queue.trim_start_matches(PREFIX);
-        added.insert(ID, FieldValue::text(format!("{}-{queue}-{}", origin.broker, origin.position)));
+        added.insert(ID, FieldValue::text(origin.id));
     }
     if origin.is_redelivered {
         added.insert(REDELIVERED, FieldValue::Boolean(true));
@@ -81,8 +91,9 @@ pub(super) fn first_exchange<'e>(exchange: &'e str, properties: &[u8]) -> Cow<'e
 mod tests {
     use super::*;
 
-    const ORIGIN: Origin<'_> =
-        Origin { broker: "b", queue: "q", position: 7, exchange: "events", is_redelivered: true };
+    fn origin(exchange: &str, is_redelivered: bool) -> Origin<'_> {
+        Origin { exchange, is_redelivered, id: "b-0-7".to_owned() }
+    }
 
     #[test]
     fn a_messages_own_properties_stay_as_they_are() {
@@ -92,7 +103,7 @@ mod tests {
         let mut bytes = Vec::new();
         let properties = Properties::default().with_priority(3).with_user_id("u");
         properties.with_headers(RawTable::check(&encoded).unwrap()).encode(&mut bytes);
-        let moved = with_origin(&bytes, ORIGIN);
+        let moved = with_origin(&bytes, origin("events", true));
         let read = Properties::decode(&moved).unwrap();
         assert_eq!((read.priority, read.user_id), (Some(3), Some("u")));
         let headers = read.headers.unwrap();
@@ -100,13 +111,11 @@ mod tests {
         let headers = headers.decode();
         assert_eq!(headers.get(EXCHANGE), Some(&FieldValue::text("events")));
         assert_eq!(headers.get(REDELIVERED), Some(&FieldValue::Boolean(true)));
-        let id = headers.get(ID).and_then(FieldValue::as_text).unwrap().to_owned();
-        assert!(id.starts_with("b-") && id.ends_with("-7"), "{id}");
+        assert_eq!(headers.get(ID), Some(&FieldValue::text("b-0-7")));
         assert_eq!(first_exchange(&exchange_for("q"), &moved), "events");
         assert_eq!(first_exchange("other", &moved), "other");
         // A second move keeps the first one's.
-        let again =
-            with_origin(&moved, Origin { exchange: "leveret.move.0", is_redelivered: false, ..ORIGIN });
+        let again = with_origin(&moved, origin("leveret.move.0", false));
         assert_eq!(again, moved);
     }
 
@@ -116,6 +125,6 @@ mod tests {
         let encoded = own.encode();
         let mut bytes = Vec::new();
         Properties::default().with_headers(RawTable::check(&encoded).unwrap()).encode(&mut bytes);
-        assert_eq!(*with_origin(&bytes, ORIGIN), *bytes);
+        assert_eq!(*with_origin(&bytes, origin("", true)), *bytes);
     }
 }

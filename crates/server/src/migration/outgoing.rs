@@ -243,14 +243,9 @@ impl<'m> OutgoingMove<'m> {
     fn send(&mut self, delivery: &Delivery) {
         let Some(client) = &mut self.client else { return };
         let (message, queue) = (delivery.message(), &self.moving.queue);
-        let origin = Origin {
-            broker: &self.moving.context.broker_id,
-            queue: queue.name(),
-            position: delivery.position(),
-            exchange: message.exchange(),
-            is_redelivered: delivery.redelivered(),
-        };
-        let properties = with_origin(message.properties(), origin);
+        let origin = Origin::of(&self.moving.context.broker_id, queue, delivery);
+        let published = delivery.published_properties();
+        let properties = with_origin(&published, origin);
         let publish = basic::Publish {
             exchange: &self.exchange,
             routing_key: message.routing_key(),
