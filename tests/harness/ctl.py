@@ -30,7 +30,7 @@ class Ctl:
     def __call__(self, *arguments, **env):
         """What a command that does well prints."""
         code, out, error = self.raw(*arguments, **env)
-        assert (code, error) == (0, ""), f"{arguments}: {code} {error}"
+        assert (code, error) == (0, ""), f"{arguments}: {code} {error} {out}"
         return out
 
     def rows(self, *arguments):

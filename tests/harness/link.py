@@ -8,10 +8,10 @@ from harness.patience import PATIENCE
 
 
 class Link:
-    """In front of a port of this machine; at `address` until it is stopped."""
+    """In front of a port of this machine; at `address` until it is stopped. `flags` are those of the command."""
 
-    def __init__(self, log, port):
-        argv = [binary(), "bench", "link", "--to", f"127.0.0.1:{port}"]
+    def __init__(self, log, port, *flags):
+        argv = [binary(), "bench", "link", "--to", f"127.0.0.1:{port}", *flags]
         self.child = Child(argv, log, env=clean_environment(), stdin=subprocess.PIPE)
         self.address = self.child.wait_line(r"listening on tcp://(\S+)").group(1)
         self.orders = 0

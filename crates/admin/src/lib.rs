@@ -29,7 +29,8 @@ use std::sync::Arc;
 
 pub use api::{
     Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
-    ListenerInfo, NoUpgrade, NodeInfo, Process as ApiProcess, SessionInfo, TlsListener,
+    ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process as ApiProcess, SessionInfo,
+    TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

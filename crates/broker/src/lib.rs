@@ -95,8 +95,8 @@ pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
-    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Moving, Offer,
-    PublisherHold, Queue, QueueCapacity, QueueProperties, Returned,
+    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, ForeignMessage, Got,
+    Moving, Offer, PublisherHold, Queue, QueueCapacity, QueueProperties, Returned, TakenIn,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};

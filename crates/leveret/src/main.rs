@@ -24,6 +24,7 @@ mod logins;
 mod logs;
 mod man_pages;
 mod manage;
+mod migration;
 mod mqtt;
 mod notify;
 mod own_address;

@@ -74,7 +74,9 @@ impl Reloader {
         let (delay, spread) = match reason {
             DrainReason::Asked => (drain_delay, drain_spread),
             DrainReason::TakenOver { at_once: false } => (Duration::ZERO, drain_spread),
-            DrainReason::TakenOver { at_once: true } => (Duration::ZERO, Duration::ZERO),
+            DrainReason::CutOver | DrainReason::TakenOver { at_once: true } => {
+                (Duration::ZERO, Duration::ZERO)
+            }
         };
         DrainTimes { delay, spread, timeout: drain_timeout }
     }

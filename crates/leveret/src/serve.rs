@@ -29,12 +29,13 @@ use crate::identities;
 use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
+use crate::migration::{self, Migrator};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::{DrainTimes, Reloader};
-use crate::signals::{self, AddressesWanted, Caught, DrainRequest, Drainer};
+use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
 use crate::takeover::{Offer, Succession, Upgrades};
@@ -57,7 +58,7 @@ pub(crate) async fn run(
     log: LogLevel,
     inherited: Inherited,
 ) -> Result<(), ServeError> {
-    let config = effective.config.clone();
+    let config = migration::obey(&effective).map_err(ServeError::Setting)?;
     // Before any announcement, since its reader may send a signal at once.
     let caught = signals::catch().map_err(ServeError::Signals)?;
     let Caught { mut drain, addresses_wanted, drainer, reload, upgrade } = caught;
@@ -116,15 +117,12 @@ pub(crate) async fn run(
         logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
-    status.manage(management(&reloader, clock, drainer));
+    let migrator = Migrator::new(embedded(&backend), clock, config.clone(), drainer.clone(), offer.clone());
+    status.manage(management(&reloader, clock, drainer, Arc::clone(&migrator)));
     let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
     notifier.ready();
 
-    let reason = drain.wait().await;
-    notifier.stopping(reason, reloader.drain_times(reason).total());
-    status.start_draining();
-    drain.delayed(reloader.drain_times(reason).delay).await;
-    let times = reloader.drain_times(drain.wait().await);
+    let times = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
 
@@ -137,6 +135,28 @@ pub(crate) async fn run(
     drop(data_folder);
     drop(spool);
     Ok(())
+}
+
+/// Waits until the process is to end, and if everything has moved to another broker, until a successor takes over. Returns how
+/// long sessions have to end.
+async fn wait_for_end(
+    drain: &mut DrainRequest,
+    notifier: &Notifier,
+    status: &Status,
+    reloader: &Reloader,
+    migrator: &Migrator,
+) -> DrainTimes {
+    let reason = drain.wait().await;
+    notifier.stopping(reason, reloader.drain_times(reason).total());
+    status.start_draining();
+    drain.delayed(reloader.drain_times(reason).delay).await;
+    if drain.wait().await == DrainReason::CutOver {
+        let timeout = reloader.drain_times(DrainReason::CutOver).timeout;
+        migrator.run_cut_over(&reloader.server, &reloader.upgrades, drain, timeout).await;
+    } else {
+        migrator.halt().await;
+    }
+    reloader.drain_times(drain.wait().await)
 }
 
 /// Creates the server, and starts what it knows of its backend.
@@ -194,7 +214,7 @@ async fn end_sessions(server: &Server, spool: Option<&SpoolFolder>, backend: &Ba
 }
 
 /// Creates the management API.
-fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<Api> {
+fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer, migrator: Arc<Migrator>) -> Arc<Api> {
     let config = reloader.effective.lock().config.clone();
     let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
     let manager = Manager::new(
@@ -213,13 +233,18 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
             certificates: reloader.tls.server.clone(),
             drainer,
             upgrades: Arc::clone(&reloader.upgrades),
+            migrator,
         },
     );
-    let embedded = match &reloader.backend {
+    Api::new(embedded(&reloader.backend), manager)
+}
+
+/// The embedded broker, if that is the backend.
+fn embedded(backend: &Backend) -> Option<Arc<Broker>> {
+    match backend {
         Backend::Broker(broker) => Some(Arc::clone(broker)),
         Backend::Upstream(_) => None,
-    };
-    Api::new(embedded, manager)
+    }
 }
 
 /// Starts the sampler of memory and disk for the embedded broker.
@@ -498,7 +523,7 @@ pub(crate) fn websocket_config(config: &Config, routes: Routes) -> WebSocketConf
     }
 }
 
-fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
+pub(crate) fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
     let upstreams = config.upstream.iter();
     let upstreams = upstreams
         .map(|url| UpstreamAddress { host: url.host.clone(), port: url.port, tls: url.tls })

@@ -17,6 +17,8 @@ const LEFT_AT_ONCE: i32 = 1;
 pub(crate) enum DrainReason {
     /// A signal, or an operator.
     Asked,
+    /// Everything has moved to another broker but what clients have. A successor takes over when that has moved as well.
+    CutOver,
     /// A successor has taken over, which waits for the end if it is to be `at_once`.
     TakenOver { at_once: bool },
 }
@@ -52,6 +54,15 @@ impl Drainer {
         self.reason.send_if_modified(|reason| {
             let is_first = reason.is_none();
             reason.get_or_insert(DrainReason::Asked);
+            is_first
+        });
+    }
+
+    /// Requests the drain after which the rest moves to another broker, unless another has been requested.
+    pub(crate) fn cut_over(&self) {
+        self.reason.send_if_modified(|reason| {
+            let is_first = reason.is_none();
+            reason.get_or_insert(DrainReason::CutOver);
             is_first
         });
     }
@@ -122,6 +133,11 @@ impl DrainRequest {
     /// Whether a drain is requested.
     pub(crate) fn is_made(&self) -> bool {
         self.0.borrow().is_some()
+    }
+
+    /// Whether a successor has taken over.
+    pub(crate) fn is_taken_over(&self) -> bool {
+        matches!(*self.0.borrow(), Some(DrainReason::TakenOver { .. }))
     }
 
     /// Waits for as long as the `delay` of the drain, or until a successor has taken over.

@@ -11,6 +11,7 @@
 //! - [`Alarms`]: make publishers wait when memory or disk runs short.
 //! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
 //! - `stomp`: STOMP clients of the embedded broker or the upstream.
+//! - [`Migration`]: the messages of all queues move to another broker, or from there.
 //! - `upstream`: what sessions of other protocols need in front of an upstream, as AMQP through the pool.
 //! - [`OpenConnection`]: a connection as operators see and close it.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session on a backend.
@@ -27,6 +28,7 @@ mod backend;
 mod client;
 mod limits;
 mod metrics;
+mod migration;
 mod mqtt;
 mod network;
 mod preface;
@@ -51,6 +53,7 @@ pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };
 pub use metrics::{Confirms, Counter, ServerMetrics};
+pub use migration::{Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, MovedQueueState};
 pub use mqtt::{
     DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,
     RetainedState, RetainedStatus,

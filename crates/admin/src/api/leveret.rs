@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
+use super::process::MigrationStep;
 use super::sessions;
 
 /// `GET /api/leveret/clients`.
@@ -146,6 +147,36 @@ pub(super) fn upgrade(call: &Call) -> ApiAnswer {
 /// `GET /api/leveret/upgrade`.
 pub(super) fn upgrade_status(call: &Call) -> ApiAnswer {
     Ok(Reply::json(call.api.process.upgrade_status()))
+}
+
+/// `GET /api/leveret/migration`.
+pub(super) fn migration(call: &Call) -> ApiAnswer {
+    Ok(Reply::json(call.api.process.migration()))
+}
+
+/// `POST /api/leveret/migration`.
+pub(super) fn start_migration(call: &Call) -> ApiAnswer {
+    steer_migration(call, MigrationStep::Start(&call.object()?))
+}
+
+/// `DELETE /api/leveret/migration`.
+pub(super) fn stop_migration(call: &Call) -> ApiAnswer {
+    steer_migration(call, MigrationStep::Stop)
+}
+
+/// `POST /api/leveret/migration/cut-over`.
+pub(super) fn cut_over(call: &Call) -> ApiAnswer {
+    steer_migration(call, MigrationStep::CutOver)
+}
+
+/// `POST /api/leveret/migration/finish`.
+pub(super) fn finish_migration(call: &Call) -> ApiAnswer {
+    steer_migration(call, MigrationStep::Finish)
+}
+
+fn steer_migration(call: &Call, step: MigrationStep<'_>) -> ApiAnswer {
+    let step = call.api.process.steer_migration(step);
+    step.map(Reply::json).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 /// Replies with objects that are sorted by the member that is their name.

@@ -59,7 +59,7 @@ use tokio::sync::Semaphore;
 
 pub use process::{
     CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession, ListenerInfo,
-    NoUpgrade, NodeInfo, Process, SessionInfo, TlsListener,
+    MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process, SessionInfo, TlsListener,
 };
 pub(crate) use request::{Caller, for_monitors, is_local, router};
 

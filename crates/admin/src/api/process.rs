@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker::{MessageCounts, Timestamp};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The process that the API runs in. No method may block for long.
 pub trait Process: Send + Sync + 'static {
@@ -118,7 +118,35 @@ pub trait Process: Send + Sync + 'static {
 
     /// This process, its version, and what has become of the last upgrade, as an object.
     fn upgrade_status(&self) -> Value;
+
+    /// The move of messages to another broker, or from there, as an object.
+    fn migration(&self) -> Value;
+
+    /// Takes a step of such a move. Returns at once, with [`Process::migration`].
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be taken.
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration>;
 }
+
+/// A step of a move of messages to another broker, or from there.
+#[derive(Debug, Clone, Copy)]
+pub enum MigrationStep<'a> {
+    /// Begins with the `direction` (`to` or `from`), the `addresses`, the `user` and the `password` of the other broker.
+    Start(&'a Map<String, Value>),
+    /// Ends it; messages that have moved stay there.
+    Stop,
+    /// Closes all clients: the rest is to move.
+    CutOver,
+    /// The last definitions have been copied.
+    Finish,
+}
+
+/// Why a step of a move is not taken, in words for operators.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoMigration(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// Why no successor is started, in words for operators.
 #[derive(Debug, thiserror::Error)]

@@ -470,6 +470,17 @@ pub(super) static ROUTES: &[Route] = &[
         get(Administrator, leveret::upgrade_status, "This process, and what has become of the last upgrade"),
         bare(Administrator, leveret::upgrade, "Start the program on the disk, which takes this process's place"),
     ]),
+    anywhere("leveret/migration", &[
+        get(Administrator, leveret::migration, "The move of all messages to another broker, or from there"),
+        post(Administrator, leveret::start_migration, "Begin it, or go on with it"),
+        delete(Administrator, leveret::stop_migration, "End it; messages that have moved stay there"),
+    ]),
+    anywhere("leveret/migration/cut-over", &[
+        bare(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
+    ]),
+    anywhere("leveret/migration/finish", &[
+        bare(Administrator, leveret::finish_migration, "Go on after the cut-over: the last definitions are copied"),
+    ]),
 ];
 
 #[cfg(test)]

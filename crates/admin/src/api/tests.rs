@@ -168,6 +168,14 @@ impl Process for Quiet {
     fn upgrade_status(&self) -> Value {
         json!({})
     }
+
+    fn migration(&self) -> Value {
+        json!({})
+    }
+
+    fn steer_migration(&self, _: MigrationStep<'_>) -> Result<Value, NoMigration> {
+        Err(NoMigration("a test moves nothing".into()))
+    }
 }
 
 pub(super) fn world() -> (Arc<Broker>, Arc<Api>) {

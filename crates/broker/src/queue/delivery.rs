@@ -104,6 +104,8 @@ pub enum Returned {
     Released,
     /// The client could not deal with it: basic.reject, the end of its channel.
     Failed,
+    /// No client has seen it: it counts neither as delivered nor as failed.
+    Unseen,
 }
 
 /// Marks a message that does not expire.
@@ -115,15 +117,20 @@ impl Delivery {
         &self.message
     }
 
+    /// The message's properties as they were published, without what only a front end is to see.
+    pub fn published_properties(&self) -> Cow<'_, [u8]> {
+        match self.message.properties() {
+            whole if self.message.traits().is_annotated => Cow::Owned(without_annotation(whole)),
+            properties => Cow::Borrowed(properties),
+        }
+    }
+
     /// The message's properties as a client of the queue sees them. Quorum queues add the header `x-delivery-count`:
     /// RabbitMQ 3.10's the number of earlier deliveries, always for `basic.get`, and for consumers from the second
     /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and in `x-acquired-count` that of all from this
     /// queue, or of the failed ones if there are no others.
     pub fn properties(&self, from: &Queue, by_get: bool) -> Cow<'_, [u8]> {
-        let properties = match self.message.properties() {
-            whole if self.message.traits().is_annotated => Cow::Owned(without_annotation(whole)),
-            properties => Cow::Borrowed(properties),
-        };
+        let properties = self.published_properties();
         let by_get = by_get && from.compatibility() == Compatibility::V3_10;
         if from.kind() != QueueKind::Quorum || (!self.redelivered() && !by_get) {
             return properties;

@@ -231,7 +231,7 @@ impl Queue {
         let limit = self.delivery_limit_of(&arguments);
         let failure = self.failure_of(returned);
         for mut delivery in deliveries {
-            delivery.deliveries = delivery.deliveries.saturating_add(1);
+            delivery.deliveries = delivery.deliveries.saturating_add((returned != Returned::Unseen).into());
             delivery.failures = delivery.failures.saturating_add(failure);
             if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
                 state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
@@ -249,7 +249,11 @@ impl Queue {
 
     /// The number of failures that a delivery counts for which is given back in this way.
     fn failure_of(&self, returned: Returned) -> u32 {
-        let is_forgiven = returned == Returned::Released && self.compatibility.forgives_releases();
+        let is_forgiven = match returned {
+            Returned::Released => self.compatibility.forgives_releases(),
+            Returned::Failed => false,
+            Returned::Unseen => true,
+        };
         u32::from(!is_forgiven)
     }
 

@@ -33,7 +33,7 @@ pub use delivery::{
 };
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
-pub use moving::Moving;
+pub use moving::{ForeignMessage, Moving, TakenIn};
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::{StoredMessages, stored_expiry};
@@ -350,8 +350,8 @@ impl Queue {
         self.id
     }
 
-    /// The number of a durable queue on disk.
-    pub(crate) fn number(&self) -> Option<u64> {
+    /// The number of a durable queue on disk; a queue that is declared again has another.
+    pub fn number(&self) -> Option<u64> {
         self.number
     }
 

@@ -1,10 +1,12 @@
-//! Moving messages from one queue to another without a moment at which a crash loses or doubles them.
+//! Moving messages from one queue to another without a moment at which a crash loses or doubles them, and into a queue from
+//! another broker.
 
 use std::sync::Arc;
 
 use store::journal::{Lsn, Range, Transfer};
 
 use super::{Delivery, Queue, Sender};
+use crate::inspect::traits_of;
 use crate::message::{Body, Message};
 use crate::persistence::{LastStoring, StoredBatch};
 use crate::time::Timestamp;
@@ -31,7 +33,53 @@ impl Moving {
     }
 }
 
+/// A message of another broker's queue on its way into one here.
+#[derive(Debug)]
+pub struct ForeignMessage(Arc<Message>);
+
+impl ForeignMessage {
+    /// The message as it was delivered there: it has been published to this exchange, which need not exist here. `None` if its
+    /// properties, flags and list as they are on the wire, are malformed.
+    pub fn new(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Self> {
+        let traits = traits_of(properties)?;
+        let message = Message::new(exchange.into(), routing_key, properties, Body::Copied(body), traits);
+        Some(Self(Arc::new(message)))
+    }
+}
+
+/// The outcome of [`Queue::take_in`].
+#[derive(Debug, Default)]
+pub struct TakenIn {
+    /// The indices of the messages that the queue is too full for, ascending.
+    pub refused: Vec<usize>,
+    /// The log position that has to be on disk before the others are safe; `None` if they need not wait.
+    pub until: Option<Lsn>,
+    /// More waits to be written than the store's limit ([`VirtualHost::wait_for_room`](crate::VirtualHost::wait_for_room)).
+    pub full: bool,
+}
+
 impl Queue {
+    /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them.
+    pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> TakenIn {
+        let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
+        let (count, mut refused) = (messages.len(), Vec::new());
+        let last = LastStoring::of(std::slice::from_ref(self));
+        let stored = StoredBatch::keep(self.paging.store(), last, &messages);
+        let sender = Sender::Publisher(None);
+        let appended = self.append(messages.into_iter(), stored.at(0), now, sender, |at| refused.push(at));
+        if self.is_deleted() {
+            refused = (0..count).collect();
+        }
+        if appended.lined_up {
+            self.wait_for_letters();
+        } else if !appended.dead.is_empty()
+            && let Some(home) = self.home.upgrade()
+        {
+            home.dead_letter(self, appended.dead, now);
+        }
+        TakenIn { refused, until: appended.until, full: stored.full || appended.full }
+    }
+
     /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
     /// on disk: after a crash each message is in one of them. Returns the log position after which it is done for good, `None`
     /// if it need not wait.
@@ -110,5 +158,32 @@ mod tests {
         let bodies = std::iter::from_fn(|| to.get(true, Timestamp(1)));
         let bodies: Vec<_> = bodies.map(|got| got.delivery.message().body().to_vec()).collect();
         assert_eq!(bodies, [b"a".to_vec(), b"B".to_vec(), b"c".to_vec()]);
+    }
+    #[test]
+    fn messages_of_another_broker_are_what_they_were_there() {
+        let broker = Broker::new(BrokerConfig::default());
+        let vhost = broker.vhost("/").unwrap();
+        let arguments = [
+            ("x-max-length", amqp::FieldValue::I64(2)),
+            ("x-overflow", amqp::FieldValue::text("reject-publish")),
+        ];
+        let arguments = arguments.into_iter().collect::<amqp::FieldTable>();
+        let encoded = arguments.encode();
+        let raw = amqp::RawTable::check(&encoded).unwrap();
+        let declare = QueueDeclare { name: "q", durable: true, arguments: raw, ..QueueDeclare::default() };
+        let queue = vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
+        let mut properties = Vec::new();
+        amqp::Properties::default().with_priority(7).with_delivery_mode(2).encode(&mut properties);
+        let message = |body: &[u8]| ForeignMessage::new("events", "a.b", &properties, body).unwrap();
+        let taken = queue.take_in(vec![message(b"1"), message(b"2"), message(b"3")], Timestamp(1));
+        assert_eq!(taken.refused, [2], "the queue is full");
+        let got = queue.get(false, Timestamp(1)).unwrap().delivery;
+        assert_eq!((got.message().exchange(), got.message().routing_key()), ("events", "a.b"));
+        assert_eq!((got.message().properties(), got.message().traits().priority), (&*properties, Some(7)));
+        assert!(ForeignMessage::new("events", "a.b", &[0xff], b"").is_none(), "malformed");
+        // Nobody has seen it.
+        queue.requeue(vec![got], super::super::Returned::Unseen, Timestamp(1));
+        let again = queue.get(false, Timestamp(1)).unwrap().delivery;
+        assert!(!again.redelivered() && again.message().body().to_vec() == b"1");
     }
 }

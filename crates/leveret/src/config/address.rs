@@ -172,6 +172,14 @@ const AMQP_PORT: u16 = 5672;
 const AMQPS_PORT: u16 = 5671;
 
 impl UpstreamUrl {
+    /// Parses the URLs of one cluster, in order of preference.
+    ///
+    /// # Errors
+    /// As of the setting `upstream`.
+    pub(crate) fn of_cluster(texts: &[String]) -> Result<Vec<Self>, ValueError> {
+        Vec::parse_all(texts)
+    }
+
     /// Parses a URL. Error messages do not quote it, since in a malformed URL a password may be anywhere.
     fn parse(text: &str) -> Result<Self, ValueError> {
         let fault = |fault| ValueError::Url { fault, expected: "amqp://host[:port]" };

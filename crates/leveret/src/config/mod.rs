@@ -23,7 +23,7 @@ mod vhost_mapping;
 mod watermark;
 
 pub(crate) use address::{
-    ListenAddr, host_and_port, mask_credentials, parse_port, unix_path, write_host_and_port,
+    ListenAddr, UpstreamUrl, host_and_port, mask_credentials, parse_port, unix_path, write_host_and_port,
 };
 pub(crate) use choice::{
     DefinitionsIf, HttpMethodName, InboundHeader, LimitsMode, OutboundHeader, VerifyClient,

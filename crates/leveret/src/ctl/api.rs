@@ -86,6 +86,18 @@ impl Api {
             Some(url) => Endpoint::parse(url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?,
             None => discovery::find(is_quiet)?,
         };
+        let user = connection.user.clone();
+        let password = secret::login(&user, connection.password_file.as_deref())?;
+        Self::of(connection, endpoint, &user, &password)
+    }
+
+    /// The client of a server that need not be the connection's, with the certificates and the patience of that.
+    pub(super) fn of(
+        connection: &Connection,
+        endpoint: Endpoint,
+        user: &str,
+        password: &str,
+    ) -> Result<Self, Failure> {
         let timeout = Duration::from_secs(connection.timeout);
         if connection.cert.is_some() != connection.key.is_some() {
             return Err(Failure::Usage("--cert and --key are needed together".to_owned()));
@@ -98,10 +110,8 @@ impl Api {
             verify: true,
         };
         let mut client = HttpClient::new(endpoint, files, timeout).map_err(Failure::run)?;
-        let user = connection.user.clone();
-        let password = secret::login(&user, connection.password_file.as_deref())?;
         client.authorize(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))));
-        Ok(Self { client, user })
+        Ok(Self { client, user: user.to_owned() })
     }
 
     /// Gets the resource; fails if it does not exist.

@@ -10,6 +10,7 @@ mod definitions;
 mod discovery;
 mod limits;
 mod list;
+mod migrate;
 mod missing;
 mod output;
 mod permissions;
@@ -64,6 +65,8 @@ enum CtlCommand {
     Act(act::ActCommand),
     #[command(flatten)]
     Pool(pool::PoolCommand),
+    /// Move everything to a cluster while clients go on, and become the pool in front of it; or move in
+    Migrate(migrate::MigrateCommand),
     /// A data folder that no broker is using
     #[command(subcommand)]
     Store(store::StoreCommand),
@@ -94,5 +97,6 @@ pub(crate) fn run(arguments: &CtlArguments) -> Result<(), Failure> {
         CtlCommand::Definitions(command) => definitions::run(command, &api()?, output),
         CtlCommand::Act(command) => act::run(command, &api()?, output),
         CtlCommand::Pool(command) => pool::run(command, &api()?, output),
+        CtlCommand::Migrate(command) => migrate::run(command, &api()?, connection, output),
     }
 }

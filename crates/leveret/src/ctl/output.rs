@@ -125,6 +125,14 @@ impl Output {
         }
     }
 
+    /// Tells people how it goes.
+    pub(super) fn remark(&self, what: &str) -> Result<(), Failure> {
+        match (self.quiet, self.format) {
+            (false, Format::Table) => print(&format!("{}\n", printable(what))),
+            _ => Ok(()),
+        }
+    }
+
     /// Prints JSON, on one line in quiet mode.
     pub(super) fn json(&self, value: &Value) -> Result<(), Failure> {
         let text = if self.quiet { Ok(value.to_string()) } else { serde_json::to_string_pretty(value) };

@@ -14,12 +14,24 @@ pub(super) const LOGIN: &str = "LEVERET_CTL_PASSWORD";
 /// The variable with a user's new password.
 pub(super) const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
 
+/// The variable with the password for logging in to the other broker of a move.
+pub(super) const OTHER: &str = "LEVERET_CTL_OTHER_PASSWORD";
+
 /// The password of `user`. It defaults to guest for the user guest, as in RabbitMQ's tools.
 pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> {
+    ask(user, file, LOGIN, "--password-file")
+}
+
+/// The same for the other broker of a move.
+pub(super) fn other(user: &str, file: Option<&Path>) -> Result<String, Failure> {
+    ask(user, file, OTHER, "--other-password-file")
+}
+
+fn ask(user: &str, file: Option<&Path>, variable: &str, flag: &str) -> Result<String, Failure> {
     if let Some(path) = file {
         return of_file(path);
     }
-    if let Some(password) = of_variable(LOGIN)? {
+    if let Some(password) = of_variable(variable)? {
         return Ok(password);
     }
     if user == "guest" {
@@ -27,7 +39,7 @@ pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> 
     }
     match Terminal::open() {
         Some(mut terminal) => terminal.ask(&format!("Password of {user}: ")),
-        None => Err(Failure::Usage(format!("no password for '{user}': set {LOGIN} or --password-file"))),
+        None => Err(Failure::Usage(format!("no password for '{user}': set {variable} or {flag}"))),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::config::{did_you_mean, nearest};
 const PREFIX: &str = "LEVERET_CTL_";
 
 /// Those that are options as well, and those of passwords.
-const KNOWN: [&str; 9] = [
+const KNOWN: [&str; 12] = [
     "LEVERET_CTL_URL",
     "LEVERET_CTL_USER",
     "LEVERET_CTL_VHOST",
@@ -18,8 +18,11 @@ const KNOWN: [&str; 9] = [
     "LEVERET_CTL_CA",
     "LEVERET_CTL_CERT",
     "LEVERET_CTL_KEY",
+    "LEVERET_CTL_OTHER_USER",
+    "LEVERET_CTL_OTHER_PASSWORD_FILE",
     secret::LOGIN,
     secret::NEW,
+    secret::OTHER,
 ];
 
 /// Refuses variables of the process that none of the commands knows.

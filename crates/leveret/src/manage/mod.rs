@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admin::{
-    ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NoUpgrade, NodeInfo, TlsListener,
+    ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationStep, NoMigration,
+    NoUpgrade, NodeInfo, TlsListener,
 };
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
@@ -19,6 +20,7 @@ use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
 use crate::announce::announced;
+use crate::migration::Migrator;
 use crate::signals::Drainer;
 use crate::takeover::Upgrades;
 use connection::ManagementView;
@@ -49,6 +51,8 @@ pub(crate) struct Hooks {
     /// Requests the drain of the process.
     pub(crate) drainer: Drainer,
     pub(crate) upgrades: Arc<Upgrades>,
+    /// Moves messages to another broker, or from there.
+    pub(crate) migrator: Arc<Migrator>,
 }
 
 /// Listeners over TLS, with the certificates and authorities now in use.
@@ -279,6 +283,21 @@ impl ApiProcess for Manager {
 
     fn upgrade_status(&self) -> Value {
         self.hooks.upgrades.status()
+    }
+
+    fn migration(&self) -> Value {
+        self.hooks.migrator.status()
+    }
+
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {
+        let migrator = &self.hooks.migrator;
+        let done = match step {
+            MigrationStep::Start(request) => migrator.start(request),
+            MigrationStep::Stop => migrator.stop(),
+            MigrationStep::CutOver => migrator.cut_over(),
+            MigrationStep::Finish => migrator.finish(),
+        };
+        done.map_err(|error| NoMigration(error.into()))
     }
 }
 

@@ -122,6 +122,14 @@ pub(super) enum SessionHolder {
 }
 
 impl<D: Detached> Claims<D> {
+    /// The detached sessions, in no order.
+    pub(super) fn detached_mut(&mut self) -> impl Iterator<Item = &mut D> {
+        self.slots.values_mut().filter_map(|slot| match slot {
+            Slot::Kept(kept) => Some(&mut **kept),
+            Slot::Taken { .. } => None,
+        })
+    }
+
     /// The user that has a session.
     pub(super) fn holder(&self, owner: &Owner) -> SessionHolder {
         let user = match self.slots.get(owner) {

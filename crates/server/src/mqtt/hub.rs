@@ -210,6 +210,21 @@ impl Hub {
         }
     }
 
+    /// Returns the messages that clients of detached sessions have not acknowledged to their queues, when no client is to come
+    /// back to this process.
+    pub(crate) fn release_deliveries(&self, now: Timestamp) {
+        let mut sessions = self.sessions.lock();
+        let held: Vec<_> = sessions
+            .claims
+            .detached_mut()
+            .flat_map(|kept| std::mem::take(&mut kept.held).into_values())
+            .collect();
+        drop(sessions);
+        for held in held {
+            held.queue.requeue(vec![held.delivery], Returned::Failed, now);
+        }
+    }
+
     /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: DetachedSession, now: Timestamp) {
         let DetachedSession { held, pending_retained, groups, will, .. } = kept;

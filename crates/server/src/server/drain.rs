@@ -39,6 +39,16 @@ impl Server {
     }
 }
 
+impl Server {
+    /// After a drain: returns to their queues what clients of MQTT sessions on the embedded broker have not acknowledged. Their
+    /// next connection is not to this process.
+    pub fn release_mqtt_deliveries(&self) {
+        if let Some(MqttBackend::Broker(hub)) = self.shared.mqtt.get() {
+            hub.release_deliveries(self.shared.clock.timestamp(Instant::now()));
+        }
+    }
+}
+
 impl Shared {
     /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on, and have `timeout` after
     /// that.

@@ -1,0 +1,91 @@
+//! The tables of `leveret ctl migrate`.
+
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::ctl::output::{Column, Output};
+
+/// Whether messages have come to this broker, or have left it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    To,
+    From,
+}
+
+/// The counts of a queue at the end.
+fn verdict(queue: &Value, way: Way) -> &'static str {
+    let count = |key: &str| queue[key].as_u64();
+    let (moved, twice) = (count("moved").unwrap_or(0), count("maybe_twice").unwrap_or(0));
+    let received = match way {
+        Way::To => count("there"),
+        Way::From => {
+            Some(count("messages_ready").unwrap_or(0) + count("messages_unacknowledged").unwrap_or(0))
+        }
+    };
+    match (count("before"), received) {
+        (Some(before), Some(received)) if received < before + moved => "fewer",
+        (Some(before), Some(received)) if received > before + moved + twice => "more",
+        (Some(_), Some(_)) => "same",
+        // A queue that nothing has moved from need not be there.
+        _ if moved == 0 => "same",
+        _ => "unknown",
+    }
+}
+
+/// Prints the counts of each queue, and fails if they differ from what was moved.
+pub(super) fn compare(status: &Value, way: Way, output: &Output) -> Result<(), Failure> {
+    let mut rows: Vec<Value> = status["queues"].as_array().cloned().unwrap_or_default();
+    let mut differing = 0;
+    for row in &mut rows {
+        let verdict = verdict(row, way);
+        differing += usize::from(verdict != "same");
+        row["counts"] = json!(verdict);
+        if way == Way::From {
+            row["left"] = row["there"].clone();
+        }
+    }
+    let places: &[&str] = match way {
+        Way::To => &["vhost", "name", "moved", "before", "there", "maybe_twice", "counts"],
+        Way::From => &["vhost", "name", "moved", "before", "messages_ready", "left", "counts"],
+    };
+    let columns: Vec<_> = places.iter().map(|place| Column::new(place)).collect();
+    output.rows(&columns, false, rows)?;
+    if differing > 0 {
+        return Err(Failure::Run(format!(
+            "{differing} queues have other counts than what was moved: messages there may have been consumed, have expired, or \
+             have been dropped by a limit"
+        )));
+    }
+    Ok(())
+}
+
+/// Prints the queues whose messages do not move.
+pub(super) fn troubles(status: &Value, output: &Output) -> Result<(), Failure> {
+    let queues = status["queues"].as_array().into_iter().flatten();
+    let rows: Vec<_> = queues.filter(|queue| queue["trouble"].is_string()).cloned().collect();
+    let columns: Vec<_> = ["vhost", "name", "state", "messages_ready", "trouble"]
+        .iter()
+        .map(|place| Column::new(place))
+        .collect();
+    output.rows(&columns, false, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_compared_with_what_was_moved() {
+        let queue = |before: u64, moved: u64, twice: u64, there: u64| {
+            let queue = json!({"before": before, "moved": moved, "maybe_twice": twice, "there": there});
+            verdict(&queue, Way::To)
+        };
+        assert_eq!(queue(1, 5, 0, 6), "same");
+        assert_eq!((queue(1, 5, 0, 5), queue(1, 5, 0, 7)), ("fewer", "more"));
+        assert_eq!((queue(1, 5, 2, 8), queue(1, 5, 2, 9)), ("same", "more"));
+        assert_eq!(verdict(&json!({"moved": 1, "before": 0, "there": null}), Way::To), "unknown");
+        let here =
+            json!({"before": 0, "moved": 3, "messages_ready": 2, "messages_unacknowledged": 1, "there": 0});
+        assert_eq!(verdict(&here, Way::From), "same");
+    }
+}

@@ -1,0 +1,324 @@
+//! Moving this broker's messages to another broker, or those of another here, and the change to a pool at the end.
+//!
+//! `leveret ctl migrate` copies the definitions and steers the rest over HTTP: it starts the move ([`Migrator::start`]), and
+//! once most of it is done asks for the change ([`Migrator::cut_over`]). For that the process drains, lets the last
+//! definitions be copied, moves the rest, writes the [record](record), and starts a successor, which finds it and is a pool.
+
+mod cut_over;
+mod record;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::Broker;
+use parking_lot::Mutex;
+use proxy::Pool;
+use serde_json::{Map, Value, json};
+use server::{Clock, Migration, MigrationConfig, MoveDirection, MovedQueue};
+use tokio::runtime::Handle;
+
+pub(crate) use record::{RecordFile, obey};
+
+use self::record::MoveRecord;
+use crate::config::{Config, UpstreamUrl};
+use crate::serve;
+use crate::signals::Drainer;
+use crate::takeover::Offer;
+use crate::tls::Tls;
+
+/// How long messages in flight may delay a drain.
+const HALT_TIME: Duration = Duration::from_secs(2);
+
+/// The moves of this process, of which one at a time is under way.
+pub(crate) struct Migrator {
+    /// `None` in front of an upstream.
+    broker: Option<Arc<Broker>>,
+    clock: Clock,
+    config: Config,
+    file: Option<RecordFile>,
+    drainer: Drainer,
+    offer: Offer,
+    runtime: Handle,
+    state: Mutex<MoveState>,
+}
+
+/// The move that is under way.
+#[derive(Default)]
+struct MoveState {
+    phase: MovePhase,
+    migration: Option<Arc<Migration>>,
+    /// The other broker, without its password.
+    addresses: Vec<String>,
+    /// When anybody has asked for the state last.
+    asked_at: Option<Instant>,
+}
+
+/// How far a move is.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+enum MovePhase {
+    #[default]
+    None,
+    /// The login at the other broker is checked.
+    Starting,
+    /// Messages move, and clients are served.
+    Moving,
+    /// Clients are asked to leave.
+    Closing,
+    /// All clients have left: definitions may be copied for the last time.
+    LastDefinitions,
+    /// Messages that clients had are moved.
+    MovingRest,
+    /// The record is written, and a successor starts.
+    HandingOver,
+    Failed(String),
+}
+
+impl MovePhase {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Starting => "starting",
+            Self::Moving => "moving",
+            Self::Closing => "closing",
+            Self::LastDefinitions => "last_definitions",
+            Self::MovingRest => "moving_rest",
+            Self::HandingOver => "handing_over",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Why a request of an operator is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MoveError {
+    /// In front of an upstream there are no messages here.
+    #[error("this process is a pool: its messages are in the brokers behind it")]
+    Pool,
+    /// The request lacks something.
+    #[error("{0}")]
+    Wrong(String),
+    /// It does not fit what is under way.
+    #[error("the move is {0}: this is not the time for it")]
+    NotNow(&'static str),
+    /// The process could not be a pool after a restart.
+    #[error("data_dir is off: nothing could make this process a pool after a restart")]
+    NoFolder,
+    /// No successor could take over.
+    #[error(
+        "no listener has an address with a port of its own, by which a successor could find this process"
+    )]
+    NoSuccessor,
+    /// The record cannot be written.
+    #[error("the record of the move: {0}")]
+    Record(#[from] std::io::Error),
+    /// The files for TLS cannot be used.
+    #[error("TLS to the other broker: {0}")]
+    Tls(String),
+}
+
+impl Migrator {
+    pub(crate) fn new(
+        broker: Option<Arc<Broker>>,
+        clock: Clock,
+        config: Config,
+        drainer: Drainer,
+        offer: Offer,
+    ) -> Arc<Self> {
+        let file = RecordFile::of(&config).ok().flatten();
+        let (runtime, state) = (Handle::current(), Mutex::default());
+        Arc::new(Self { broker, clock, config, file, drainer, offer, runtime, state })
+    }
+
+    /// Starts to move messages, with the other broker's addresses and a login there, of all virtual hosts or of those given. If
+    /// the same move is under way, what was refused is tried again with the new login.
+    ///
+    /// # Errors
+    ///
+    /// The request is wrong, or does not fit what is under way.
+    pub(crate) fn start(self: &Arc<Self>, request: &Map<String, Value>) -> Result<Value, MoveError> {
+        let broker = self.broker.as_ref().ok_or(MoveError::Pool)?;
+        let wrong = |what: &str| MoveError::Wrong(format!("{what} is missing or wrong"));
+        let text = |key: &str| request.get(key).and_then(Value::as_str).ok_or_else(|| wrong(key));
+        let direction = match text("direction")? {
+            "to" => MoveDirection::Out,
+            "from" => MoveDirection::In,
+            _ => return Err(wrong("direction")),
+        };
+        let addresses: Vec<String> = request
+            .get("addresses")
+            .and_then(|addresses| serde_json::from_value(addresses.clone()).ok())
+            .ok_or_else(|| wrong("addresses"))?;
+        let upstreams =
+            UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))?;
+        let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
+        let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
+        let mut state = self.state.lock();
+        match &state.phase {
+            MovePhase::None | MovePhase::Moving | MovePhase::Starting | MovePhase::Failed(_) => {}
+            other => return Err(MoveError::NotNow(other.name())),
+        }
+        let pool = self.pool(&upstreams)?;
+        let broker_id = self.broker_id()?;
+        let before = state.migration.take();
+        let config = MigrationConfig { direction, pool, user, password, vhosts, broker_id };
+        state.phase = MovePhase::Starting;
+        state.addresses = upstreams.iter().map(ToString::to_string).collect();
+        drop(state);
+        let (broker, this) = (Arc::clone(broker), Arc::clone(self));
+        self.runtime.spawn(async move {
+            if let Some(before) = before {
+                before.stop().await;
+            }
+            this.begin(broker, config).await;
+        });
+        Ok(self.status())
+    }
+
+    /// Checks the login in every virtual host, then starts.
+    async fn begin(self: Arc<Self>, broker: Arc<Broker>, config: MigrationConfig) {
+        let migration = Migration::start(broker, self.clock, config);
+        if let Err(error) = migration.check_logins().await {
+            migration.stop().await;
+            tracing::error!(%error, "the move has not begun");
+            self.state.lock().phase = MovePhase::Failed(error.to_string());
+            return;
+        }
+        let mut state = self.state.lock();
+        let (to, direction) = (state.addresses.join(", "), migration.direction());
+        tracing::info!(other = to, ?direction, "messages of all queues move");
+        (state.migration, state.phase) = (Some(migration), MovePhase::Moving);
+    }
+
+    /// Connections to the other broker.
+    fn pool(&self, upstreams: &[UpstreamUrl]) -> Result<Arc<Pool>, MoveError> {
+        let config = Config { upstream: upstreams.to_vec(), ..self.config.clone() };
+        let tls = Tls::load(&config).map_err(|error| MoveError::Tls(error.to_string()))?;
+        Ok(Pool::new(serve::pool_config(&config, &tls)))
+    }
+
+    fn broker_id(&self) -> Result<String, MoveError> {
+        let Some(file) = &self.file else { return Ok(random_id()) };
+        if let Some(record) = file.read()? {
+            return Ok(record.broker_id);
+        }
+        let record = MoveRecord { broker_id: random_id(), moved: None };
+        file.write(&record)?;
+        Ok(record.broker_id)
+    }
+
+    /// Stops the move. Messages that have moved stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or its end has begun.
+    pub(crate) fn stop(&self) -> Result<Value, MoveError> {
+        let mut state = self.state.lock();
+        match &state.phase {
+            MovePhase::Moving | MovePhase::Starting | MovePhase::Failed(_) => {}
+            other => return Err(MoveError::NotNow(other.name())),
+        }
+        state.phase = MovePhase::None;
+        if let Some(migration) = state.migration.take() {
+            self.runtime.spawn(async move { migration.stop().await });
+        }
+        drop(state);
+        Ok(self.status())
+    }
+
+    /// Lets messages in flight be answered before the process ends, so that they need not move again.
+    pub(crate) async fn halt(&self) {
+        let migration = self.state.lock().migration.take();
+        if let Some(migration) = migration {
+            // Past the limit they come twice.
+            let _ = tokio::time::timeout(HALT_TIME, migration.stop()).await;
+        }
+    }
+
+    /// Asks for the change to a pool.
+    ///
+    /// # Errors
+    ///
+    /// It is not possible, or not the time for it.
+    pub(crate) fn cut_over(&self) -> Result<Value, MoveError> {
+        if self.file.is_none() {
+            return Err(MoveError::NoFolder);
+        }
+        if !self.offer.is_found() {
+            return Err(MoveError::NoSuccessor);
+        }
+        let mut state = self.state.lock();
+        let is_out = state.migration.as_ref().is_some_and(|of| of.direction() == MoveDirection::Out);
+        if state.phase != MovePhase::Moving || !is_out {
+            return Err(MoveError::NotNow(state.phase.name()));
+        }
+        state.phase = MovePhase::Closing;
+        drop(state);
+        tracing::info!("everything has moved but what clients have: they are asked to leave");
+        self.drainer.cut_over();
+        Ok(self.status())
+    }
+
+    /// The last definitions have been copied.
+    ///
+    /// # Errors
+    ///
+    /// It is not the time for it.
+    pub(crate) fn finish(&self) -> Result<Value, MoveError> {
+        let mut state = self.state.lock();
+        if state.phase != MovePhase::LastDefinitions {
+            return Err(MoveError::NotNow(state.phase.name()));
+        }
+        state.phase = MovePhase::MovingRest;
+        drop(state);
+        Ok(self.status())
+    }
+
+    /// The move, as an object. Of a pool, what was moved before it was one.
+    pub(crate) fn status(&self) -> Value {
+        let mut state = self.state.lock();
+        state.asked_at = Some(Instant::now());
+        let (phase, migration) = (state.phase.clone(), state.migration.clone());
+        let addresses = state.addresses.clone();
+        drop(state);
+        let process = std::process::id();
+        if self.broker.is_none() {
+            let record = self.file.as_ref().and_then(|file| file.read().ok().flatten());
+            return match record.and_then(|record| record.moved) {
+                Some(moved) => json!({
+                    "phase": "moved", "process": process, "addresses": moved.upstream, "queues": moved.queues,
+                }),
+                None => json!({ "phase": "none", "process": process, "addresses": [], "queues": [] }),
+            };
+        }
+        let failure = match &phase {
+            MovePhase::Failed(failure) => Some(failure),
+            _ => None,
+        };
+        let queues = migration.as_ref().map(|migration| migration.queues()).unwrap_or_default();
+        json!({
+            "phase": phase.name(), "failure": failure, "process": process, "addresses": addresses,
+            "is_done": migration.is_some_and(|migration| migration.is_done()),
+            "can_be_pool": self.file.is_some() && self.offer.is_found(),
+            "queues": shown(&queues),
+        })
+    }
+}
+
+fn shown(queues: &[MovedQueue]) -> Value {
+    let shown = |queue: &MovedQueue| {
+        json!({
+            "vhost": &*queue.vhost, "name": &*queue.name, "state": queue.state.name(), "moved": queue.moved,
+            "moved_bytes": queue.moved_bytes, "maybe_twice": queue.maybe_twice, "before": queue.before,
+            "there": queue.there, "messages_ready": queue.ready, "messages_unacknowledged": queue.unacked,
+            "trouble": queue.trouble,
+        })
+    };
+    queues.iter().map(shown).collect()
+}
+
+/// Eight hexadecimal digits.
+fn random_id() -> String {
+    let name = broker::generated_name("");
+    let digits = name.bytes().fold(0_u64, |all, byte| all.wrapping_mul(31).wrapping_add(byte.into()));
+    format!("{:08x}", digits & 0xffff_ffff)
+}

@@ -1,0 +1,131 @@
+//! The record of a move in the data folder: whose messages these are, and where they have moved to.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::{Config, Effective, SettingError, UpstreamUrl, ValueError};
+
+/// The file's name.
+const NAME: &str = "migration.json";
+
+/// A broker's record of its moves. It has no password: clients log in with their own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MoveRecord {
+    /// Tells this broker's messages apart from those of others, in their ids.
+    pub(super) broker_id: String,
+    /// Set once everything has moved: this process is a pool from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) moved: Option<MovedTo>,
+}
+
+/// Where everything has moved to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MovedTo {
+    /// The addresses as `upstream` has them.
+    pub(super) upstream: Vec<String>,
+    /// The counts at the end, for `leveret ctl migrate`.
+    pub(super) queues: Value,
+}
+
+/// The file in the data folder.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordFile(PathBuf);
+
+impl RecordFile {
+    /// `None` if nothing is to be stored.
+    ///
+    /// # Errors
+    ///
+    /// The setting names no folder.
+    pub(crate) fn of(config: &Config) -> Result<Option<Self>, ValueError> {
+        Ok(config.data_dir.folder()?.map(|folder| Self(folder.join(NAME))))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Reads it; `None` if there is none.
+    pub(super) fn read(&self) -> io::Result<Option<MoveRecord>> {
+        match fs::read(&self.0) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes it, for its owner alone. It is on disk on return, whole or as before.
+    pub(super) fn write(&self, record: &MoveRecord) -> io::Result<()> {
+        let draft = self.0.with_extension("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.write_all(&serde_json::to_vec_pretty(record)?)?;
+        file.sync_all()?;
+        fs::rename(&draft, &self.0)?;
+        let folder = self.0.parent().unwrap_or(Path::new("/"));
+        File::open(folder)?.sync_all()
+    }
+}
+
+/// The settings with the upstream of the record, if everything has moved and no layer names an upstream. The addresses of
+/// listeners stay those of the broker.
+///
+/// # Errors
+///
+/// The record cannot be read.
+pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
+    let mut config = effective.config.clone();
+    // Without a folder there is no record; a broker says why there is none.
+    let Ok(Some(file)) = RecordFile::of(&config) else { return Ok(config) };
+    let path = file.path().display().to_string();
+    let at_fault = |error: io::Error| SettingError::new("data_dir", error).about(&path);
+    let Some(MovedTo { upstream, .. }) = file.read().map_err(at_fault)?.and_then(|record| record.moved)
+    else {
+        return Ok(config);
+    };
+    if effective.is_set("upstream") {
+        tracing::info!(record = path, "upstream is set: the record that this broker has moved has no effect");
+        return Ok(config);
+    }
+    config.upstream = UpstreamUrl::of_cluster(&upstream)
+        .map_err(|error| SettingError::new("data_dir", error).about(&path))?;
+    let (amqp, http) = (&config.amqp, &config.http);
+    tracing::warn!(
+        record = path,
+        "this broker has moved, and is a pool in front of {to}. Write upstream = {upstream:?}, amqp = \"{amqp}\" and http = \
+         \"{http}\" into the configuration; to go back to the broker, whose queues are empty, set upstream = \"off\"",
+        to = upstream.join(", "),
+    );
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_is_its_owners() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = RecordFile(folder.path().join(NAME));
+        assert_eq!(file.read().unwrap(), None);
+        let mut record = MoveRecord { broker_id: "b".to_owned(), moved: None };
+        file.write(&record).unwrap();
+        let upstream = vec!["amqp://rabbit:5672".to_owned()];
+        record.moved = Some(MovedTo { upstream, queues: Value::Null });
+        file.write(&record).unwrap();
+        assert_eq!(file.read().unwrap(), Some(record));
+        let mode = fs::metadata(file.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(file.path(), "{").unwrap();
+        assert!(
+            file.read().is_err(),
+            "a broker that has moved must not serve as one because its record is damaged"
+        );
+    }
+}

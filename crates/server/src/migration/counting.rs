@@ -1,0 +1,100 @@
+//! How many messages the queues that have moved have at the other broker.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use amqp::method::{channel, queue};
+use amqp::{Fault, Method, ReplyCode};
+
+use super::run::{CHANNEL, close};
+use super::{MoveContext, MoveLoginError};
+use crate::upstream::client::{AmqpClient, ClientEvent};
+
+/// How long the other broker may take for an answer.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// Interval of looks at the time.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Asks for the queues of all virtual hosts, one after the other.
+pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
+    let all = context.progress.all(&context.broker);
+    for vhost in context.vhosts() {
+        let names: Vec<_> = all.iter().filter(|moved| *moved.vhost == *vhost.name()).collect();
+        if names.is_empty() {
+            continue;
+        }
+        let mut client = context.connect(vhost.name()).await?;
+        let mut is_open = false;
+        for moved in names {
+            let Some(queue) = vhost.find_queue(&moved.name) else { continue };
+            if !std::mem::replace(&mut is_open, true) {
+                client.send(CHANNEL, channel::Open { reserved_1: "" });
+            }
+            let declare = queue::Declare { queue: &moved.name, passive: true, ..Default::default() };
+            client.send(CHANNEL, declare);
+            let answered = tokio::time::timeout(ANSWER_TIME, answer(&mut client)).await;
+            let there = match answered {
+                Ok(Ok(QueueThere::Messages(messages))) => Some(messages),
+                Ok(Ok(QueueThere::Missing)) => {
+                    is_open = false;
+                    None
+                }
+                Ok(Err(fault)) => return Err(MoveLoginError::Unreachable(fault.reply_text())),
+                Err(_) => return Err(MoveLoginError::Unreachable("it does not answer".to_owned())),
+            };
+            context.progress.note(&vhost, &queue, |shown| shown.there = there);
+        }
+        close(client).await;
+    }
+    Ok(())
+}
+
+/// A queue at the other broker.
+enum QueueThere {
+    Messages(u64),
+    Missing,
+}
+
+/// The answer to a passive declaration.
+async fn answer(client: &mut AmqpClient) -> Result<QueueThere, Fault> {
+    loop {
+        let answered = poll_fn(|cx| {
+            let now = transport::now();
+            let outcome =
+                client.handle_nudge(cx.waker(), now).and_then(|()| read(client)).and_then(|answer| {
+                    client.flush(now)?;
+                    Ok(answer)
+                });
+            match outcome {
+                Ok(None) => Poll::Pending,
+                Ok(Some(answer)) => Poll::Ready(Ok(answer)),
+                Err(fault) => Poll::Ready(Err(fault)),
+            }
+        });
+        // Elapsed, it is time for another look.
+        if let Ok(answered) = tokio::time::timeout(LOOK, answered).await {
+            return answered;
+        }
+    }
+}
+
+fn read(client: &mut AmqpClient) -> Result<Option<QueueThere>, Fault> {
+    let mut received = client.take_received();
+    let mut found = None;
+    while found.is_none()
+        && let Some(event) = received.next(client)?
+    {
+        let ClientEvent::Method(_, method) = event else { continue };
+        found = match method {
+            Method::QueueDeclareOk(declared) => Some(QueueThere::Messages(declared.message_count.into())),
+            Method::ChannelClose(close) if close.reply_code == ReplyCode::NotFound.code() => {
+                Some(QueueThere::Missing)
+            }
+            Method::ChannelClose(close) => return Err(crate::upstream::client::announced(&close)),
+            _ => None,
+        };
+    }
+    client.put_back(received);
+    Ok(found)
+}

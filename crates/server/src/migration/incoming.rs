@@ -1,0 +1,287 @@
+//! A queue's messages on their way from the queue of the same name at the other broker.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use amqp::method::{basic, channel, queue};
+use amqp::{FieldTable, FieldValue, Method, RawTable};
+use broker::{ForeignMessage, Lsn, Waiter};
+use sync::work;
+
+use super::MovingQueue;
+use super::origin::first_exchange;
+use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+
+/// Messages that the other broker sends before the first of them is acknowledged.
+const PREFETCH: u16 = 1_000;
+
+/// The consumer's tag, by which operators there recognise it.
+const TAG: &str = "leveret-move";
+
+/// How long nothing comes before the queue is asked whether it has anything.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Nanoseconds charged for a message that is read and stored.
+const STORE: u32 = 2_000;
+
+/// Consumes the queue's messages there until none is left.
+pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
+    let client = match moving.connect().await {
+        Ok(client) => client,
+        Err(end) => return end,
+    };
+    let mut incoming = IncomingMove::new(moving, client);
+    incoming.begin();
+    let end = drive(&mut incoming).await;
+    // A queue that is only here has nothing to move.
+    let is_unknown = end == RunEnd::Missing && incoming.there.is_none();
+    if let Some(client) = incoming.client.take() {
+        // Deliveries without an acknowledgement return to their queue there.
+        close(client).await;
+    }
+    if is_unknown { RunEnd::Empty } else { end }
+}
+
+/// A connection to the other broker, and the messages from it.
+struct IncomingMove<'m> {
+    moving: &'m MovingQueue,
+    /// Taken at the end.
+    client: Option<AmqpClient>,
+    /// Messages of this turn, with their delivery tags.
+    arrived: Vec<(u64, ForeignMessage)>,
+    /// Delivery tags of stored messages, and the log position that has to be on disk before they are acknowledged.
+    stored: VecDeque<(u64, Option<Lsn>)>,
+    /// Messages that the queue there had when it was asked last.
+    there: Option<u32>,
+    /// Since when nothing has come.
+    idle_since: Instant,
+    /// Set while the queue there is asked again.
+    is_asked: bool,
+    /// Set when the queue there has messages, until they are asked for.
+    is_wanted: bool,
+    /// Set by a message that this broker cannot take.
+    trouble: Option<RunEnd>,
+    heard_at: Instant,
+}
+
+impl<'m> IncomingMove<'m> {
+    fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
+        let now = transport::now();
+        Self {
+            moving,
+            client: Some(client),
+            arrived: Vec::new(),
+            stored: VecDeque::new(),
+            there: None,
+            idle_since: now,
+            is_asked: true,
+            is_wanted: false,
+            trouble: None,
+            heard_at: now,
+        }
+    }
+
+    fn begin(&mut self) {
+        let MovingQueue { context, vhost, queue, .. } = self.moving;
+        let before = queue.message_count() + queue.unacked_count();
+        context.progress.note(vhost, queue, |shown| _ = shown.before.get_or_insert(before));
+        let Some(client) = &mut self.client else { return };
+        client.send(CHANNEL, channel::Open { reserved_1: "" });
+        client.send(CHANNEL, queue::Declare { queue: queue.name(), passive: true, ..Default::default() });
+    }
+
+    /// Asks for messages, behind all other consumers.
+    fn consume(&mut self) {
+        let Some(client) = &mut self.client else { return };
+        let arguments: FieldTable = [("x-priority", FieldValue::I32(-1000))].into_iter().collect();
+        let arguments = arguments.encode();
+        let arguments = RawTable::check(&arguments).unwrap_or_default();
+        client.send(CHANNEL, basic::Qos { prefetch_size: 0, prefetch_count: PREFETCH, global: false });
+        let queue = self.moving.queue.name();
+        client.send(CHANNEL, basic::Consume { queue, consumer_tag: TAG, arguments, ..Default::default() });
+    }
+
+    fn receive(&mut self, now: Instant) -> Result<usize, RunEnd> {
+        let Some(mut client) = self.client.take() else { return Ok(0) };
+        let mut received = client.take_received();
+        let (mut handled, mut outcome) = (0, Ok(()));
+        while !work::is_turn_over() && outcome.is_ok() && self.trouble.is_none() {
+            outcome = match received.next(&mut client) {
+                Ok(None) => break,
+                Ok(Some(event)) => self.handle(event, now),
+                Err(fault) => Err(RunEnd::lost(&fault)),
+            };
+            handled += 1;
+        }
+        client.put_back(received);
+        self.client = Some(client);
+        if mem::take(&mut self.is_wanted) {
+            self.consume();
+        }
+        if handled > 0 {
+            self.heard_at = now;
+        }
+        outcome.map(|()| handled)
+    }
+
+    fn handle(&mut self, event: ClientEvent<'_>, now: Instant) -> Result<(), RunEnd> {
+        match event {
+            ClientEvent::Method(_, Method::QueueDeclareOk(declared)) => {
+                let is_first = self.there.is_none();
+                self.there = Some(declared.message_count);
+                (self.is_asked, self.idle_since) = (false, now);
+                let there = u64::from(declared.message_count);
+                let MovingQueue { context, vhost, queue, .. } = self.moving;
+                context.progress.note(vhost, queue, |shown| shown.there = Some(there));
+                match (is_first, there) {
+                    (_, 0) => Err(RunEnd::Empty),
+                    (true, _) => {
+                        self.is_wanted = true;
+                        Ok(())
+                    }
+                    (false, _) => Err(RunEnd::Kept),
+                }
+            }
+            ClientEvent::Method(_, Method::ChannelClose(close)) => Err(RunEnd::closed(&close, 0)),
+            ClientEvent::Method(_, Method::BasicCancel(_)) => Err(RunEnd::Missing),
+            ClientEvent::Message(_, message) => {
+                self.arrive(&message, now);
+                Ok(())
+            }
+            ClientEvent::Method(..) => Ok(()),
+        }
+    }
+
+    fn arrive(&mut self, message: &ReceivedMessage<'_>, now: Instant) {
+        let ContentMethod::Deliver { delivery_tag, exchange, routing_key, .. } = &message.method else {
+            return;
+        };
+        self.idle_since = now;
+        work::charge(STORE, 1);
+        let exchange = first_exchange(exchange, &message.properties);
+        match ForeignMessage::new(&exchange, routing_key, &message.properties, &message.body) {
+            Some(arrived) => self.arrived.push((*delivery_tag, arrived)),
+            None => {
+                self.trouble = Some(RunEnd::Refused("the properties of a message are malformed".to_owned()))
+            }
+        }
+    }
+
+    /// Stores the messages of this turn.
+    fn store(&mut self, now: Instant) {
+        if self.arrived.is_empty() {
+            return;
+        }
+        let MovingQueue { context, vhost, queue, .. } = self.moving;
+        let (tags, messages): (Vec<_>, Vec<_>) = mem::take(&mut self.arrived).into_iter().unzip();
+        let taken = queue.take_in(messages, context.timestamp(now));
+        let mut refused = taken.refused.into_iter().peekable();
+        let mut count = 0;
+        for (at, tag) in tags.into_iter().enumerate() {
+            if refused.next_if_eq(&at).is_some() {
+                let gone = queue.is_deleted();
+                self.trouble = Some(if gone { RunEnd::Empty } else { RunEnd::Full });
+                if let Some(client) = &mut self.client {
+                    let nack = basic::Nack { delivery_tag: tag, multiple: false, requeue: true };
+                    client.send(CHANNEL, nack);
+                }
+            } else {
+                self.stored.push_back((tag, taken.until));
+                count += 1;
+            }
+        }
+        context.progress.note(vhost, queue, |shown| shown.moved += count);
+    }
+
+    /// Acknowledges stored messages that are on disk.
+    fn acknowledge(&mut self, waker: &Waker) {
+        let store = self.moving.context.broker.store();
+        let durable = store.map(|store| store.durable());
+        let is_safe = |until: Option<Lsn>| until.is_none() || durable.is_none() || until <= durable;
+        let mut safe = None;
+        while let Some((tag, until)) = self.stored.front().copied() {
+            if !is_safe(until) {
+                let wake = waker.clone();
+                let waiter: Arc<dyn Waiter> = Arc::new(move || wake.wake_by_ref());
+                if let (Some(store), Some(until)) = (store, until) {
+                    store.wait(until, waiter);
+                }
+                break;
+            }
+            safe = Some(tag);
+            self.stored.pop_front();
+        }
+        // Those before it are stored, or have been given back.
+        if let (Some(delivery_tag), Some(client)) = (safe, &mut self.client) {
+            client.send(CHANNEL, basic::Ack { delivery_tag, multiple: true });
+        }
+    }
+
+    /// The end that has come without a fault.
+    fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
+        if !self.stored.is_empty() {
+            return Ok(());
+        }
+        if let Some(trouble) = self.trouble.take() {
+            return Err(trouble);
+        }
+        if self.moving.context.is_stopped() {
+            return Err(RunEnd::Stopped);
+        }
+        if !self.is_asked && now.saturating_duration_since(self.idle_since) >= LINGER {
+            self.is_asked = true;
+            if let Some(client) = &mut self.client {
+                let queue = self.moving.queue.name();
+                client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });
+                client.flush(now).map_err(|fault| RunEnd::lost(&fault))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MoveTurns for IncomingMove<'_> {
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<MoveStep, RunEnd> {
+        let lost = |fault: amqp::Fault| RunEnd::lost(&fault);
+        if let Some(client) = &mut self.client {
+            client.handle_nudge(waker, now).map_err(lost)?;
+        }
+        loop {
+            // The prefetch bounds what comes while the disk is behind.
+            let received = self.receive(now);
+            self.store(now);
+            self.acknowledge(waker);
+            let handled = received?;
+            if let Some(client) = &mut self.client {
+                client.flush(now).map_err(lost)?;
+            }
+            if work::is_turn_over() {
+                return Ok(MoveStep::TurnOver);
+            }
+            if handled == 0 {
+                break;
+            }
+        }
+        self.end_of_turn(now).map(|()| MoveStep::Idle)
+    }
+
+    fn waits_for_answer(&self) -> bool {
+        self.is_asked
+    }
+
+    fn heard_at(&self) -> Instant {
+        self.heard_at
+    }
+}
+
+impl Drop for IncomingMove<'_> {
+    fn drop(&mut self) {
+        if let Some(mut client) = self.client.take() {
+            client.discard(transport::now());
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Moving out, and the way in: the messages of this broker's queues move to another broker's queues of the same names, or from
+//! there to here, while clients go on.
+//!
+//! - [`window`]: how many messages are in flight, in order. Sans-IO.
+//! - [`origin`]: headers with what a message loses by its move.
+//! - [`run`]: the turns of a conversation with the other broker about one queue.
+//! - [`outgoing`]: one queue's messages on their way there.
+//! - [`incoming`]: one queue's messages on their way here.
+//! - [`counting`]: how many messages queues have there.
+//! - [`progress`]: how each queue stands.
+//!
+//! Invariants: a message leaves the disk of the one broker only when the other has confirmed it; messages of a queue keep their
+//! order; a message that the other broker refuses stays where it is, with those behind it. Nothing about single messages is
+//! remembered: after a crash of either side, the messages that were in flight are moved again.
+//!
+//! Out of scope: definitions (`leveret ctl migrate` copies them), and the process's change to a pool.
+
+mod counting;
+mod incoming;
+mod origin;
+mod outgoing;
+mod progress;
+mod run;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use amqp::Credentials;
+use broker::{Broker, Queue, Timestamp, VirtualHost};
+use proxy::Pool;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
+
+use self::progress::ProgressTable;
+pub use self::progress::{MovedQueue, MovedQueueState};
+use crate::backend::Clock;
+use crate::upstream::client::AmqpClient;
+use crate::upstream::sharing::task::{OpenError, OpenUpstream as _};
+use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+
+/// Queues that move at a time. Each has some MiB in flight, and a channel there.
+const AT_ONCE: usize = 16;
+
+/// Pause between two looks at all queues; it is longer if the looks take long.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// A look takes at most this share of the time.
+const LOOK_SHARE: u32 = 10;
+
+/// Whether messages leave this broker or come to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveDirection {
+    /// To the other broker.
+    Out,
+    /// From the other broker.
+    In,
+}
+
+/// A move, and the login for it.
+pub struct MigrationConfig {
+    /// Whether messages leave, or come.
+    pub direction: MoveDirection,
+    /// Connections to the other broker.
+    pub pool: Arc<Pool>,
+    /// A login there with all permissions in all virtual hosts.
+    pub user: String,
+    /// The password of `user` there.
+    pub password: String,
+    /// The virtual hosts that take part; `None` for all.
+    pub vhosts: Option<Vec<String>>,
+    /// A text that tells this broker's messages apart from those of others, for their ids.
+    pub broker_id: String,
+}
+
+/// A move of all queues, until it is stopped.
+pub struct Migration {
+    context: Arc<MoveContext>,
+    pool: Arc<Pool>,
+    task: JoinHandle<()>,
+}
+
+type ConnectingThere = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
+
+/// The part that all queues' moves share.
+struct MoveContext {
+    broker: Arc<Broker>,
+    clock: Clock,
+    direction: MoveDirection,
+    /// Opens a connection to the other broker, in a virtual host.
+    connect: Box<dyn Fn(&str) -> ConnectingThere + Send + Sync>,
+    /// The user of these connections.
+    user: String,
+    /// As in [`MigrationConfig`].
+    vhosts: Option<Vec<String>>,
+    broker_id: String,
+    progress: ProgressTable,
+    permits: Arc<Semaphore>,
+    /// Set when no further message is to move.
+    is_stopped: AtomicBool,
+    /// Set once the other broker has taken a message with another user's user_id.
+    may_impersonate: AtomicBool,
+}
+
+/// A queue that moves.
+struct MovingQueue {
+    context: Arc<MoveContext>,
+    vhost: Arc<VirtualHost>,
+    queue: Arc<Queue>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Migration {
+    /// Starts to move messages of all queues but exclusive ones. Must be called within a runtime.
+    pub fn start(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
+        let MigrationConfig { direction, pool, user, password, vhosts, broker_id } = config;
+        let credentials = Arc::new(Credentials::plain(user.clone(), password));
+        let of_login = Arc::clone(&pool);
+        let connect = move |vhost: &str| -> ConnectingThere {
+            let credentials = Arc::clone(&credentials);
+            let login = SharedLogin { prefix: "move-", credentials, vhost: vhost.into() };
+            let upstream = PoolUpstream::new(&of_login, &login).without_replay(false);
+            Box::pin(async move { upstream.open().await })
+        };
+        let context = MoveContext {
+            broker,
+            clock,
+            direction,
+            connect: Box::new(connect),
+            user,
+            vhosts,
+            broker_id,
+            progress: ProgressTable::default(),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            is_stopped: AtomicBool::new(false),
+            may_impersonate: AtomicBool::new(false),
+        };
+        let context = Arc::new(context);
+        let task = tokio::spawn(Arc::clone(&context).move_all());
+        Arc::new(Self { context, pool, task })
+    }
+
+    /// Whether messages leave this broker, or come to it.
+    pub fn direction(&self) -> MoveDirection {
+        self.context.direction
+    }
+
+    /// Checks the login at the other broker in every virtual host.
+    ///
+    /// # Errors
+    /// It is refused in one, or nobody answers there.
+    pub async fn check_logins(&self) -> Result<(), MoveLoginError> {
+        for vhost in self.context.vhosts() {
+            run::close(self.context.connect(vhost.name()).await?).await;
+        }
+        Ok(())
+    }
+
+    /// The queues that have had messages since the start, in order. `ready` and `unacked` are those of this moment.
+    pub fn queues(&self) -> Vec<MovedQueue> {
+        self.context.progress.all(&self.context.broker)
+    }
+
+    /// Whether nothing is left to move at this moment but what clients hold: here, or, on the way in, there.
+    pub fn is_done(&self) -> bool {
+        let Self { context, .. } = self;
+        context.vhosts().iter().all(|vhost| {
+            vhost.all_queues().iter().filter(|queue| may_move(queue)).all(|queue| match context.direction {
+                MoveDirection::Out => queue.message_count() == 0 && !context.progress.is_moving(vhost, queue),
+                MoveDirection::In => context.progress.was_empty(vhost, queue),
+            })
+        })
+    }
+
+    /// Tries again at once what the other broker has refused.
+    pub fn retry(&self) {
+        self.context.progress.retry();
+    }
+
+    /// Messages of this broker that have not moved, those that clients hold included.
+    pub fn messages_left(&self) -> u64 {
+        let vhosts = self.context.vhosts();
+        let queues = vhosts.iter().flat_map(|vhost| vhost.all_queues()).filter(|queue| may_move(queue));
+        queues.map(|queue| queue.message_count() + queue.unacked_count()).sum()
+    }
+
+    /// Asks how many messages the queues that have moved have at the other broker.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub async fn count_there(&self) -> Result<(), MoveLoginError> {
+        counting::count(&self.context).await
+    }
+
+    /// Lets messages in flight be answered; no other moves from then on.
+    pub async fn stop(&self) {
+        self.context.is_stopped.store(true, Ordering::Release);
+        // Every move holds a permit, and ends soon.
+        let all = self.context.permits.acquire_many(AT_ONCE as u32).await;
+        self.task.abort();
+        drop(all);
+        self.pool.drain(run::CLOSE_TIME).await;
+    }
+}
+
+/// Why there is no session at the other broker.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MoveLoginError {
+    /// It refuses the login or the virtual host.
+    #[error("the other broker refuses the login: {0}")]
+    Refused(String),
+    /// Nobody answers there, or not now.
+    #[error("the other broker does not answer: {0}")]
+    Unreachable(String),
+}
+
+impl From<OpenError> for MoveLoginError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Refused(fault) => Self::Refused(fault.reply_text()),
+            OpenError::Unreachable(fault) => Self::Unreachable(fault.reply_text()),
+        }
+    }
+}
+
+/// Whether a queue's messages may move: exclusive ones belong to a connection here, and queues that a broker has named cannot
+/// be made at another.
+fn may_move(queue: &Queue) -> bool {
+    queue.properties().owner.is_none() && !queue.name().starts_with("amq.")
+}
+
+impl MoveContext {
+    async fn connect(&self, vhost: &str) -> Result<AmqpClient, OpenError> {
+        (self.connect)(vhost).await
+    }
+
+    /// The virtual hosts whose queues move.
+    fn vhosts(&self) -> Vec<Arc<VirtualHost>> {
+        let mut vhosts = self.broker.vhosts();
+        if let Some(names) = &self.vhosts {
+            vhosts.retain(|vhost| names.iter().any(|name| name == vhost.name()));
+        }
+        vhosts
+    }
+
+    fn timestamp(&self, now: Instant) -> Timestamp {
+        self.clock.timestamp(now)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Starts a task for each queue that has something to move and may be tried, again and again.
+    async fn move_all(self: Arc<Self>) {
+        while !self.is_stopped() {
+            let begun = Instant::now();
+            for vhost in self.vhosts() {
+                for queue in vhost.all_queues() {
+                    if may_move(&queue) && self.is_wanted(&queue) && self.progress.is_due(&vhost, &queue) {
+                        self.start_move(&vhost, queue).await;
+                    }
+                }
+                // Others have their turns between the virtual hosts.
+                tokio::task::yield_now().await;
+            }
+            tokio::time::sleep(LOOK_PAUSE.max(begun.elapsed() * LOOK_SHARE)).await;
+        }
+    }
+
+    /// Whether anything may have to move: only the other broker knows what is there. A queue that is deleted when nobody uses
+    /// it is looked at again and again, as that counts as use: nobody consumes there yet.
+    fn is_wanted(&self, queue: &Queue) -> bool {
+        self.direction == MoveDirection::In
+            || queue.message_count() > 0
+            || queue.arguments().expires.is_some()
+    }
+
+    async fn start_move(self: &Arc<Self>, vhost: &Arc<VirtualHost>, queue: Arc<Queue>) {
+        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
+        if self.is_stopped() {
+            return;
+        }
+        let (context, vhost) = (Arc::clone(self), Arc::clone(vhost));
+        self.progress.begun(&vhost, &queue);
+        let moving = MovingQueue { context, vhost, queue, _permit: permit };
+        tokio::spawn(async move {
+            let end = match moving.context.direction {
+                MoveDirection::Out => outgoing::run(&moving).await,
+                MoveDirection::In => incoming::run(&moving).await,
+            };
+            moving.context.progress.ended(&moving.vhost, &moving.queue, end, transport::now());
+        });
+    }
+}

@@ -1,0 +1,130 @@
+//! Headers, behind a message's own, for all that it loses by its move.
+
+use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use amqp::properties::find_header;
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::{Delivery, Queue};
+
+/// The exchange that it was published to; empty for the default one.
+pub(super) const EXCHANGE: &str = "x-leveret-exchange";
+/// Set if it had been delivered before: the flag `redelivered` begins anew.
+const REDELIVERED: &str = "x-leveret-redelivered";
+/// Its id, by which duplicates can be recognised: they have the same.
+const ID: &str = "x-leveret-move-id";
+
+/// The beginning of the names of exchanges for moves.
+const PREFIX: &str = "leveret.move.";
+
+/// Bytes of the largest header frame that is sent: smaller than any frame that brokers negotiate by default (128 KiB), less
+/// frame and header. Properties that are nearly as large keep their exchange for themselves.
+const MAX_PROPERTIES: usize = 128 * 1024 - 64;
+
+/// The exchange through which messages for a queue move.
+pub(super) fn exchange_for(queue: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    queue.hash(&mut hasher);
+    format!("{PREFIX}{:016x}", hasher.finish())
+}
+
+/// The place that a message comes from.
+#[derive(Debug, Clone)]
+pub(super) struct Origin<'a> {
+    exchange: &'a str,
+    is_redelivered: bool,
+    /// The same for each copy of the message, and for no other message.
+    id: String,
+}
+
+impl<'a> Origin<'a> {
+    /// `broker_id` is that of all moves of this broker.
+    pub(super) fn of(broker_id: &str, queue: &Queue, delivery: &'a Delivery) -> Self {
+        let message = delivery.message();
+        let mut hasher = DefaultHasher::new();
+        (queue.name(), queue.number()).hash(&mut hasher);
+        // An empty queue may begin with its first position again after a restart.
+        (message.routing_key(), message.properties(), message.body().to_bytes()).hash(&mut hasher);
+        let id = format!("{broker_id}-{:016x}-{}", hasher.finish(), delivery.position());
+        Self { exchange: message.exchange(), is_redelivered: delivery.redelivered(), id }
+    }
+}
+
+/// The properties with headers for the origin behind their own, which stay byte for byte what they are.
+pub(super) fn with_origin<'p>(bytes: &'p [u8], origin: Origin<'_>) -> Cow<'p, [u8]> {
+    let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
+    let mut added = FieldTable::new();
+    // One that has moved before has come from where it was first.
+    if find_header(bytes, EXCHANGE).is_none() {
+        added.insert(EXCHANGE, FieldValue::text(origin.exchange));
+    }
+    if find_header(bytes, ID).is_none() {
+        added.insert(ID, FieldValue::text(origin.id));
+    }
+    if origin.is_redelivered {
+        added.insert(REDELIVERED, FieldValue::Boolean(true));
+    }
+    let own = properties.headers.map(|headers| headers.bytes()).unwrap_or_default();
+    let headers = [own, &added.encode()].concat();
+    if added.is_empty() || bytes.len() + headers.len() - own.len() > MAX_PROPERTIES {
+        return Cow::Borrowed(bytes);
+    }
+    properties.headers = RawTable::check(&headers).ok();
+    let mut out = Vec::with_capacity(bytes.len() + headers.len() + 4);
+    properties.encode(&mut out);
+    Cow::Owned(out)
+}
+
+/// The exchange that a message of another broker was published to: the one that it came from, if it has moved there before.
+pub(super) fn first_exchange<'e>(exchange: &'e str, properties: &[u8]) -> Cow<'e, str> {
+    if !exchange.starts_with(PREFIX) {
+        return Cow::Borrowed(exchange);
+    }
+    let first = find_header(properties, EXCHANGE);
+    match first.as_ref().and_then(FieldValue::as_text) {
+        Some(first) => Cow::Owned(first.to_owned()),
+        None => Cow::Borrowed(exchange),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(exchange: &str, is_redelivered: bool) -> Origin<'_> {
+        Origin { exchange, is_redelivered, id: "b-0-7".to_owned() }
+    }
+
+    #[test]
+    fn a_messages_own_properties_stay_as_they_are() {
+        let own: FieldTable =
+            [("CC", FieldValue::text("x")), ("n", FieldValue::I64(1))].into_iter().collect();
+        let encoded = own.encode();
+        let mut bytes = Vec::new();
+        let properties = Properties::default().with_priority(3).with_user_id("u");
+        properties.with_headers(RawTable::check(&encoded).unwrap()).encode(&mut bytes);
+        let moved = with_origin(&bytes, origin("events", true));
+        let read = Properties::decode(&moved).unwrap();
+        assert_eq!((read.priority, read.user_id), (Some(3), Some("u")));
+        let headers = read.headers.unwrap();
+        assert!(headers.bytes().starts_with(&encoded));
+        let headers = headers.decode();
+        assert_eq!(headers.get(EXCHANGE), Some(&FieldValue::text("events")));
+        assert_eq!(headers.get(REDELIVERED), Some(&FieldValue::Boolean(true)));
+        assert_eq!(headers.get(ID), Some(&FieldValue::text("b-0-7")));
+        assert_eq!(first_exchange(&exchange_for("q"), &moved), "events");
+        assert_eq!(first_exchange("other", &moved), "other");
+        // A second move keeps the first one's.
+        let again = with_origin(&moved, origin("leveret.move.0", false));
+        assert_eq!(again, moved);
+    }
+
+    #[test]
+    fn properties_that_leave_no_room_stay_alone() {
+        let own: FieldTable = [("n", FieldValue::text("x".repeat(MAX_PROPERTIES)))].into_iter().collect();
+        let encoded = own.encode();
+        let mut bytes = Vec::new();
+        Properties::default().with_headers(RawTable::check(&encoded).unwrap()).encode(&mut bytes);
+        assert_eq!(*with_origin(&bytes, origin("", true)), *bytes);
+    }
+}

@@ -1,0 +1,319 @@
+//! A queue's messages on their way to the queue of the same name at the other broker.
+//!
+//! They are published to a fanout exchange that is bound to that queue alone: so they keep their routing keys, and headers such
+//! as CC lead nowhere else.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::method::{basic, channel, confirm, exchange, queue};
+use amqp::{Method, Properties};
+use broker::{Delivery, Fetched, Returned, Waiter};
+use sync::work;
+
+use super::MovingQueue;
+use super::origin::{Origin, exchange_for, with_origin};
+use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
+use super::window::{InFlight, Window};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
+
+/// Nanoseconds charged for a message that is read and published.
+const PUBLISH: u32 = 1_500;
+/// Nanoseconds charged for an answer.
+const METHOD: u32 = 200;
+
+/// Publishes the queue's messages until none is left, or none can move.
+pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
+    let client = match moving.connect().await {
+        Ok(client) => client,
+        Err(end) => return end,
+    };
+    let mut outgoing = OutgoingMove::new(moving, client);
+    outgoing.begin();
+    let end = drive(&mut outgoing).await;
+    let Some(mut client) = outgoing.release(&end) else { return end };
+    if matches!(end, RunEnd::Empty | RunEnd::Full | RunEnd::Stopped) {
+        let exchange = exchange_for(moving.queue.name());
+        client.send(CHANNEL, exchange::Delete { exchange: &exchange, no_wait: true, ..Default::default() });
+        // If that fails, the exchange is found by the next run.
+        let _ = client.flush(transport::now());
+        close(client).await;
+    } else {
+        // Without answers, its messages are here again.
+        client.discard(transport::now());
+    }
+    end
+}
+
+/// A connection to the other broker, and the messages on it.
+struct OutgoingMove<'m> {
+    moving: &'m MovingQueue,
+    /// Taken at the end.
+    client: Option<AmqpClient>,
+    exchange: String,
+    window: Window<Delivery>,
+    /// A message that waits for those before it to be answered.
+    next: Option<InFlight<Delivery>>,
+    /// Set by confirm.select-ok.
+    is_open: bool,
+    /// Whether nothing was left when it was looked at last.
+    is_empty: bool,
+    heard_at: Instant,
+}
+
+impl<'m> OutgoingMove<'m> {
+    fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
+        let careful = moving.context.progress.careful(&moving.vhost, &moving.queue);
+        Self {
+            moving,
+            client: Some(client),
+            exchange: exchange_for(moving.queue.name()),
+            window: Window::new(careful),
+            next: None,
+            is_open: false,
+            is_empty: false,
+            heard_at: transport::now(),
+        }
+    }
+
+    /// Asks for the way there.
+    fn begin(&mut self) {
+        let Some(client) = &mut self.client else { return };
+        let (queue, exchange) = (&**self.moving.queue.name(), &*self.exchange);
+        client.send(CHANNEL, channel::Open { reserved_1: "" });
+        client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });
+        // Not durable: it ends with the broker there, if not with the move.
+        client.send(CHANNEL, exchange::Declare { exchange, kind: "fanout", ..Default::default() });
+        client.send(CHANNEL, queue::Bind { queue, exchange, ..Default::default() });
+        client.send(CHANNEL, confirm::Select { no_wait: false });
+    }
+
+    /// Returns messages without an answer to their queue, and the connection, if any is left.
+    fn release(&mut self, end: &RunEnd) -> Option<AmqpClient> {
+        let client = self.client.take();
+        let twice = match end {
+            RunEnd::Full | RunEnd::Empty => 0,
+            // The channel has ended by the only message that was on it.
+            RunEnd::Refused(_) => 0,
+            _ => self.window.unanswered() as u64,
+        };
+        let mut back = self.window.end();
+        back.extend(self.next.take().map(|next| next.item));
+        let MovingQueue { context, vhost, queue, .. } = self.moving;
+        if !back.is_empty() {
+            queue.requeue(back, Returned::Unseen, context.timestamp(transport::now()));
+        }
+        context.progress.note(vhost, queue, |shown| shown.maybe_twice += twice);
+        client
+    }
+
+    /// Handles what the other broker has sent; returns how much that was.
+    fn receive(&mut self) -> Result<usize, RunEnd> {
+        let Some(mut client) = self.client.take() else { return Ok(0) };
+        let mut received = client.take_received();
+        let (mut handled, mut outcome, mut confirmed) = (0, Ok(()), Vec::new());
+        while !work::is_turn_over() && outcome.is_ok() {
+            outcome = match received.next(&mut client) {
+                Ok(None) => break,
+                Ok(Some(event)) => self.handle(event, &mut confirmed),
+                Err(fault) => Err(RunEnd::lost(&fault)),
+            };
+            work::charge(METHOD, 1);
+            handled += 1;
+        }
+        client.put_back(received);
+        self.client = Some(client);
+        if handled > 0 {
+            self.heard_at = transport::now();
+        }
+        self.forget(confirmed);
+        outcome.map(|()| handled)
+    }
+
+    fn handle(
+        &mut self,
+        event: ClientEvent<'_>,
+        confirmed: &mut Vec<InFlight<Delivery>>,
+    ) -> Result<(), RunEnd> {
+        let (tag, multiple, is_ack) = match event {
+            ClientEvent::Method(_, Method::BasicAck(ack)) => (ack.delivery_tag, ack.multiple, true),
+            ClientEvent::Method(_, Method::BasicNack(nack)) => (nack.delivery_tag, nack.multiple, false),
+            ClientEvent::Method(_, Method::ChannelClose(close)) => {
+                return Err(RunEnd::closed(&close, self.window.count()));
+            }
+            ClientEvent::Method(_, Method::QueueDeclareOk(declared)) => {
+                let there = u64::from(declared.message_count);
+                let MovingQueue { context, vhost, queue, .. } = self.moving;
+                context.progress.note(vhost, queue, |shown| {
+                    shown.before.get_or_insert(there);
+                    shown.there = Some(there);
+                });
+                return Ok(());
+            }
+            ClientEvent::Method(_, Method::ConfirmSelectOk(_)) => {
+                self.is_open = true;
+                return Ok(());
+            }
+            // The queue, or its binding, is gone; the confirms behind this say nothing.
+            ClientEvent::Message(_, message) if matches!(message.method, ContentMethod::Return) => {
+                return Err(RunEnd::Missing);
+            }
+            ClientEvent::Method(..) | ClientEvent::Message(..) => return Ok(()),
+        };
+        confirmed.extend(self.window.answered(tag, multiple, is_ack));
+        Ok(())
+    }
+
+    /// Settles messages that the other broker has confirmed.
+    fn forget(&self, confirmed: Vec<InFlight<Delivery>>) {
+        if confirmed.is_empty() {
+            return;
+        }
+        let MovingQueue { context, vhost, queue, .. } = self.moving;
+        if confirmed.iter().any(|message| message.is_doubtful) {
+            context.may_impersonate.store(true, Ordering::Relaxed);
+        }
+        let deliveries: Vec<_> = confirmed.into_iter().map(|message| message.item).collect();
+        let (count, bytes) = (deliveries.len() as u64, deliveries.iter().map(body_bytes).sum::<u64>());
+        queue.ack(deliveries, context.timestamp(transport::now()));
+        context.progress.note(vhost, queue, |shown| {
+            shown.moved += count;
+            shown.moved_bytes += bytes;
+        });
+    }
+
+    /// Publishes as far as the turn lasts and there is room; returns the number of messages.
+    fn publish(&mut self, waker: &Waker, now: Instant) -> Result<usize, RunEnd> {
+        let mut published = 0;
+        let wake = waker.clone();
+        let waiter: Arc<dyn Waiter> = Arc::new(move || wake.wake_by_ref());
+        while self.is_open && self.window.has_room() && !self.moving.context.is_stopped() {
+            if work::is_turn_over() || !self.has_room(now)? {
+                break;
+            }
+            let Some(message) = self.next.take().or_else(|| self.fetch(&waiter, now)) else { break };
+            if !self.window.takes(&message) {
+                self.next = Some(message);
+                break;
+            }
+            self.send(&message.item);
+            self.window.published(message);
+            published += 1;
+            work::charge(PUBLISH, 1);
+        }
+        Ok(published)
+    }
+
+    fn has_room(&mut self, now: Instant) -> Result<bool, RunEnd> {
+        let Some(client) = &mut self.client else { return Ok(false) };
+        if !client.has_room() {
+            client.flush(now).map_err(|fault| RunEnd::lost(&fault))?;
+        }
+        Ok(client.has_room())
+    }
+
+    fn fetch(&mut self, waiter: &Arc<dyn Waiter>, now: Instant) -> Option<InFlight<Delivery>> {
+        let MovingQueue { context, queue, .. } = self.moving;
+        match queue.fetch(false, context.timestamp(now), waiter) {
+            Fetched::Got(got) => {
+                self.is_empty = false;
+                let message = got.delivery.message();
+                let bytes = message.body_len() + message.properties().len();
+                let is_doubtful =
+                    !context.may_impersonate.load(Ordering::Relaxed) && self.is_others(message.properties());
+                Some(InFlight { item: got.delivery, bytes, is_doubtful })
+            }
+            Fetched::Empty => {
+                self.is_empty = true;
+                None
+            }
+            Fetched::Later => None,
+        }
+    }
+
+    /// Whether the message names another user than that of the login, which only some may do.
+    fn is_others(&self, properties: &[u8]) -> bool {
+        let user = Properties::decode(properties).ok().and_then(|properties| properties.user_id);
+        user.is_some_and(|user| user != self.moving.context.user)
+    }
+
+    fn send(&mut self, delivery: &Delivery) {
+        let Some(client) = &mut self.client else { return };
+        let (message, queue) = (delivery.message(), &self.moving.queue);
+        let origin = Origin::of(&self.moving.context.broker_id, queue, delivery);
+        let published = delivery.published_properties();
+        let properties = with_origin(&published, origin);
+        let publish = basic::Publish {
+            exchange: &self.exchange,
+            routing_key: message.routing_key(),
+            mandatory: true,
+            ..Default::default()
+        };
+        client.publish(CHANNEL, publish, &properties, &message.body().to_bytes());
+    }
+
+    /// The end that has come without a fault.
+    fn end_of_turn(&mut self) -> Result<(), RunEnd> {
+        if self.moving.queue.is_deleted() {
+            return Err(RunEnd::Empty);
+        }
+        if self.window.is_over() {
+            return Err(RunEnd::Full);
+        }
+        if self.window.count() > 0 {
+            return Ok(());
+        }
+        if self.moving.context.is_stopped() {
+            return Err(RunEnd::Stopped);
+        }
+        // Another run comes for those that arrive later: there may be very many queues with few messages.
+        if self.is_empty { Err(RunEnd::Empty) } else { Ok(()) }
+    }
+}
+
+impl MoveTurns for OutgoingMove<'_> {
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<MoveStep, RunEnd> {
+        let lost = |fault: amqp::Fault| RunEnd::lost(&fault);
+        if let Some(client) = &mut self.client {
+            client.handle_nudge(waker, now).map_err(lost)?;
+        }
+        loop {
+            let done = self.receive()? + self.publish(waker, now)?;
+            if let Some(client) = &mut self.client {
+                client.flush(now).map_err(lost)?;
+            }
+            if work::is_turn_over() {
+                return Ok(MoveStep::TurnOver);
+            }
+            if done == 0 {
+                break;
+            }
+        }
+        self.end_of_turn().map(|()| MoveStep::Idle)
+    }
+
+    fn waits_for_answer(&self) -> bool {
+        !self.is_open || self.window.count() > 0
+    }
+
+    fn heard_at(&self) -> Instant {
+        self.heard_at
+    }
+}
+
+impl Drop for OutgoingMove<'_> {
+    fn drop(&mut self) {
+        // Of a task that was aborted.
+        if let Some(mut client) = mem::take(&mut self.client) {
+            client.discard(transport::now());
+            self.release(&RunEnd::Stopped);
+        }
+    }
+}
+
+fn body_bytes(delivery: &Delivery) -> u64 {
+    delivery.message().body_len() as u64
+}

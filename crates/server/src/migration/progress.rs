@@ -1,0 +1,251 @@
+//! How each queue's move stands, and when it is tried again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, Queue, VirtualHost};
+use parking_lot::Mutex;
+
+use super::run::RunEnd;
+
+/// First pause after a full queue or a lost connection; each that brings nothing doubles it.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+/// Longest such pause.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Pause after a queue was empty there, or only what clients hold was left.
+const EMPTY_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after a message was refused, unless an operator asks for it earlier.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+
+/// How a queue's move stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MovedQueueState {
+    /// Messages are on their way.
+    Moving,
+    /// It was empty, or had nothing but what clients hold.
+    Empty,
+    /// It is to be tried again soon: the queue of the receiving side is full or missing, or the other broker does not answer.
+    Waiting,
+    /// Its next message is refused for good.
+    Refused,
+}
+
+impl MovedQueueState {
+    /// One word for operators.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Moving => "moving",
+            Self::Empty => "empty",
+            Self::Waiting => "waiting",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// A queue's move, for operators.
+#[derive(Debug, Clone)]
+pub struct MovedQueue {
+    /// The name of its virtual host.
+    pub vhost: Arc<str>,
+    /// Its name, on both sides.
+    pub name: Arc<str>,
+    /// Whether it moves, or what keeps it.
+    pub state: MovedQueueState,
+    /// Messages that have moved since the process's start.
+    pub moved: u64,
+    /// Bytes of their bodies.
+    pub moved_bytes: u64,
+    /// Of those, messages that may have arrived twice: their answers were lost with the connection.
+    pub maybe_twice: u64,
+    /// Messages of the receiving queue before the first one moved; `None` if that is not known.
+    pub before: Option<u64>,
+    /// Messages of the queue at the other broker when it was asked last.
+    pub there: Option<u64>,
+    /// Messages here that no client holds.
+    pub ready: u64,
+    /// Messages here that clients hold.
+    pub unacked: u64,
+    /// Why it is not moving.
+    pub trouble: Option<String>,
+}
+
+/// The moves by virtual host and queue.
+#[derive(Debug, Default)]
+pub(super) struct ProgressTable(Mutex<BTreeMap<QueueKey, QueueProgress>>);
+
+/// The names of a virtual host and of a queue in it.
+type QueueKey = (Arc<str>, Arc<str>);
+
+#[derive(Debug)]
+struct QueueProgress {
+    shown: MovedQueue,
+    /// When it may be tried again; unset while a run is under way.
+    due: Option<Instant>,
+    /// Pause before it, if the next run brings nothing.
+    pause: Duration,
+    /// `moved` when the run began.
+    moved_before: u64,
+    /// Messages that the next run is to publish one by one.
+    careful: usize,
+}
+
+impl ProgressTable {
+    /// Whether the queue may be tried now.
+    pub(super) fn is_due(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
+        let known = self.0.lock();
+        let found = known.get(&key(vhost, queue));
+        found.is_none_or(|progress| progress.due.is_some_and(|due| due <= transport::now()))
+    }
+
+    pub(super) fn begun(&self, vhost: &VirtualHost, queue: &Queue) {
+        let mut known = self.0.lock();
+        let progress = known.entry(key(vhost, queue)).or_insert_with_key(|(vhost, name)| QueueProgress {
+            shown: MovedQueue {
+                vhost: Arc::clone(vhost),
+                name: Arc::clone(name),
+                state: MovedQueueState::Moving,
+                moved: 0,
+                moved_bytes: 0,
+                maybe_twice: 0,
+                before: None,
+                there: None,
+                ready: 0,
+                unacked: 0,
+                trouble: None,
+            },
+            due: None,
+            pause: MIN_PAUSE,
+            moved_before: 0,
+            careful: 0,
+        });
+        progress.due = None;
+        progress.moved_before = progress.shown.moved;
+        progress.shown.state = MovedQueueState::Moving;
+    }
+
+    /// How many messages are to be published one by one.
+    pub(super) fn careful(&self, vhost: &VirtualHost, queue: &Queue) -> usize {
+        self.0.lock().get(&key(vhost, queue)).map_or(0, |progress| progress.careful)
+    }
+
+    /// Changes what is shown of a queue.
+    pub(super) fn note(&self, vhost: &VirtualHost, queue: &Queue, change: impl FnOnce(&mut MovedQueue)) {
+        if let Some(progress) = self.0.lock().get_mut(&key(vhost, queue)) {
+            change(&mut progress.shown);
+        }
+    }
+
+    /// Records how a run has ended.
+    pub(super) fn ended(&self, vhost: &VirtualHost, queue: &Queue, end: RunEnd, now: Instant) {
+        let mut known = self.0.lock();
+        let Some(progress) = known.get_mut(&key(vhost, queue)) else { return };
+        if progress.shown.moved != progress.moved_before {
+            progress.pause = MIN_PAUSE;
+        }
+        let (state, pause) = match &end {
+            RunEnd::Empty | RunEnd::Stopped => (MovedQueueState::Empty, EMPTY_PAUSE),
+            RunEnd::Refused(_) => (MovedQueueState::Refused, REFUSED_PAUSE),
+            RunEnd::Suspect(_) => (MovedQueueState::Waiting, Duration::ZERO),
+            RunEnd::Full | RunEnd::Missing | RunEnd::Lost(_) | RunEnd::Kept => {
+                let pause = progress.pause;
+                progress.pause = MAX_PAUSE.min(2 * pause);
+                (MovedQueueState::Waiting, pause)
+            }
+        };
+        progress.careful = match end {
+            RunEnd::Suspect(messages) => messages,
+            RunEnd::Refused(_) | RunEnd::Full => 1,
+            _ => 0,
+        };
+        let trouble = end.trouble();
+        if progress.shown.trouble != trouble {
+            let (vhost, queue) = (&*progress.shown.vhost, &*progress.shown.name);
+            match &trouble {
+                Some(trouble) => tracing::warn!(vhost, queue, trouble, "messages of a queue do not move"),
+                None => tracing::info!(vhost, queue, "messages of a queue move again"),
+            }
+        }
+        (progress.shown.state, progress.shown.trouble) = (state, trouble);
+        progress.due = Some(now + pause);
+    }
+
+    /// Whether a run is under way.
+    pub(super) fn is_moving(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
+        self.state_of(vhost, queue) == Some(MovedQueueState::Moving)
+    }
+
+    /// Whether the last run has found nothing.
+    pub(super) fn was_empty(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
+        self.state_of(vhost, queue) == Some(MovedQueueState::Empty)
+    }
+
+    fn state_of(&self, vhost: &VirtualHost, queue: &Queue) -> Option<MovedQueueState> {
+        self.0.lock().get(&key(vhost, queue)).map(|progress| progress.shown.state)
+    }
+
+    /// Refused messages may be tried at once.
+    pub(super) fn retry(&self) {
+        for progress in self.0.lock().values_mut().filter(|progress| progress.due.is_some()) {
+            (progress.due, progress.pause) = (Some(transport::now()), MIN_PAUSE);
+        }
+    }
+
+    /// The queues for operators.
+    pub(super) fn all(&self, broker: &Broker) -> Vec<MovedQueue> {
+        let mut all: Vec<_> = self.0.lock().values().map(|progress| progress.shown.clone()).collect();
+        for shown in &mut all {
+            let queue = broker.vhost(&shown.vhost).and_then(|vhost| vhost.find_queue(&shown.name));
+            if let Some(queue) = queue {
+                let (ready, unacked) = (queue.message_count(), queue.unacked_count());
+                // Messages in flight are unacknowledged as well.
+                (shown.ready, shown.unacked) = (ready, unacked);
+            }
+        }
+        all
+    }
+}
+
+fn key(vhost: &VirtualHost, queue: &Queue) -> QueueKey {
+    (vhost.name().into(), Arc::clone(queue.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use broker::{BrokerConfig, QueueDeclare, SessionId, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn pauses_grow_while_nothing_moves_and_an_operator_ends_them() {
+        let broker = Broker::new(BrokerConfig::default());
+        let vhost = broker.vhost("/").unwrap();
+        let declare = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
+        let queue = vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
+        let table = ProgressTable::default();
+        assert!(table.is_due(&vhost, &queue), "never tried");
+        let mut pauses = Vec::new();
+        let now = transport::now();
+        for moved in [0, 0, 0, 1, 0] {
+            table.begun(&vhost, &queue);
+            assert!(!table.is_due(&vhost, &queue) && table.is_moving(&vhost, &queue));
+            table.note(&vhost, &queue, |shown| shown.moved += moved);
+            table.ended(&vhost, &queue, RunEnd::Full, now);
+            let due = table.0.lock()[&key(&vhost, &queue)].due.unwrap();
+            pauses.push((due - now).as_millis());
+        }
+        assert_eq!(pauses, [100, 200, 400, 100, 200]);
+        assert_eq!(table.careful(&vhost, &queue), 1, "the next may be full again");
+        table.ended(&vhost, &queue, RunEnd::Refused("no".to_owned()), now);
+        assert!(!table.is_due(&vhost, &queue));
+        let [shown] = &*table.all(&broker) else { panic!("one queue") };
+        assert_eq!((shown.state, shown.trouble.as_deref()), (MovedQueueState::Refused, Some("no")));
+        table.retry();
+        assert!(table.is_due(&vhost, &queue));
+        table.begun(&vhost, &queue);
+        table.ended(&vhost, &queue, RunEnd::Suspect(7), now);
+        assert_eq!(table.careful(&vhost, &queue), 7);
+        table.ended(&vhost, &queue, RunEnd::Empty, now);
+        assert!(table.was_empty(&vhost, &queue) && table.careful(&vhost, &queue) == 0);
+    }
+}

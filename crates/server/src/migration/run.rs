@@ -1,0 +1,170 @@
+//! One run of a queue's move: turns of a conversation with the other broker, until there is nothing more to do or to be done.
+
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use amqp::method::channel;
+use amqp::{Fault, ReplyCode};
+use sync::work;
+
+use super::MovingQueue;
+use crate::upstream::client::AmqpClient;
+
+/// The channel of a run.
+pub(super) const CHANNEL: u16 = 1;
+
+/// Interval of looks at the queue and at the time.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long answers are waited for at the end.
+pub(super) const CLOSE_TIME: Duration = Duration::from_secs(2);
+
+/// How long the other broker may take for an answer before its connection counts as lost. It may be blocked by an alarm, and
+/// have to write much.
+const ANSWER_TIME: Duration = Duration::from_secs(120);
+
+/// Why a run has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RunEnd {
+    /// There is nothing to move.
+    Empty,
+    /// The receiving queue is full.
+    Full,
+    /// The other broker has no such queue.
+    Missing,
+    /// The queue there has messages, and gives none: others are served first.
+    Kept,
+    /// The next message, or the whole queue, is refused for good.
+    Refused(String),
+    /// One of the messages that were in flight, whose number this is, is refused.
+    Suspect(usize),
+    /// There is no connection.
+    Lost(String),
+    /// No further message is to move.
+    Stopped,
+}
+
+impl RunEnd {
+    /// The reason, for operators.
+    pub(super) fn trouble(&self) -> Option<String> {
+        match self {
+            Self::Empty | Self::Suspect(_) | Self::Stopped => None,
+            Self::Full => Some("the queue that is to receive the messages is full".to_owned()),
+            Self::Missing => Some("the other broker has no such queue".to_owned()),
+            Self::Kept => Some("the other broker gives its messages to other consumers first".to_owned()),
+            Self::Refused(reason) | Self::Lost(reason) => Some(reason.clone()),
+        }
+    }
+
+    /// The end by a fault of the connection.
+    pub(super) fn lost(fault: &Fault) -> Self {
+        Self::Lost(fault.reply_text())
+    }
+
+    /// The end by a channel that the other broker has closed, with messages in flight on it.
+    pub(super) fn closed(close: &channel::Close<'_>, in_flight: usize) -> Self {
+        let is_for_good = [
+            ReplyCode::AccessRefused,
+            ReplyCode::PreconditionFailed,
+            ReplyCode::ContentTooLarge,
+            ReplyCode::ResourceLocked,
+        ];
+        match close.reply_code {
+            code if code == ReplyCode::NotFound.code() => Self::Missing,
+            code if is_for_good.iter().all(|known| known.code() != code) => {
+                Self::Lost(close.reply_text.to_owned())
+            }
+            _ if in_flight > 1 => Self::Suspect(in_flight),
+            _ => Self::Refused(close.reply_text.to_owned()),
+        }
+    }
+}
+
+/// How a turn has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum MoveStep {
+    /// Nothing to do before the next look.
+    Idle,
+    /// More to do than fits into one turn.
+    TurnOver,
+}
+
+/// A run's side of the conversation.
+pub(super) trait MoveTurns {
+    /// Handles what has been received, and sends what may be.
+    ///
+    /// # Errors
+    /// The end of the run.
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<MoveStep, RunEnd>;
+
+    /// Whether an answer of the other broker is outstanding.
+    fn waits_for_answer(&self) -> bool;
+
+    /// When the other broker has sent something last.
+    fn heard_at(&self) -> Instant;
+}
+
+/// Takes turns until the run ends.
+pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
+    let mut busy_turn = None;
+    loop {
+        let step = poll_fn(|cx| {
+            let turn = work::Turn::begin();
+            let step = turns.take_turn(cx.waker(), transport::now());
+            drop(turn);
+            busy_turn = None;
+            if step == Ok(MoveStep::Idle) { Poll::Pending } else { Poll::Ready(step) }
+        });
+        match tokio::time::timeout(LOOK, step).await {
+            Ok(Ok(MoveStep::TurnOver)) => busy_turn = transport::next_busy_turn().await,
+            Ok(Err(end)) => return end,
+            // Time for another look.
+            Ok(Ok(MoveStep::Idle)) | Err(_) => {}
+        }
+        if turns.waits_for_answer() && transport::now() - turns.heard_at() > ANSWER_TIME {
+            return RunEnd::Lost("the other broker does not answer".to_owned());
+        }
+    }
+}
+
+impl MovingQueue {
+    /// Opens a connection for the queue.
+    ///
+    /// # Errors
+    /// The end of the run.
+    pub(super) async fn connect(&self) -> Result<AmqpClient, RunEnd> {
+        let connected = self.context.connect(self.vhost.name()).await;
+        connected.map_err(|error| RunEnd::Lost(super::MoveLoginError::from(error).to_string()))
+    }
+}
+
+/// Closes a connection in order, as far as the other broker answers.
+pub(super) async fn close(mut client: AmqpClient) {
+    let closed = poll_fn(|cx| match client.close_unread(cx.waker(), transport::now()) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    });
+    // Past the limit it is given up.
+    let _ = tokio::time::timeout(CLOSE_TIME, closed).await;
+    client.discard(transport::now());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_close_of_a_channel_tells_whose_fault_it_is() {
+        let closed = |code: ReplyCode, in_flight| {
+            let close =
+                channel::Close { reply_code: code.code(), reply_text: "t", class_id: 0, method_id: 0 };
+            RunEnd::closed(&close, in_flight)
+        };
+        assert_eq!(closed(ReplyCode::NotFound, 3), RunEnd::Missing);
+        assert_eq!(closed(ReplyCode::PreconditionFailed, 1), RunEnd::Refused("t".to_owned()));
+        assert_eq!(closed(ReplyCode::AccessRefused, 0), RunEnd::Refused("t".to_owned()));
+        assert_eq!(closed(ReplyCode::PreconditionFailed, 3), RunEnd::Suspect(3));
+        assert_eq!(closed(ReplyCode::InternalError, 3), RunEnd::Lost("t".to_owned()));
+    }
+}

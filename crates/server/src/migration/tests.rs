@@ -1,0 +1,188 @@
+//! Moves between two embedded brokers, on tokio's paused clock.
+
+use std::time::Duration;
+
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::{Body, BrokerConfig, Publish, QueueDeclare, SessionId};
+
+use super::*;
+use crate::upstream::sharing::tests::{USER, Upstream};
+
+/// This broker and the other one, with a queue of the same name each.
+struct Brokers {
+    context: Arc<MoveContext>,
+    here: Arc<Queue>,
+    there: Arc<Queue>,
+    upstream: Upstream,
+}
+
+const QUEUE: &str = "q";
+
+impl Brokers {
+    fn new(direction: MoveDirection, arguments_there: &FieldTable) -> Self {
+        let broker = Broker::new(BrokerConfig::default());
+        let upstream = Upstream::new();
+        let here = declare(&broker.vhost("/").unwrap(), &FieldTable::new());
+        let there = declare(&upstream.vhost(), arguments_there);
+        let of_context = upstream.clone();
+        let connect = move |_: &str| -> ConnectingThere {
+            let upstream = of_context.clone();
+            Box::pin(async move { upstream.open().await })
+        };
+        let context = MoveContext {
+            broker,
+            clock: Clock::start(),
+            direction,
+            connect: Box::new(connect),
+            user: USER.to_owned(),
+            vhosts: None,
+            broker_id: "b".to_owned(),
+            progress: ProgressTable::default(),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            is_stopped: AtomicBool::new(false),
+            may_impersonate: AtomicBool::new(false),
+        };
+        let context = Arc::new(context);
+        tokio::spawn(Arc::clone(&context).move_all());
+        Self { context, here, there, upstream }
+    }
+
+    fn publish(vhost: &Arc<VirtualHost>, user: &str, numbers: std::ops::Range<u32>, properties: &[u8]) {
+        // An identity with all rights.
+        let broker = Broker::new(BrokerConfig::default());
+        let identity = broker.authenticate_external(user, true).unwrap();
+        let mut publisher = vhost.publisher(&identity);
+        for number in numbers {
+            let body = number.to_string();
+            let body = Body::Copied(body.as_bytes());
+            let publish = Publish { exchange: "", routing_key: QUEUE, properties, body };
+            publisher.publish(publish, Timestamp(1)).unwrap();
+        }
+        publisher.flush_all(Timestamp(1));
+    }
+
+    fn publish_here(&self, numbers: std::ops::Range<u32>) {
+        let vhost = self.context.broker.vhost("/").unwrap();
+        Self::publish(&vhost, "guest", numbers, amqp::properties::NO_PROPERTIES);
+    }
+
+    fn shown(&self) -> MovedQueue {
+        let mut all = self.context.progress.all(&self.context.broker);
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    }
+}
+
+fn declare(vhost: &Arc<VirtualHost>, arguments: &FieldTable) -> Arc<Queue> {
+    let encoded = arguments.encode();
+    let arguments = RawTable::check(&encoded).unwrap();
+    let declare = QueueDeclare { name: QUEUE, durable: true, arguments, ..QueueDeclare::default() };
+    vhost.declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue
+}
+
+async fn pass(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+/// The bodies of a queue's messages, which leave it.
+fn take(queue: &Queue) -> Vec<String> {
+    let got = std::iter::from_fn(|| queue.get(true, Timestamp::default()));
+    got.map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap()).collect()
+}
+
+fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
+    range.map(|number| number.to_string()).collect()
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[tokio::test(start_paused = true)]
+async fn messages_leave_in_order_and_are_forgotten_here() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    brokers.publish_here(0..5_000);
+    pass(LONG).await;
+    let got = brokers.there.get(false, Timestamp::default()).unwrap().delivery;
+    let message = got.message();
+    assert_eq!(message.routing_key(), QUEUE);
+    let headers = Properties::decode(message.properties()).unwrap().headers.unwrap().decode();
+    assert_eq!(headers.get("x-leveret-exchange"), Some(&FieldValue::text("")));
+    brokers.there.requeue(vec![got], broker::Returned::Unseen, Timestamp::default());
+    assert_eq!(take(&brokers.there), numbers(0..5_000));
+    assert_eq!((brokers.here.message_count(), brokers.here.unacked_count()), (0, 0));
+    let shown = brokers.shown();
+    assert_eq!((shown.moved, shown.before, shown.maybe_twice), (5_000, Some(0), 0));
+    // The way there is gone with the last message.
+    let exchanges = brokers.upstream.vhost().all_exchanges();
+    assert!(exchanges.iter().all(|exchange| !exchange.name.starts_with("leveret.")), "{exchanges:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_costs_nothing_but_duplicates() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    brokers.publish_here(0..20_000);
+    for _ in 0..5 {
+        pass(Duration::from_millis(130)).await;
+        brokers.upstream.lose();
+    }
+    pass(LONG).await;
+    let mut arrived = take(&brokers.there);
+    let shown = brokers.shown();
+    let most = shown.moved + shown.maybe_twice;
+    assert!(shown.moved == 20_000 && arrived.len() as u64 <= most, "{} of {most}", arrived.len());
+    let mut seen = std::collections::HashSet::new();
+    arrived.retain(|number| seen.insert(number.clone()));
+    assert_eq!(arrived, numbers(0..20_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_is_tried_until_there_is_room() {
+    let limits = [("x-max-length", FieldValue::I64(10)), ("x-overflow", FieldValue::text("reject-publish"))];
+    let brokers = Brokers::new(MoveDirection::Out, &limits.into_iter().collect());
+    brokers.publish_here(0..35);
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        pass(LONG).await;
+        let some = take(&brokers.there);
+        assert!(some.len() <= 10);
+        taken.extend(some);
+    }
+    assert_eq!(taken, numbers(0..35), "in order, and none twice");
+    let shown = brokers.shown();
+    assert_eq!((shown.moved, shown.maybe_twice), (35, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_message_stays_with_those_behind_it() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    let vhost = brokers.context.broker.vhost("/").unwrap();
+    brokers.publish_here(0..50);
+    let mut signed = Vec::new();
+    Properties::default().with_user_id("guest").encode(&mut signed);
+    Brokers::publish(&vhost, "guest", 50..51, &signed);
+    brokers.publish_here(51..60);
+    pass(LONG).await;
+    let shown = brokers.shown();
+    assert_eq!((shown.state, shown.moved, shown.maybe_twice), (MovedQueueState::Refused, 50, 0));
+    assert!(shown.trouble.is_some_and(|trouble| trouble.contains("user_id property set to 'guest'")));
+    assert_eq!((take(&brokers.there), take(&brokers.here)), (numbers(0..50), numbers(50..60)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_come_as_they_were_there() {
+    let brokers = Brokers::new(MoveDirection::In, &FieldTable::new());
+    let mut properties = Vec::new();
+    Properties::default().with_priority(3).with_delivery_mode(2).encode(&mut properties);
+    Brokers::publish(&brokers.upstream.vhost(), "guest", 0..5_000, &properties);
+    pass(Duration::from_millis(130)).await;
+    brokers.upstream.lose();
+    pass(LONG).await;
+    assert_eq!((brokers.there.message_count(), brokers.there.unacked_count()), (0, 0));
+    let got = brokers.here.get(false, Timestamp::default()).unwrap().delivery;
+    assert_eq!((got.message().properties(), got.message().routing_key()), (&*properties, QUEUE));
+    brokers.here.requeue(vec![got], broker::Returned::Unseen, Timestamp::default());
+    let mut arrived = take(&brokers.here);
+    let mut seen = std::collections::HashSet::new();
+    arrived.retain(|number| seen.insert(number.clone()));
+    assert_eq!(arrived, numbers(0..5_000));
+    assert_eq!(brokers.shown().state, MovedQueueState::Empty);
+}

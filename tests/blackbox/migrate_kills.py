@@ -1,0 +1,129 @@
+"""A move that is interrupted, on either side or by its operator: the same command goes on, and nothing is lost."""
+
+import contextlib
+
+import pika
+import pytest
+from harness.forwarder import Forwarder
+from harness.link import Link
+from harness.management import Management
+from harness.metrics import wait_until
+from harness.migration import Running, bodies, connected, fill, migration_fixtures, numbers, take_all, to
+from harness.patience import TEST_SECONDS
+
+pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
+cluster, movable = migration_fixtures()
+COUNT = 4000
+BANDWIDTH = 400_000
+
+
+def in_order(found):
+    """The numbers of messages in the order of their first arrival; those that came twice have the same id."""
+    ids, order = {}, []
+    for _, properties, body in found:
+        name = properties.headers["x-leveret-move-id"]
+        if body not in ids:
+            order.append(body)
+        assert ids.setdefault(body, name) == name, "another id for the same message"
+    assert len(set(ids.values())) == len(ids)
+    return order
+
+
+def test_the_server_and_its_operator_may_be_killed_at_any_moment(tmp_path, movable, cluster):
+    fill(movable, "slow", numbers(COUNT), pika.BasicProperties(delivery_mode=2, content_type="x" * 200))
+    link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH))
+    words = to(cluster, port=int(link.address.rpartition(":")[2]))
+    try:
+        for _ in range(2):
+            running = Running(movable, words)
+            wait_until(lambda: movable.moved() > 300)
+            movable.restart()
+            code, _, error = running.end()
+            assert code == 1 and error
+        running = Running(movable, words)
+        wait_until(lambda: movable.moved() > 300)
+        running.kill()
+        moved = movable.moved()
+        # The server goes on without it.
+        wait_until(lambda: movable.moved() > moved)
+        code, out, error = Running(movable, words).end()
+        assert code == 0, out + error
+        with connected(movable) as client:
+            client.channel().basic_publish("", "slow", b"behind", pika.BasicProperties(headers={"x-leveret-move-id": "own"}))
+        assert in_order(take_all(cluster, "slow")) == [*numbers(COUNT), b"behind"]
+    finally:
+        link.stop()
+
+
+def test_a_target_that_goes_away_is_waited_for(movable, cluster):
+    fill(movable, "patient", numbers(20_000))
+    way = Forwarder(cluster.port)
+    try:
+        way.flows.clear()
+        running = Running(movable, to(cluster, port=way.port))
+        way.flows.set()
+        for _ in range(3):
+            moved = movable.moved()
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: movable.moved() > moved, seconds=2)
+            way.refuses = True
+            way.cut()
+            way.refuses = False
+        code, out, error = running.end()
+        # The counts allow for messages whose confirms were lost.
+        assert code == 0, out + error
+        assert in_order(take_all(cluster, "patient")) == numbers(20_000)
+    finally:
+        way.stop()
+
+
+def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
+    """The operator's tool is killed in the moment in which clients have been closed."""
+    fill(movable, "back", numbers(10))
+    movable.ctl(*to(cluster, "--stay"))
+    with connected(movable) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        # Taken and not acknowledged, so that it cannot move before its client has gone.
+        channel.queue_declare("held", durable=True)
+        channel.basic_publish("", "held", b"held", pika.BasicProperties(delivery_mode=2))
+        channel.basic_consume("held", lambda *_: None)
+        client.process_data_events(1)
+        assert management(movable).status("POST", "leveret/migration/cut-over") == 200
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+            client.sleep(TEST_SECONDS)
+        assert told.value.reply_code == 320
+    # It waits in the listen queue until the broker is there again.
+    with connected(movable) as client:
+        client.channel().basic_publish("", "back", b"later", pika.BasicProperties(delivery_mode=2))
+    movable.ctl(*to(cluster))
+    assert bodies(take_all(movable, "back")) == [*numbers(10), b"later"]
+    assert bodies(take_all(cluster, "held")) == [b"held"]
+
+
+def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(movable, cluster):
+    fill(movable, "rest", numbers(10))
+    way = Forwarder(cluster.port)
+    try:
+        movable.ctl(*to(cluster, "--stay", port=way.port))
+        with connected(movable) as client:
+            channel = client.channel()
+            channel.basic_consume("rest", lambda *_: None)
+            client.process_data_events(0.2)
+            client.channel().basic_publish("", "rest", b"held", pika.BasicProperties(delivery_mode=2))
+            client.process_data_events(1)
+            way.refuses = True
+            way.cut()
+            running = Running(movable, to(cluster, port=way.port))
+            assert running.end()[0] == 1, "nobody answers"
+            api = management(movable)
+            wait_until(lambda: api.get("leveret/migration")["phase"] in ("moving", "failed"))
+    finally:
+        way.stop()
+    # What the target has, and what is here, is all of it.
+    movable.ctl(*to(cluster))
+    assert sorted(bodies(take_all(cluster, "rest"))) == sorted([*numbers(10), b"held"])
+
+
+def management(movable):
+    return Management(movable.server, f"http://127.0.0.1:{movable.http_port}")

@@ -1,0 +1,151 @@
+"""`leveret ctl migrate` between a Leveret and a RabbitMQ with its management API."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+import pika
+import pytest
+
+from harness.child import clean_environment
+from harness.ctl import Ctl, managed_rabbitmq
+from harness.instances import leveret
+from harness.leveret import binary
+from harness.patience import TEST_SECONDS
+from harness.ports import free_ports
+from harness.releases import missing
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+class Movable:
+    """A Leveret on fixed ports with a data folder, which may be killed and started again; a process that has taken over from it is
+    killed at the end as well."""
+
+    def __init__(self, folder, stack, *flags):
+        self.folder, self.stack, self.flags, self.runs = folder, stack, flags, 0
+        self.amqp, self.http_port = free_ports(2)
+        self.ctl = Ctl(f"http://127.0.0.1:{self.http_port}")
+        self.start()
+        stack.callback(self.end_successor)
+
+    def start(self):
+        self.runs += 1
+        listeners = ("--amqp", f"127.0.0.1:{self.amqp}", "--http", f"127.0.0.1:{self.http_port}")
+        data = ("--data-dir", str(self.folder / "data"))
+        self.server = self.stack.enter_context(leveret(self.folder / f"run{self.runs}", *listeners, *data, *self.flags))
+
+    def restart(self):
+        self.server.kill()
+        self.start()
+
+    @property
+    def uri(self):
+        return f"amqp://guest:guest@127.0.0.1:{self.amqp}"
+
+    def status(self):
+        """The queues of the move; `None` while nobody answers."""
+        code, out, _ = self.ctl.raw("--format", "json", "migrate", "--status")
+        return json.loads(out) if code == 0 else None
+
+    def moved(self):
+        """Messages that have moved in the process that serves."""
+        status = self.status()
+        return sum(queue["moved"] for queue in status) if status else 0
+
+    def troubles(self):
+        return [queue["trouble"] for queue in self.status() or [] if queue["trouble"]]
+
+    def end_successor(self):
+        for pid in self.successors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def successors(self):
+        """Processes with this one's command line but for its id."""
+        mark = f"127.0.0.1:{self.amqp}".encode()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != self.server.pid:
+                with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
+                    line = file.read().split(b"\0")
+                    if b"serve" in line and mark in line and not line[0].endswith(b"setpriv"):
+                        yield int(entry)
+
+
+class Running:
+    """A `leveret ctl migrate` that runs beside the test."""
+
+    def __init__(self, movable, words, **env):
+        self.result = None
+        environment = clean_environment(**(movable.ctl.env | env))
+        argv = [binary(), "ctl", *map(str, words)]
+        self.process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self):
+        """(exit code, standard output, standard error)."""
+        out, error = self.process.communicate(timeout=TEST_SECONDS)
+        return self.process.returncode, out, error
+
+
+def to(cluster, *more, port=None):
+    """The words of a move to a RabbitMQ."""
+    port = port or cluster.port
+    return ("migrate", "--to", f"amqp://127.0.0.1:{port}", "--to-management", cluster.http, *more)
+
+
+def connected(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=True):
+    """Declares a queue, and publishes to it through the default exchange, with confirms."""
+    with connected(server) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(queue, durable=durable, arguments=arguments)
+        for body in bodies:
+            channel.basic_publish("", queue, body, properties)
+
+
+def take_all(server, queue):
+    """All messages of a queue: (method, properties, body)."""
+    found = []
+    with connected(server) as client:
+        channel = client.channel()
+        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(got)
+    return found
+
+
+def bodies(found):
+    return [body for _, _, body in found]
+
+
+def numbers(count, first=0):
+    return [str(number).encode() for number in range(first, first + count)]
+
+
+def migration_fixtures(scope="module"):
+    """A RabbitMQ of either release, and a Leveret that may move."""
+
+    @pytest.fixture(scope=scope, params=["3.10", "4"])
+    def cluster(request, tmp_path_factory):
+        if reason := missing(request.param):
+            pytest.skip(reason)
+        server = managed_rabbitmq(tmp_path_factory.mktemp("cluster"), request.param)
+        server.version = request.param
+        yield server
+        server.stop()
+
+    @pytest.fixture
+    def movable(tmp_path):
+        with contextlib.ExitStack() as stack:
+            yield Movable(tmp_path, stack)
+
+    return cluster, movable
