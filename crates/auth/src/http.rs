@@ -42,6 +42,10 @@ const MAX_QUESTIONS: usize = 64;
 const MAX_TAGS: usize = 64;
 const MAX_TAG: usize = 255;
 
+/// Bytes of the longest name that a user or a virtual host can have. Longer ones are refused without being sent: a service's
+/// complaint about the length of a request would not be an answer.
+const MAX_NAME: usize = 255;
+
 /// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -164,6 +168,13 @@ impl HttpAuthority {
         let refused = |why: &str| LoginRefused::Elsewhere { backend, why: why.into() };
         if attempt.user.is_empty() {
             return Err(refused("no user name"));
+        }
+        let is_too_long = |name: &str| name.len() > MAX_NAME;
+        if is_too_long(&attempt.user) {
+            return Err(refused("the user name is too long"));
+        }
+        if attempt.context.iter().any(|(field, value)| *field == "vhost" && is_too_long(value)) {
+            return Err(refused("the name of the virtual host is too long"));
         }
         let tags = self.ask_login(attempt).await.map_err(|error| match error {
             HttpAuthorityError::Denied(why) => refused(&why),

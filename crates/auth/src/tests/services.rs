@@ -147,6 +147,36 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_authority_is_asked
 }
 
 #[tokio::test]
+async fn a_wrong_password_of_the_brokers_own_user_is_a_guess_whatever_a_service_answers() {
+    let service = Service::start(&["what?"], usize::MAX).await;
+    for is_first in [true, false] {
+        let mut links = vec![ChainLink::Internal, ChainLink::Http(service.authority.clone())];
+        links.rotate_left(usize::from(is_first));
+        let broker = broker(links);
+        broker.put_user(broker::UserSpec { loopback_only: false, ..broker::UserSpec::guest() });
+        for number in 0..50 {
+            assert!(log_in(&broker, "guest", &number.to_string()).await.is_err());
+        }
+        assert_eq!(log_in(&broker, "guest", "another").await, Err(LoginRefused::TooManyAttempts));
+    }
+}
+
+#[tokio::test]
+async fn names_that_nobody_has_are_not_asked_about() {
+    let service = Service::start(&["allow"], usize::MAX).await;
+    let name = |length| "n".repeat(length);
+    let of_vhost = |length| LoginAttempt { context: vec![("vhost", name(length))], ..attempt("u", "p") };
+    for attempt in [attempt(&name(255), "p"), of_vhost(255)] {
+        assert!(service.authority.check_login(&attempt).await.is_ok());
+    }
+    for attempt in [attempt(&name(256), "p"), of_vhost(256)] {
+        let refused = service.authority.check_login(&attempt).await.unwrap_err();
+        assert!(matches!(refused, LoginRefused::Elsewhere { .. }), "{refused}");
+    }
+    assert_eq!(service.requests(), 2);
+}
+
+#[tokio::test]
 async fn an_answer_from_before_all_were_forgotten_is_not_kept() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
     let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
