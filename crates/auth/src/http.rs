@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use transport::tls::ClientTlsConfig;
 
-use crate::cache::{AnswerCache, AnswerKey, CacheSettings};
+use crate::cache::{AnswerCache, AnswerKey, AskedAt, CacheSettings};
 use crate::error::{HttpAuthorityError, ServiceError};
 use crate::form::Form;
 use crate::service::{ServiceClient, ServiceTimes};
@@ -192,22 +192,21 @@ impl HttpAuthority {
             form = form.with(name, value);
         }
         let form = form.into_text();
-        let kept = self.kept("user", &form);
-        if let Some((cache, key)) = kept
-            && let Some(outcome) = cache.login(key, Instant::now())
+        let cached = self.cache_key("user", &form);
+        let asked_at = AskedAt { generation: self.generation(), now: Instant::now() };
+        if let Some((cache, key)) = cached
+            && let Some(outcome) = cache.login(key, asked_at)
         {
             return outcome.map_err(|()| HttpAuthorityError::denied(None));
         }
-        let generation = self.generation();
         let answer = self.service.ask(&self.service.user, &self.service.logins, form).await?;
         let outcome = match answer {
             Answer::Allow(tags) => Ok(tags),
             Answer::Deny(why) => Err(HttpAuthorityError::denied(why)),
         };
-        if let Some((cache, key)) = kept
-            && self.generation() == generation
-        {
-            cache.keep_login(key, outcome.as_deref().map_err(|_| ()), Instant::now());
+        if let Some((cache, key)) = cached {
+            let answered_at = AskedAt { now: Instant::now(), ..asked_at };
+            cache.store_login(key, outcome.as_deref().map_err(|_| ()), answered_at);
         }
         outcome
     }
@@ -219,13 +218,13 @@ impl HttpAuthority {
             QuestionAbout::Topic { .. } => ("topic", &self.service.topic),
         };
         let form = form_of(question);
-        let kept = self.kept(path, &form);
-        if let Some((cache, key)) = kept
-            && let Some(is_allowed) = cache.verdict(key, Instant::now())
+        let cached = self.cache_key(path, &form);
+        let asked_at = AskedAt { generation: self.generation(), now: Instant::now() };
+        if let Some((cache, key)) = cached
+            && let Some(is_allowed) = cache.verdict(key, asked_at)
         {
             return if is_allowed { Verdict::Allowed } else { Verdict::Refused };
         }
-        let generation = self.generation();
         let is_allowed = match self.service.ask(client, &self.service.questions, form).await {
             Ok(Answer::Allow(tags)) if tags.is_empty() => true,
             Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthorityError::NoAnswer),
@@ -237,15 +236,13 @@ impl HttpAuthority {
             }
             Err(error) => return self.service.complain(path, &error),
         };
-        if let Some((cache, key)) = kept
-            && self.generation() == generation
-        {
-            cache.keep_verdict(key, is_allowed, Instant::now());
+        if let Some((cache, key)) = cached {
+            cache.store_verdict(key, is_allowed, AskedAt { now: Instant::now(), ..asked_at });
         }
         if is_allowed { Verdict::Allowed } else { Verdict::Refused }
     }
 
-    fn kept(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
+    fn cache_key(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
         self.cache.as_ref().map(|cache| (&**cache, cache.key(path, form)))
     }
 }
