@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{
-    AskedUser, Authority, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion, QuestionAbout,
-    Verdict,
+    AskedUser, Authority, GUEST, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion,
+    QuestionAbout, Verdict,
 };
 use hyper::Method;
 use parking_lot::Mutex;
@@ -48,9 +48,6 @@ const MAX_NAME: usize = 255;
 
 /// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The only user who by default may come from this machine alone, whoever lets it in (RabbitMQ's `loopback_users`).
-const LOOPBACK_USER: &str = "guest";
 
 /// The way that a question travels (`auth_http.http_method`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,8 +114,11 @@ impl HttpAuthority {
     /// The file of certificates cannot be used.
     pub fn new(settings: HttpAuthoritySettings) -> Result<Self, ServiceError> {
         let HttpAuthoritySettings { user, vhost, resource, topic, method, tls, times } = settings;
-        let client =
-            |url| Ok::<_, ServiceError>(ServiceClient::new(url, tls.clone(), times)?.keeping_connections());
+        let client = |url| {
+            let client = ServiceClient::new(url, tls.clone(), times)?;
+            // As in RabbitMQ.
+            Ok::<_, ServiceError>(client.keeping_connections().accepting(&[200, 201]))
+        };
         let service = HttpService {
             user: client(user)?,
             vhost: client(vhost)?,
@@ -180,7 +180,8 @@ impl HttpAuthority {
             HttpAuthorityError::Denied(why) => refused(&why),
             error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
         })?;
-        if attempt.user == LOOPBACK_USER && !attempt.is_loopback {
+        // Whoever lets it in (RabbitMQ's `loopback_users`).
+        if attempt.user == GUEST && !attempt.is_loopback {
             return Err(LoginRefused::LoopbackOnly);
         }
         Ok(tags)
@@ -269,9 +270,13 @@ impl HttpService {
         permits: &Semaphore,
         form: String,
     ) -> Result<Answer, HttpAuthorityError> {
-        let permit = tokio::time::timeout(self.patience, permits.acquire()).await;
+        // One time limit for the permit and the request together.
+        let deadline = tokio::time::Instant::now() + self.patience;
+        let permit = tokio::time::timeout_at(deadline, permits.acquire()).await;
         let _permit = permit.map_err(|_| HttpAuthorityError::Busy)?.map_err(|_| HttpAuthorityError::Busy)?;
-        let body = client.submit(self.method.clone(), form, MAX_ANSWER).await?;
+        let answer = client.submit(self.method.clone(), form, MAX_ANSWER);
+        let body = tokio::time::timeout_at(deadline, answer).await;
+        let body = body.unwrap_or(Err(ServiceError::TimedOut(self.patience)))?;
         Answer::parse(&body).ok_or(HttpAuthorityError::NoAnswer)
     }
 

@@ -205,6 +205,51 @@ async fn names_that_nobody_has_are_not_asked_about() {
     assert_eq!(service.requests(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_login_waits_for_its_turn_and_its_answer_together_no_longer_than_the_time_limit() {
+    // While somebody is busy the clock moves only as the test says.
+    let busy = tokio::spawn(async {
+        loop {
+            tokio::task::yield_now().await;
+        }
+    });
+    let service = Service::start(&["allow"], usize::MAX).await;
+    let _held = service.gate.acquire_many(GATE).await.unwrap();
+    let ask = || {
+        let authority = service.authority.clone();
+        tokio::spawn(async move { authority.check_login(&attempt("u", "p")).await })
+    };
+    let passes = async || {
+        for _ in 0..10_000 {
+            tokio::task::yield_now().await;
+        }
+    };
+    // As many as are asked about at once.
+    let first: Vec<_> = (0..32).map(|_| ask()).collect();
+    while service.requests() < 32 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(PATIENCE * 2 / 3).await;
+    let last = ask();
+    passes().await;
+    assert_eq!(service.requests(), 32, "it waits for its turn");
+    tokio::time::advance(PATIENCE / 3).await;
+    for asked in first {
+        assert!(matches!(asked.await.unwrap(), Err(LoginRefused::Unanswered { .. })));
+    }
+    while service.requests() < 33 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(PATIENCE / 3).await;
+    passes().await;
+    assert!(!last.is_finished(), "a third of its time is left");
+    tokio::time::advance(PATIENCE / 3).await;
+    passes().await;
+    assert!(last.is_finished());
+    assert!(matches!(last.await.unwrap(), Err(LoginRefused::Unanswered { .. })));
+    busy.abort();
+}
+
 #[tokio::test]
 async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_again() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
