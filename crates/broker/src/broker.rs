@@ -318,6 +318,17 @@ impl Broker {
         Ok(authorised)
     }
 
+    /// As [`Broker::authorised`], at the beginning of a client's session: to open the virtual host is an operation of its own,
+    /// which began with [`Broker::ask_to_open`], and is now over.
+    ///
+    /// # Errors
+    /// As [`Broker::authorised`].
+    pub fn begin_session(&self, identity: &Identity, vhost: &str) -> Result<AuthorisedSession, BrokerError> {
+        let authorised = self.authorised(identity, vhost);
+        identity.end_operation();
+        authorised
+    }
+
     /// The virtual host of this name.
     pub fn vhost(&self, name: &str) -> Option<Arc<VirtualHost>> {
         self.vhosts.read().get(name).cloned()

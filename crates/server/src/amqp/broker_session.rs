@@ -335,8 +335,9 @@ impl BrokerSession {
     }
 
     /// Whether the outcome is none, since the user's authority is asked first. The operation has changed nothing.
-    fn defers(&mut self) -> bool {
-        if !self.question.ask(self.context.authorised.identity(), &self.context.outbox) {
+    fn defers(&mut self, fault: &Fault) -> bool {
+        let identity = self.context.authorised.identity();
+        if !self.question.ask(fault.is_unasked, identity, &self.context.outbox) {
             return false;
         }
         let has_content = self.context.waiting_publish.borrow().is_some();
@@ -347,26 +348,31 @@ impl BrokerSession {
     /// Closes the channel if `outcome` is a channel error; returns connection errors, and the error of an operation that
     /// is deferred.
     fn settle_outcome(&mut self, number: u16, outcome: Result<(), Fault>) -> Result<(), Fault> {
-        if outcome.is_err() && self.defers() {
+        if let Err(fault) = &outcome
+            && self.defers(fault)
+        {
             return outcome;
         }
         self.question.over(self.context.authorised.identity());
         match outcome {
             Err(fault) if !fault.is_hard() => {
-                if let Some(channel) = self.channels.start_closing(number) {
-                    self.end_channel(*channel);
-                }
-                let reply_text = fault.reply_text();
-                let (class_id, method_id) = fault.method;
-                let reply_code = fault.code.code();
-                self.context.send(
-                    number,
-                    channel::Close { reply_code, reply_text: &reply_text, class_id, method_id },
-                );
+                self.close_channel(number, &fault);
                 Ok(())
             }
             other => other,
         }
+    }
+
+    /// Closes a channel for a fault that is its own.
+    fn close_channel(&mut self, number: u16, fault: &Fault) {
+        if let Some(channel) = self.channels.start_closing(number) {
+            self.end_channel(*channel);
+        }
+        let reply_text = fault.reply_text();
+        let (class_id, method_id) = fault.method;
+        let reply_code = fault.code.code();
+        let close = channel::Close { reply_code, reply_text: &reply_text, class_id, method_id };
+        self.context.send(number, close);
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -527,7 +533,8 @@ impl BackendSession for BrokerSession {
                  can be configured, see consumers doc guide to learn more",
                 timeout.as_millis()
             );
-            self.settle_outcome(number, Err(Fault::new(ReplyCode::PreconditionFailed, text)))?;
+            // This is no outcome of the operation that may be waiting for an answer.
+            self.close_channel(number, &Fault::new(ReplyCode::PreconditionFailed, text));
         }
         Ok(())
     }

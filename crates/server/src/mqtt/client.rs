@@ -397,7 +397,9 @@ impl MqttSession for MqttClient {
 
     fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
         let outcome = self.publish_now(publish);
-        if outcome.is_err() && self.question.ask(self.authorised.identity(), &self.outbox) {
+        if let Err(refusal) = outcome
+            && self.question.ask(refusal == Refusal::UNASKED, self.authorised.identity(), &self.outbox)
+        {
             self.repeated = Some(WaitingRequest::publish(publish));
             return Ok(());
         }
@@ -582,6 +584,9 @@ impl From<Full> for Refusal {
 
 impl From<BrokerError> for Refusal {
     fn from(error: BrokerError) -> Self {
+        if error == BrokerError::Unasked {
+            return Self::UNASKED;
+        }
         tracing::debug!(%error, "refused");
         match error.reply_code() {
             ReplyCode::AccessRefused => Self { reason: ReasonCode::NotAuthorized, text: "access refused" },

@@ -166,6 +166,11 @@ impl Hub {
         Ok(())
     }
 
+    /// Whether there is a session whose user an earlier version did not record.
+    pub(super) fn is_without_user(&self, owner: &Owner) -> bool {
+        self.sessions.lock().claims.holder(owner) == SessionHolder::Unknown
+    }
+
     /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
     /// granted to the waiting connection or stays detached.
     pub(super) fn release(

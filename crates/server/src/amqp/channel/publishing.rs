@@ -133,7 +133,7 @@ impl Channel {
             body,
         };
         let outcome = self.take_message(context, message, method.mandatory);
-        if outcome.is_err() && context.authorised.identity().has_question() {
+        if matches!(&outcome, Err(fault) if fault.is_unasked) {
             let body = match body {
                 Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
                 Body::Chunks([chunk]) => chunk.clone(),
@@ -159,7 +159,7 @@ impl Channel {
             body: Body::Chunks(body),
         };
         let outcome = self.take_message(context, message, method.mandatory);
-        if outcome.is_err() && context.authorised.identity().has_question() {
+        if matches!(&outcome, Err(fault) if fault.is_unasked) {
             context.publish_later(waiting);
         }
         outcome
