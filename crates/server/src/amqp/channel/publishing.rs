@@ -37,6 +37,11 @@ impl WaitingPublish {
     pub(crate) fn channel(&self) -> u16 {
         self.channel
     }
+
+    /// Bytes of its body, which count as those of an incomplete message.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body[0].len()
+    }
 }
 
 /// A channel's publisher, created by the first publish. It caches routes and collects messages, which takes
