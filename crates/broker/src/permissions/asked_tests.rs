@@ -296,6 +296,7 @@ fn a_listed_user_keeps_the_limits_of_the_list_and_gets_the_rights_of_the_authori
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
     let asked = guest.authorised_by(&world.broker, world.oracle.clone(), None).unwrap();
     assert!(asked.is_asked() && world.broker.tags(&asked) == ["administrator"]);
+    assert!(asked.is_external() && asked.is_listed() && !world.identity.is_listed());
     assert_eq!(world.broker.open(&asked, "/").err(), Some(BrokerError::Unasked));
     let tagged = guest.with_tags(vec!["impersonator".into(), "administrator".into()]);
     assert_eq!(world.broker.tags(&tagged), ["administrator", "impersonator"]);

@@ -103,7 +103,7 @@ impl BrokerAdmission {
         let Self { hub, login, version, .. } = self;
         let authorised = authorise(hub, login, validated, core)
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
-        core.user_is_external = authorised.identity().is_external();
+        core.user_is_external = !authorised.identity().is_listed();
         let user = SessionUser::of(authorised.identity());
         login::enter(core, &user.name, authorised.vhost().name())?;
         let owner = Arc::new(login.owner(authorised.vhost().name()));

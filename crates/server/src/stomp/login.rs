@@ -176,7 +176,7 @@ impl BrokerClient {
             }
         })?;
         let user = identity.user();
-        core.user_is_external = identity.is_external();
+        core.user_is_external = !identity.is_listed();
         if user != &**claimed {
             core.logs_in(user);
         }
