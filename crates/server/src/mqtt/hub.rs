@@ -348,7 +348,7 @@ impl Hub {
         let identity = match author.external {
             Some(external) if external.is_expired(now) => return Err(WillError::Expired),
             Some(external) => external.clone(),
-            None => self.broker.authenticate_external(author.user, true).map_err(WillError::Login)?,
+            None => self.broker.listed(author.user, true).map_err(WillError::Login)?,
         };
         let identity = identity.as_client(&owner.client_id);
         // The user may have lost permissions since.
@@ -548,6 +548,7 @@ pub(super) fn group_queue(filter: &str) -> Option<String> {
 
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
+
 /// Tells operators if a will was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {
