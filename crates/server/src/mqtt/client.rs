@@ -289,8 +289,10 @@ impl MqttClient {
         ticket: Option<Ticket>,
     ) -> Result<(), Refusal> {
         let packet_id = publish.packet_id;
-        let before = self.partial.remove(&packet_id).filter(|_| publish.dup).unwrap_or_default();
+        let before = self.partial.get(&packet_id).filter(|_| publish.dup).cloned().unwrap_or_default();
+        // If it fails, since it is yet to be asked about for example, the message is as partial as it was.
         let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
+        self.partial.remove(&packet_id);
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
