@@ -180,7 +180,7 @@ impl HttpAuthority {
             HttpAuthorityError::Denied(why) => refused(&why),
             error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
         })?;
-        // Whoever lets it in (RabbitMQ's `loopback_users`).
+        // As RabbitMQ's default `loopback_users` have it, whoever lets the user in.
         if attempt.user == GUEST && !attempt.is_loopback {
             return Err(LoginRefused::LoopbackOnly);
         }
