@@ -10,6 +10,7 @@ from harness.ctl import Ctl
 from harness.http_authority import authority
 from harness.instances import leveret
 from harness.management import Management
+from harness.mqtt_client import MqttClient
 from harness.patience import PATIENCE
 
 LONG = "1h"
@@ -118,6 +119,20 @@ def test_the_service_checks_the_password_and_the_list_says_what_may_be_done(tmp_
         server.stop()
 
 
+def test_a_will_of_a_user_of_the_list_is_published_though_a_service_checks_its_password(tmp_path, service):
+    service.users["guest"] = ("secret", "")
+    with leveret(tmp_path, "--mqtt", "127.0.0.1:0", *service.flags("http+internal")) as server:
+        port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
+        login = {"user": "guest", "password": "secret"}
+        with MqttClient(port, "watcher", **login) as watcher:
+            watcher.subscribe("gone")
+            client = MqttClient(port, "with-will", will=("gone", b"guest"), **login)
+            client.client.socket().shutdown(2)
+            assert watcher.message().payload == b"guest"
+            assert client.gone.wait(PATIENCE)
+        server.stop()
+
+
 def test_an_answer_is_used_again_until_it_is_old(tmp_path, service):
     with leveret(tmp_path, *service.flags("cache:http", auth_cache_ttl=LONG)) as server:
         for _ in range(5):
@@ -171,6 +186,16 @@ def test_all_are_asked_about_again_when_the_operator_says_so(tmp_path, service):
             assert kinds(service) == ["user", "resource"], "of the operator, and of the publish"
         assert is_let_in(server) and "user" in kinds(service)
         assert Management(server, server.http).status("DELETE", "leveret/auth-cache", user="manager:secret") == 401
+        server.stop()
+
+
+def test_guesses_are_limited_as_for_the_brokers_own_users(tmp_path, service):
+    with leveret(tmp_path, *service.flags()) as server:
+        for number in range(40):
+            assert not is_let_in(server, "alice", f"guess-{number}")
+        assert kinds(service) == ["user"] * 30
+        assert not is_let_in(server)
+        server.child.wait_line("login refused.*too many wrong passwords")
         server.stop()
 
 

@@ -6,7 +6,24 @@ import threading
 import time
 from urllib.parse import parse_qsl, urlsplit
 
+from harness.patience import PATIENCE
+
 KINDS = ("user", "vhost", "resource", "topic")
+
+
+class Hold:
+    """Questions of one kind that wait until the test lets them go."""
+
+    def __init__(self):
+        self.arrived, self.released = threading.Semaphore(0), threading.Event()
+
+    def wait(self, questions=1):
+        """Returns once so many questions are waiting."""
+        for _ in range(questions):
+            assert self.arrived.acquire(timeout=PATIENCE)
+
+    def release(self):
+        self.released.set()
 
 
 class Authority:
@@ -18,6 +35,7 @@ class Authority:
         self.refuses = lambda kind, fields: False
         # What it does instead of answering, by kind: a status, a body, or seconds to wait before.
         self.faults = {}
+        self.holds = {}
         self.asked, self.methods, self.peers = [], [], set()
         authority = self
 
@@ -63,6 +81,9 @@ class Authority:
 
     def judge(self, kind, fields):
         self.asked.append((kind, fields))
+        if hold := self.holds.get(kind):
+            hold.arrived.release()
+            hold.released.wait(PATIENCE)
         fault = self.faults.get(kind)
         if isinstance(fault, float):
             time.sleep(fault)
@@ -75,6 +96,16 @@ class Authority:
             is_known = password is not None and fields.get("password", password) == password
             return 200, f"allow {tags}".strip() if is_known and not self.refuses(kind, fields) else "deny"
         return 200, "deny" if self.refuses(kind, fields) else "allow"
+
+    @contextlib.contextmanager
+    def holding(self, kind):
+        """Has questions of a kind wait, at the latest until the end of the block."""
+        hold = self.holds[kind] = Hold()
+        try:
+            yield hold
+        finally:
+            del self.holds[kind]
+            hold.release()
 
     def url(self, kind):
         return f"{self.scheme}://127.0.0.1:{self.port}/{kind}"

@@ -70,12 +70,15 @@ pub struct Fault {
     /// Ends the connection even if the code by itself would end only the channel, as RabbitMQ does while a connection
     /// is being opened.
     pub on_connection: bool,
+    /// Somebody else decides about the operation, and is to be asked first. The operation has changed nothing, and is
+    /// repeated with the answer; the peer sees this of no operation.
+    pub is_unasked: bool,
 }
 
 impl Fault {
     /// A fault that no method caused, or whose method [`Fault::caused_by`] adds.
     pub fn new(code: ReplyCode, text: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, text: text.into(), method: (0, 0), on_connection: code.is_hard() }
+        Self { code, text: text.into(), method: (0, 0), on_connection: code.is_hard(), is_unasked: false }
     }
 
     /// The fault that a server announced in a close method: its text begins with the code's name, which
@@ -101,6 +104,13 @@ impl Fault {
     #[must_use]
     pub fn on_connection(mut self) -> Self {
         self.on_connection = true;
+        self
+    }
+
+    /// Makes the operation one that is repeated once somebody else has decided about it.
+    #[must_use]
+    pub fn unasked(mut self) -> Self {
+        self.is_unasked = true;
         self
     }
 

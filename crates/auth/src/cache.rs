@@ -7,39 +7,42 @@ use aws_lc_rs::{constant_time, hmac, rand};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-/// Logins that are kept: some hundred bytes each.
+/// Accepted logins that are stored: some two hundred bytes each, and the tags.
 const MAX_LOGINS: usize = 10_000;
 
-/// Refused logins that are kept. They have room of their own, so that guesses push out no login that was accepted.
+/// Refused logins that are stored. They have room of their own, so that guesses push out no login that was accepted.
 const MAX_REFUSED_LOGINS: usize = 1_000;
 
-/// Verdicts about operations that are kept: sixty bytes each.
+/// Verdicts about operations that are stored: some two hundred bytes each, in the table and in the order.
 const MAX_VERDICTS: usize = 100_000;
 
-/// For how long answers are kept, and which of them.
+/// For how long answers are used again, and which of them.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSettings {
     /// `auth_cache.cache_ttl`: age at which an answer is asked for again.
     pub ttl: Duration,
-    /// `auth_cache.cache_refusals`: whether refusals are kept, too.
+    /// `auth_cache.cache_refusals`: whether refusals are used again, too.
     pub keeps_refusals: bool,
 }
 
-/// Answers by all that was asked. Failures to answer are never kept.
+/// Answers by all that was asked. Failures to answer are never stored.
+///
+/// Each answer belongs to the generation in which it was asked for, and is found in that generation alone: an answer that
+/// arrives, or is looked up, while all are forgotten counts for nobody who asks afterwards.
 pub(crate) struct AnswerCache {
     settings: CacheSettings,
-    /// Made at the start, and known to nobody: what is kept of a password is of no use without it.
+    /// Made at the start, and known to nobody: what is stored of a password is of no use without it.
     key: hmac::Key,
-    logins: Mutex<Shelf<Vec<String>>>,
-    refused_logins: Mutex<Shelf<()>>,
-    verdicts: Mutex<Shelf<bool>>,
+    logins: Mutex<AnswerTable<Vec<String>>>,
+    refused_logins: Mutex<AnswerTable<()>>,
+    verdicts: Mutex<AnswerTable<bool>>,
 }
 
 /// The keyed hash of a question, secrets included.
 #[derive(Clone, Copy)]
 pub(crate) struct AnswerKey {
     /// The part by which it is found.
-    place: [u8; HALF],
+    index: [u8; HALF],
     /// The part that is compared in constant time.
     proof: [u8; HALF],
 }
@@ -50,9 +53,9 @@ impl AnswerCache {
     /// An empty cache; `None` if the system gives no random bytes.
     pub(crate) fn new(settings: CacheSettings) -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).ok()?;
-        let logins = Mutex::new(Shelf::new(MAX_LOGINS));
-        let refused_logins = Mutex::new(Shelf::new(MAX_REFUSED_LOGINS));
-        let verdicts = Mutex::new(Shelf::new(MAX_VERDICTS));
+        let logins = Mutex::new(AnswerTable::new(MAX_LOGINS));
+        let refused_logins = Mutex::new(AnswerTable::new(MAX_REFUSED_LOGINS));
+        let verdicts = Mutex::new(AnswerTable::new(MAX_VERDICTS));
         Some(Self { settings, key, logins, refused_logins, verdicts })
     }
 
@@ -63,40 +66,44 @@ impl AnswerCache {
         context.update(path.as_bytes());
         context.update(form.as_bytes());
         let tag = context.sign();
-        let (mut place, mut proof) = ([0; HALF], [0; HALF]);
-        place.copy_from_slice(&tag.as_ref()[..HALF]);
+        let (mut index, mut proof) = ([0; HALF], [0; HALF]);
+        index.copy_from_slice(&tag.as_ref()[..HALF]);
         proof.copy_from_slice(&tag.as_ref()[HALF..2 * HALF]);
-        AnswerKey { place, proof }
+        AnswerKey { index, proof }
     }
 
     /// The tags of a user whose login was accepted, or `Err` if it was refused.
-    pub(crate) fn login(&self, key: AnswerKey, now: Instant) -> Option<Result<Vec<String>, ()>> {
-        if let Some(tags) = self.logins.lock().find(key, now) {
+    pub(crate) fn login(&self, key: AnswerKey, at: AskedAt) -> Option<Result<Vec<String>, ()>> {
+        if let Some(tags) = self.logins.lock().lookup(key, at) {
             return Some(Ok(tags));
         }
-        self.refused_logins.lock().find(key, now).map(|()| Err(()))
+        self.refused_logins.lock().lookup(key, at).map(|()| Err(()))
     }
 
-    pub(crate) fn keep_login(&self, key: AnswerKey, outcome: Result<&[String], ()>, now: Instant) {
-        let until = now + self.settings.ttl;
+    /// Stores the outcome of a login that was asked about in the generation of `at`, and has its answer now.
+    pub(crate) fn store_login(&self, key: AnswerKey, outcome: Result<&[String], ()>, at: AskedAt) {
         match outcome {
-            Ok(tags) => self.logins.lock().insert(key, tags.to_owned(), until),
-            Err(()) if self.settings.keeps_refusals => self.refused_logins.lock().insert(key, (), until),
+            Ok(tags) => self.logins.lock().insert(key, tags.to_owned(), at, self.settings.ttl),
+            Err(()) if self.settings.keeps_refusals => {
+                self.refused_logins.lock().insert(key, (), at, self.settings.ttl);
+            }
             Err(()) => {}
         }
     }
 
     /// Whether an operation was allowed.
-    pub(crate) fn verdict(&self, key: AnswerKey, now: Instant) -> Option<bool> {
-        self.verdicts.lock().find(key, now)
+    pub(crate) fn verdict(&self, key: AnswerKey, at: AskedAt) -> Option<bool> {
+        self.verdicts.lock().lookup(key, at)
     }
 
-    pub(crate) fn keep_verdict(&self, key: AnswerKey, is_allowed: bool, now: Instant) {
+    /// As [`Self::store_login`].
+    pub(crate) fn store_verdict(&self, key: AnswerKey, is_allowed: bool, at: AskedAt) {
         if is_allowed || self.settings.keeps_refusals {
-            self.verdicts.lock().insert(key, is_allowed, now + self.settings.ttl);
+            self.verdicts.lock().insert(key, is_allowed, at, self.settings.ttl);
         }
     }
 
+    /// Frees the memory of all answers, which a new generation has made useless.
     pub(crate) fn clear(&self) {
         self.logins.lock().clear();
         self.refused_logins.lock().clear();
@@ -104,48 +111,60 @@ impl AnswerCache {
     }
 }
 
+/// When an answer is looked up or stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AskedAt {
+    /// The authority's generation when the question came.
+    pub(crate) generation: u32,
+    pub(crate) now: Instant,
+}
+
 /// Answers of one kind, of which the oldest gives way. All live equally long, and so it is the first to end, too.
-struct Shelf<T> {
+struct AnswerTable<T> {
     most: usize,
-    by_place: HashMap<[u8; HALF], Kept<T>>,
+    entries: HashMap<[u8; HALF], Entry<T>>,
     order: VecDeque<([u8; HALF], Instant)>,
 }
 
-struct Kept<T> {
+struct Entry<T> {
     proof: [u8; HALF],
+    generation: u32,
     until: Instant,
     answer: T,
 }
 
-impl<T: Clone> Shelf<T> {
+impl<T: Clone> AnswerTable<T> {
     fn new(most: usize) -> Self {
-        Self { most, by_place: HashMap::new(), order: VecDeque::new() }
+        Self { most, entries: HashMap::new(), order: VecDeque::new() }
     }
 
-    fn find(&self, key: AnswerKey, now: Instant) -> Option<T> {
-        let kept = self.by_place.get(&key.place).filter(|kept| now < kept.until)?;
-        let is_same = constant_time::verify_slices_are_equal(&kept.proof, &key.proof).is_ok();
-        is_same.then(|| kept.answer.clone())
+    fn lookup(&self, key: AnswerKey, at: AskedAt) -> Option<T> {
+        let is_current = |entry: &&Entry<T>| at.now < entry.until && at.generation == entry.generation;
+        let entry = self.entries.get(&key.index).filter(is_current)?;
+        let is_same = constant_time::verify_slices_are_equal(&entry.proof, &key.proof).is_ok();
+        is_same.then(|| entry.answer.clone())
     }
 
-    fn insert(&mut self, key: AnswerKey, answer: T, until: Instant) {
-        while let Some((place, end)) = self.order.front().copied() {
+    fn insert(&mut self, key: AnswerKey, answer: T, at: AskedAt, ttl: Duration) {
+        let AskedAt { generation, now } = at;
+        let until = now + ttl;
+        while let Some((index, end)) = self.order.front().copied() {
             // Otherwise a later answer has replaced it.
-            let is_current = self.by_place.get(&place).is_some_and(|kept| kept.until == end);
+            let is_current = self.entries.get(&index).is_some_and(|entry| entry.until == end);
             if is_current && self.order.len() < self.most {
                 break;
             }
             self.order.pop_front();
             if is_current {
-                self.by_place.remove(&place);
+                self.entries.remove(&index);
             }
         }
-        self.by_place.insert(key.place, Kept { proof: key.proof, until, answer });
-        self.order.push_back((key.place, until));
+        self.entries.insert(key.index, Entry { proof: key.proof, generation, until, answer });
+        self.order.push_back((key.index, until));
     }
 
     fn clear(&mut self) {
-        self.by_place = HashMap::new();
+        self.entries = HashMap::new();
         self.order = VecDeque::new();
     }
 }
@@ -160,43 +179,47 @@ mod tests {
         AnswerCache::new(CacheSettings { ttl: TTL, keeps_refusals }).unwrap()
     }
 
+    fn at(now: Instant) -> AskedAt {
+        AskedAt { generation: 7, now }
+    }
+
     #[test]
     fn an_answer_is_used_again_until_it_is_old() {
         let (cache, now) = (cache(false), Instant::now());
         let key = cache.key("/user", "username=u&password=p");
-        assert_eq!(cache.login(key, now), None);
-        cache.keep_login(key, Ok(&["management".to_owned()]), now);
-        cache.keep_verdict(key, true, now);
+        assert_eq!(cache.login(key, at(now)), None);
+        cache.store_login(key, Ok(&["management".to_owned()]), at(now));
+        cache.store_verdict(key, true, at(now));
         let before = now + TTL - Duration::from_millis(1);
-        assert_eq!(cache.login(key, before), Some(Ok(vec!["management".to_owned()])));
-        assert_eq!(cache.verdict(key, before), Some(true));
-        assert!(cache.login(key, now + TTL).is_none() && cache.verdict(key, now + TTL).is_none());
+        assert_eq!(cache.login(key, at(before)), Some(Ok(vec!["management".to_owned()])));
+        assert_eq!(cache.verdict(key, at(before)), Some(true));
+        assert!(cache.login(key, at(now + TTL)).is_none() && cache.verdict(key, at(now + TTL)).is_none());
     }
 
     #[test]
     fn another_question_has_another_answer() {
         let (cache, now) = (cache(false), Instant::now());
-        cache.keep_login(cache.key("/user", "username=u&password=p"), Ok(&[]), now);
+        cache.store_login(cache.key("/user", "username=u&password=p"), Ok(&[]), at(now));
         for (path, form) in [
             ("/user", "username=u&password=q"),
             ("/vhost", "username=u&password=p"),
             ("/use", "rusername=u&password=p"),
         ] {
-            assert_eq!(cache.login(cache.key(path, form), now), None);
+            assert_eq!(cache.login(cache.key(path, form), at(now)), None);
         }
         let other = AnswerCache::new(CacheSettings { ttl: TTL, keeps_refusals: false }).unwrap();
-        assert_ne!(other.key("/user", "a").place, cache.key("/user", "a").place, "keys are of one process");
+        assert_ne!(other.key("/user", "a").index, cache.key("/user", "a").index, "keys are of one process");
     }
 
     #[test]
-    fn refusals_are_kept_if_the_operator_says_so() {
+    fn refusals_are_used_again_if_the_operator_says_so() {
         for keeps in [false, true] {
             let (cache, now) = (cache(keeps), Instant::now());
             let key = cache.key("/user", "u");
-            cache.keep_login(key, Err(()), now);
-            cache.keep_verdict(key, false, now);
-            assert_eq!(cache.login(key, now), keeps.then_some(Err(())));
-            assert_eq!(cache.verdict(key, now), keeps.then_some(false));
+            cache.store_login(key, Err(()), at(now));
+            cache.store_verdict(key, false, at(now));
+            assert_eq!(cache.login(key, at(now)), keeps.then_some(Err(())));
+            assert_eq!(cache.verdict(key, at(now)), keeps.then_some(false));
         }
     }
 
@@ -204,27 +227,44 @@ mod tests {
     fn guesses_push_out_nobody_and_take_bounded_room() {
         let (cache, now) = (cache(true), Instant::now());
         let good = cache.key("/user", "good");
-        cache.keep_login(good, Ok(&[]), now);
+        cache.store_login(good, Ok(&[]), at(now));
         for number in 0..MAX_REFUSED_LOGINS + 100 {
-            cache.keep_login(cache.key("/user", &number.to_string()), Err(()), now);
+            cache.store_login(cache.key("/user", &number.to_string()), Err(()), at(now));
         }
-        assert_eq!(cache.login(good, now), Some(Ok(Vec::new())));
+        assert_eq!(cache.login(good, at(now)), Some(Ok(Vec::new())));
         let refused = cache.refused_logins.lock();
-        assert!(refused.by_place.len() <= MAX_REFUSED_LOGINS && refused.order.len() <= MAX_REFUSED_LOGINS);
+        assert!(refused.entries.len() <= MAX_REFUSED_LOGINS && refused.order.len() <= MAX_REFUSED_LOGINS);
     }
 
     #[test]
-    fn an_answer_that_is_renewed_is_kept_once() {
-        let mut shelf = Shelf::new(3);
+    fn an_answer_that_is_renewed_is_stored_once() {
+        let mut table = AnswerTable::new(3);
         let cache = cache(false);
         let now = Instant::now();
+        let later = |seconds| at(now + Duration::from_secs(seconds));
         for number in 0..100 {
-            let until = now + Duration::from_secs(number);
-            shelf.insert(cache.key("/", "same"), number, until);
-            assert!(shelf.order.len() <= 3 && shelf.by_place.len() == 1);
+            table.insert(cache.key("/", "same"), number, later(number), TTL);
+            assert!(table.order.len() <= 3 && table.entries.len() == 1);
         }
-        assert_eq!(shelf.find(cache.key("/", "same"), now), Some(99));
-        shelf.clear();
-        assert_eq!(shelf.find(cache.key("/", "same"), now), None);
+        assert_eq!(table.lookup(cache.key("/", "same"), later(99)), Some(99));
+        table.clear();
+        assert_eq!(table.lookup(cache.key("/", "same"), later(99)), None);
+    }
+
+    #[test]
+    fn an_answer_counts_in_its_generation_alone() {
+        let (cache, now) = (cache(true), Instant::now());
+        let key = cache.key("/user", "u");
+        let in_generation = |generation| AskedAt { generation, now };
+        // The second answer arrives after all were forgotten; the first is still there, as it is to whoever asks before the
+        // tables are cleared.
+        for outcome in [Ok(&[][..]), Err(())] {
+            cache.store_login(key, outcome, in_generation(1));
+            cache.store_verdict(key, outcome.is_ok(), in_generation(1));
+            assert!(cache.login(key, in_generation(1)).is_some());
+            assert!(cache.verdict(key, in_generation(1)).is_some());
+            assert_eq!(cache.login(key, in_generation(2)), None);
+            assert_eq!(cache.verdict(key, in_generation(2)), None);
+        }
     }
 }

@@ -220,13 +220,18 @@ impl Asking {
                 answer => return answer,
             }
         }
-        // A service that does not answer says nothing about the password.
-        let is_unknown =
-            |(_, refused): &(_, LoginRefused)| matches!(refused, LoginRefused::Unanswered { .. });
-        if self.is_limited && !self.refusals.iter().any(is_unknown) {
+        if self.is_limited && self.is_guess() {
             broker.note_failed_attempt(attempt);
         }
         LoginAnswer::Now(Err(self.refusal()))
+    }
+
+    /// Whether the password counts as a wrong guess. A service that does not answer says nothing about it; but a client can
+    /// provoke that, by a long name for example, which must not hide that the broker's own list has found it wrong.
+    fn is_guess(&self) -> bool {
+        let mut refusals = self.refusals.iter().map(|(_, refused)| refused);
+        refusals.clone().any(|refused| *refused == LoginRefused::WrongPassword)
+            || !refusals.any(|refused| matches!(refused, LoginRefused::Unanswered { .. }))
     }
 
     /// The authority whose turn it was has refused the login.

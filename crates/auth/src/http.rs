@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{
-    AskedUser, Authority, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion, QuestionAbout,
-    Verdict,
+    AskedUser, Authority, GUEST, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion,
+    QuestionAbout, Verdict,
 };
 use hyper::Method;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use transport::tls::ClientTlsConfig;
 
-use crate::cache::{AnswerCache, AnswerKey, CacheSettings};
+use crate::cache::{AnswerCache, AnswerKey, AskedAt, CacheSettings};
 use crate::error::{HttpAuthorityError, ServiceError};
 use crate::form::Form;
 use crate::service::{ServiceClient, ServiceTimes};
@@ -42,11 +42,12 @@ const MAX_QUESTIONS: usize = 64;
 const MAX_TAGS: usize = 64;
 const MAX_TAG: usize = 255;
 
+/// Bytes of the longest name that a user or a virtual host can have. Longer ones are refused without being sent: a service's
+/// complaint about the length of a request would not be an answer.
+const MAX_NAME: usize = 255;
+
 /// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The only user who by default may come from this machine alone, whoever lets it in (RabbitMQ's `loopback_users`).
-const LOOPBACK_USER: &str = "guest";
 
 /// The way that a question travels (`auth_http.http_method`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,8 +114,11 @@ impl HttpAuthority {
     /// The file of certificates cannot be used.
     pub fn new(settings: HttpAuthoritySettings) -> Result<Self, ServiceError> {
         let HttpAuthoritySettings { user, vhost, resource, topic, method, tls, times } = settings;
-        let client =
-            |url| Ok::<_, ServiceError>(ServiceClient::new(url, tls.clone(), times)?.keeping_connections());
+        let client = |url| {
+            let client = ServiceClient::new(url, tls.clone(), times)?;
+            // As in RabbitMQ.
+            Ok::<_, ServiceError>(client.keeping_connections().accepting(&[200, 201]))
+        };
         let service = HttpService {
             user: client(user)?,
             vhost: client(vhost)?,
@@ -165,11 +169,19 @@ impl HttpAuthority {
         if attempt.user.is_empty() {
             return Err(refused("no user name"));
         }
+        let is_too_long = |name: &str| name.len() > MAX_NAME;
+        if is_too_long(&attempt.user) {
+            return Err(refused("the user name is too long"));
+        }
+        if attempt.context.iter().any(|(field, value)| *field == "vhost" && is_too_long(value)) {
+            return Err(refused("the name of the virtual host is too long"));
+        }
         let tags = self.ask_login(attempt).await.map_err(|error| match error {
             HttpAuthorityError::Denied(why) => refused(&why),
             error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
         })?;
-        if attempt.user == LOOPBACK_USER && !attempt.is_loopback {
+        // As RabbitMQ's default `loopback_users` have it, whoever lets the user in.
+        if attempt.user == GUEST && !attempt.is_loopback {
             return Err(LoginRefused::LoopbackOnly);
         }
         Ok(tags)
@@ -181,22 +193,21 @@ impl HttpAuthority {
             form = form.with(name, value);
         }
         let form = form.into_text();
-        let kept = self.kept("user", &form);
-        if let Some((cache, key)) = kept
-            && let Some(outcome) = cache.login(key, Instant::now())
+        let cached = self.cache_key("user", &form);
+        let asked_at = AskedAt { generation: self.generation(), now: Instant::now() };
+        if let Some((cache, key)) = cached
+            && let Some(outcome) = cache.login(key, asked_at)
         {
             return outcome.map_err(|()| HttpAuthorityError::denied(None));
         }
-        let generation = self.generation();
         let answer = self.service.ask(&self.service.user, &self.service.logins, form).await?;
         let outcome = match answer {
             Answer::Allow(tags) => Ok(tags),
             Answer::Deny(why) => Err(HttpAuthorityError::denied(why)),
         };
-        if let Some((cache, key)) = kept
-            && self.generation() == generation
-        {
-            cache.keep_login(key, outcome.as_deref().map_err(|_| ()), Instant::now());
+        if let Some((cache, key)) = cached {
+            let answered_at = AskedAt { now: Instant::now(), ..asked_at };
+            cache.store_login(key, outcome.as_deref().map_err(|_| ()), answered_at);
         }
         outcome
     }
@@ -208,13 +219,13 @@ impl HttpAuthority {
             QuestionAbout::Topic { .. } => ("topic", &self.service.topic),
         };
         let form = form_of(question);
-        let kept = self.kept(path, &form);
-        if let Some((cache, key)) = kept
-            && let Some(is_allowed) = cache.verdict(key, Instant::now())
+        let cached = self.cache_key(path, &form);
+        let asked_at = AskedAt { generation: self.generation(), now: Instant::now() };
+        if let Some((cache, key)) = cached
+            && let Some(is_allowed) = cache.verdict(key, asked_at)
         {
             return if is_allowed { Verdict::Allowed } else { Verdict::Refused };
         }
-        let generation = self.generation();
         let is_allowed = match self.service.ask(client, &self.service.questions, form).await {
             Ok(Answer::Allow(tags)) if tags.is_empty() => true,
             Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthorityError::NoAnswer),
@@ -226,15 +237,13 @@ impl HttpAuthority {
             }
             Err(error) => return self.service.complain(path, &error),
         };
-        if let Some((cache, key)) = kept
-            && self.generation() == generation
-        {
-            cache.keep_verdict(key, is_allowed, Instant::now());
+        if let Some((cache, key)) = cached {
+            cache.store_verdict(key, is_allowed, AskedAt { now: Instant::now(), ..asked_at });
         }
         if is_allowed { Verdict::Allowed } else { Verdict::Refused }
     }
 
-    fn kept(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
+    fn cache_key(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
         self.cache.as_ref().map(|cache| (&**cache, cache.key(path, form)))
     }
 }
@@ -261,9 +270,13 @@ impl HttpService {
         permits: &Semaphore,
         form: String,
     ) -> Result<Answer, HttpAuthorityError> {
-        let permit = tokio::time::timeout(self.patience, permits.acquire()).await;
+        // One time limit for the permit and the request together.
+        let deadline = tokio::time::Instant::now() + self.patience;
+        let permit = tokio::time::timeout_at(deadline, permits.acquire()).await;
         let _permit = permit.map_err(|_| HttpAuthorityError::Busy)?.map_err(|_| HttpAuthorityError::Busy)?;
-        let body = client.submit(self.method.clone(), form, MAX_ANSWER).await?;
+        let answer = client.submit(self.method.clone(), form, MAX_ANSWER);
+        let body = tokio::time::timeout_at(deadline, answer).await;
+        let body = body.unwrap_or(Err(ServiceError::TimedOut(self.patience)))?;
         Answer::parse(&body).ok_or(HttpAuthorityError::NoAnswer)
     }
 

@@ -39,6 +39,8 @@ pub struct ServiceClient {
     times: ServiceTimes,
     /// Connections whose last answer has been read; `None` if they are not used again.
     idle: Option<Box<Mutex<Vec<Connection>>>>,
+    /// The statuses of good answers.
+    accepted: &'static [u16],
 }
 
 /// A connection that takes one request after the other.
@@ -54,13 +56,19 @@ impl ServiceClient {
     /// A file cannot be used.
     pub fn new(url: ServiceUrl, files: ClientTlsConfig, times: ServiceTimes) -> Result<Self, ServiceError> {
         let tls = if url.tls { Some(ClientTls::load(files).map_err(ServiceError::Tls)?.0) } else { None };
-        Ok(Self { url, tls, times, idle: None })
+        Ok(Self { url, tls, times, idle: None, accepted: &[200] })
     }
 
     /// Uses connections again, for a service that is asked often.
     #[must_use]
     pub(crate) fn keeping_connections(self) -> Self {
         Self { idle: Some(Box::default()), ..self }
+    }
+
+    /// Takes answers with these statuses, instead of 200 alone.
+    #[must_use]
+    pub(crate) fn accepting(self, accepted: &'static [u16]) -> Self {
+        Self { accepted, ..self }
     }
 
     /// Whether nobody on the way can change the service's answers.
@@ -71,12 +79,12 @@ impl ServiceClient {
     /// Requests the URL itself; returns a body of at most `most` bytes. Redirections are not followed.
     ///
     /// # Errors
-    /// The service does not answer in time, or not with 200.
+    /// The service does not answer in time, or with another status than those that are accepted.
     pub(crate) async fn get(&self, most: usize) -> Result<Bytes, ServiceError> {
         self.request(Method::GET, &self.url.path, None, most).await
     }
 
-    /// Requests the URL with a form in its query (`GET`) or as its body (`POST`). As of [`Self::get`], and 201 is good too.
+    /// As [`Self::get`], with a form in the query of the URL (`GET`) or as the body (`POST`).
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -155,7 +163,7 @@ impl ServiceClient {
     ) -> Result<Bytes, ServiceError> {
         let answer = connection.sender.send_request(request).await.map_err(ServiceError::Http)?;
         let status = answer.status().as_u16();
-        if status != 200 && (status != 201 || self.idle.is_none()) {
+        if !self.accepted.contains(&status) {
             return Err(ServiceError::Status(status));
         }
         let body = Limited::new(answer.into_body(), most).collect().await;

@@ -47,7 +47,7 @@ pub enum KeySource {
     /// A file, which is read again on request.
     File(PathBuf),
     /// A service, whose keys are cached.
-    Service(ServiceClient),
+    Service(Box<ServiceClient>),
 }
 
 /// A set of keys, read when they are needed.

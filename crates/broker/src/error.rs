@@ -94,6 +94,8 @@ impl BrokerError {
 
 impl From<BrokerError> for Fault {
     fn from(error: BrokerError) -> Self {
-        Self::new(error.reply_code(), error.to_string())
+        let is_unasked = error == BrokerError::Unasked;
+        let fault = Self::new(error.reply_code(), error.to_string());
+        if is_unasked { fault.unasked() } else { fault }
     }
 }

@@ -103,7 +103,7 @@ pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
 pub use routing::{ExchangeKind, TopicIndex};
 pub use time::Timestamp;
 pub use users::{
-    AuthBackends, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
+    AuthBackends, GUEST, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
     TokenRights, UserLimits, UserSpec,
 };
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};

@@ -142,7 +142,7 @@ fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
         JwksSource::File(path) => KeySource::File(path.clone()),
         JwksSource::Url(url) => {
             let client = ServiceClient::new(url.clone(), trusting(&config.oauth2_jwks_ca), JWKS_TIMES);
-            KeySource::Service(client.map_err(|error| SettingError::new("oauth2_jwks_ca", error))?)
+            KeySource::Service(Box::new(client.map_err(|error| SettingError::new("oauth2_jwks_ca", error))?))
         }
         JwksSource::Off => return Err(SettingError::new("oauth2_jwks", NoKeys)),
     };

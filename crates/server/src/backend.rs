@@ -185,7 +185,7 @@ impl Backend {
         let Self::Broker(broker) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
-        let authorised = broker.authorised(&identity, &request.virtual_host)?;
+        let authorised = broker.begin_session(&identity, &request.virtual_host)?;
         let session = BrokerSession::new(shared, authorised, SessionId(connection), request, outbox, view);
         Ok(Box::new(session))
     }

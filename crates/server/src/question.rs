@@ -7,6 +7,9 @@ use transport::Outbox;
 
 use crate::client::BackendRequest;
 
+/// The text of the refusal of a commit during which all answers of the user's authority were forgotten.
+pub(crate) const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten during the commit";
+
 /// The question of a session to the authority of its user, if one is open.
 ///
 /// An operation whose permission has not been asked for yet fails, and has changed nothing. The session then discards that
@@ -15,24 +18,28 @@ use crate::client::BackendRequest;
 pub(crate) struct OpenQuestion {
     /// Set by [`Self::ask`], cleared by [`Self::take_answered`].
     request: Option<BackendRequest<()>>,
-    /// The operation has been asked about, and is not over.
-    is_repeated: bool,
+    /// An operation has failed, perhaps since it is yet to be asked about, and is not over.
+    has_failed: bool,
 }
 
 impl OpenQuestion {
-    /// Called when an operation has failed. Returns whether its outcome is to be discarded, since the authority is now
-    /// asked; the outbox is nudged when it has answered.
-    pub(crate) fn ask(&mut self, identity: &Identity, outbox: &Arc<Outbox>) -> bool {
-        let Some(question) = identity.take_question() else { return false };
+    /// Called when an operation has failed; `is_unasked` if that is because its permission has not been asked for yet.
+    /// Returns whether its outcome is to be discarded, since the authority is now asked; the outbox is nudged when it has
+    /// answered.
+    pub(crate) fn ask(&mut self, is_unasked: bool, identity: &Identity, outbox: &Arc<Outbox>) -> bool {
+        // A question that it has left is of no use if it has failed for another reason.
+        self.has_failed = true;
+        let Some(question) = Some(identity).filter(|_| is_unasked).and_then(Identity::take_question) else {
+            return false;
+        };
         self.request = Some(BackendRequest::new(outbox, question));
-        self.is_repeated = true;
         true
     }
 
     /// Called when an operation is over, whatever came of it.
     #[inline]
     pub(crate) fn over(&mut self, identity: &Identity) {
-        if std::mem::take(&mut self.is_repeated) {
+        if std::mem::take(&mut self.has_failed) {
             identity.end_operation();
         }
     }

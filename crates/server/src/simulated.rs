@@ -1,5 +1,6 @@
 //! The server that simulations step without sockets. Its limits are small, so that tests reach them.
 
+mod authority;
 mod cable;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::registry::{Arrival, OpenConnection, Opening};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 use crate::upstream::client::AmqpClient;
 
+pub(crate) use authority::SimulatedAuthority;
 pub(crate) use cable::Cable;
 
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -11,12 +11,15 @@ pub struct StompFault {
     pub message: Cow<'static, str>,
     /// The explanation in the body of the ERROR frame.
     pub detail: Cow<'static, str>,
+    /// Somebody else decides about the request, and is to be asked first. The request has changed nothing, and is repeated
+    /// with the answer; the client sees this of no request.
+    pub is_unasked: bool,
 }
 
 impl StompFault {
     /// Creates a fault with this message and explanation.
     pub fn new(message: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { message: message.into(), detail: detail.into() }
+        Self { message: message.into(), detail: detail.into(), is_unasked: false }
     }
 
     /// The bytes are not a valid frame.

@@ -54,7 +54,7 @@ impl Service {
     fn source(&self) -> KeySource {
         let files = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
         let times = ServiceTimes { connect: PATIENCE, request: PATIENCE };
-        KeySource::Service(ServiceClient::new(self.url.clone(), files, times).unwrap())
+        KeySource::Service(Box::new(ServiceClient::new(self.url.clone(), files, times).unwrap()))
     }
 }
 

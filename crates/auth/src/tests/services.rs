@@ -9,6 +9,7 @@ use broker::{Broker, BrokerConfig, Identity, LoginAnswer, LoginAttempt, LoginRef
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
 use transport::tls::ClientTlsConfig;
 
 use crate::{
@@ -21,11 +22,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bodies of answers, the last one again and again.
 type Answers = Arc<Mutex<VecDeque<&'static str>>>;
 
+/// Permits of a service's gate: an answer needs one.
+const GATE: u32 = 64;
+
 /// A service that answers in order, and closes each connection after its share of answers.
 struct Service {
     authority: HttpAuthority,
     answers: Answers,
     requests: Arc<AtomicUsize>,
+    /// Notified of each request.
+    arrived: Arc<Notify>,
+    /// A test that has all permits holds back the answers.
+    gate: Arc<Semaphore>,
     connections: Arc<AtomicUsize>,
 }
 
@@ -35,11 +43,18 @@ impl Service {
         let url = ServiceUrl::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
         let answers: Answers = Arc::new(Mutex::new(answers.iter().copied().collect()));
         let (requests, connections) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let (texts, count, all) = (Arc::clone(&answers), Arc::clone(&requests), Arc::clone(&connections));
+        let (arrived, gate) = (Arc::<Notify>::default(), Arc::new(Semaphore::new(GATE as usize)));
+        let serving = Serving {
+            answers: Arc::clone(&answers),
+            requests: Arc::clone(&requests),
+            arrived: Arc::clone(&arrived),
+            gate: Arc::clone(&gate),
+        };
+        let all = Arc::clone(&connections);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 all.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(serve(stream, Arc::clone(&texts), Arc::clone(&count), answers_each));
+                tokio::spawn(serving.clone().serve(stream, answers_each));
             }
         });
         let tls = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
@@ -52,7 +67,8 @@ impl Service {
             tls,
             times: ServiceTimes { connect: PATIENCE, request: PATIENCE },
         };
-        Self { authority: HttpAuthority::new(settings).unwrap(), answers, requests, connections }
+        let authority = HttpAuthority::new(settings).unwrap();
+        Self { authority, answers, requests, arrived, gate, connections }
     }
 
     fn requests(&self) -> usize {
@@ -60,23 +76,36 @@ impl Service {
     }
 }
 
-async fn serve(mut stream: TcpStream, answers: Answers, requests: Arc<AtomicUsize>, answers_each: usize) {
-    let mut request = [0; 4096];
-    for _ in 0..answers_each {
-        if !stream.read(&mut request).await.is_ok_and(|read| read > 0) {
-            return;
-        }
-        requests.fetch_add(1, Ordering::Relaxed);
-        let body = {
-            let mut answers = answers.lock();
-            let first = answers.front().copied().unwrap_or_default();
-            if answers.len() > 1 {
-                answers.pop_front();
+/// The part of a service that its connections share.
+#[derive(Clone)]
+struct Serving {
+    answers: Answers,
+    requests: Arc<AtomicUsize>,
+    arrived: Arc<Notify>,
+    gate: Arc<Semaphore>,
+}
+
+impl Serving {
+    async fn serve(self, mut stream: TcpStream, answers_each: usize) {
+        let mut request = [0; 4096];
+        for _ in 0..answers_each {
+            if !stream.read(&mut request).await.is_ok_and(|read| read > 0) {
+                return;
             }
-            first
-        };
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        let _ = stream.write_all(answer.as_bytes()).await;
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            self.arrived.notify_one();
+            let _permit = self.gate.acquire().await.unwrap();
+            let body = {
+                let mut answers = self.answers.lock();
+                let first = answers.front().copied().unwrap_or_default();
+                if answers.len() > 1 {
+                    answers.pop_front();
+                }
+                first
+            };
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
     }
 }
 
@@ -147,7 +176,104 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_authority_is_asked
 }
 
 #[tokio::test]
-async fn an_answer_from_before_all_were_forgotten_is_not_kept() {
+async fn a_wrong_password_of_the_brokers_own_user_is_a_guess_whatever_a_service_answers() {
+    let service = Service::start(&["what?"], usize::MAX).await;
+    for is_first in [true, false] {
+        let mut links = vec![ChainLink::Internal, ChainLink::Http(service.authority.clone())];
+        links.rotate_left(usize::from(is_first));
+        let broker = broker(links);
+        broker.put_user(broker::UserSpec { loopback_only: false, ..broker::UserSpec::guest() });
+        for number in 0..50 {
+            assert!(log_in(&broker, "guest", &number.to_string()).await.is_err());
+        }
+        assert_eq!(log_in(&broker, "guest", "another").await, Err(LoginRefused::TooManyAttempts));
+    }
+}
+
+#[tokio::test]
+async fn names_that_nobody_has_are_not_asked_about() {
+    let service = Service::start(&["allow"], usize::MAX).await;
+    let name = |length| "n".repeat(length);
+    let of_vhost = |length| LoginAttempt { context: vec![("vhost", name(length))], ..attempt("u", "p") };
+    for attempt in [attempt(&name(255), "p"), of_vhost(255)] {
+        assert!(service.authority.check_login(&attempt).await.is_ok());
+    }
+    for attempt in [attempt(&name(256), "p"), of_vhost(256)] {
+        let refused = service.authority.check_login(&attempt).await.unwrap_err();
+        assert!(matches!(refused, LoginRefused::Elsewhere { .. }), "{refused}");
+    }
+    assert_eq!(service.requests(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_login_waits_for_its_turn_and_its_answer_together_no_longer_than_the_time_limit() {
+    // While somebody is busy the clock moves only as the test says.
+    let busy = tokio::spawn(async {
+        loop {
+            tokio::task::yield_now().await;
+        }
+    });
+    let service = Service::start(&["allow"], usize::MAX).await;
+    let _held = service.gate.acquire_many(GATE).await.unwrap();
+    let ask = || {
+        let authority = service.authority.clone();
+        tokio::spawn(async move { authority.check_login(&attempt("u", "p")).await })
+    };
+    let passes = async || {
+        for _ in 0..10_000 {
+            tokio::task::yield_now().await;
+        }
+    };
+    // As many as are asked about at once.
+    let first: Vec<_> = (0..32).map(|_| ask()).collect();
+    while service.requests() < 32 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(PATIENCE * 2 / 3).await;
+    let last = ask();
+    passes().await;
+    assert_eq!(service.requests(), 32, "it waits for its turn");
+    tokio::time::advance(PATIENCE / 3).await;
+    for asked in first {
+        assert!(matches!(asked.await.unwrap(), Err(LoginRefused::Unanswered { .. })));
+    }
+    while service.requests() < 33 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(PATIENCE / 3).await;
+    passes().await;
+    assert!(!last.is_finished(), "a third of its time is left");
+    tokio::time::advance(PATIENCE / 3).await;
+    passes().await;
+    assert!(last.is_finished());
+    assert!(matches!(last.await.unwrap(), Err(LoginRefused::Unanswered { .. })));
+    busy.abort();
+}
+
+#[tokio::test]
+async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_again() {
+    let service = Service::start(&["allow management", "deny"], usize::MAX).await;
+    let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
+    let cached = service.authority.cached(settings).unwrap();
+    let broker = broker(vec![ChainLink::Http(cached)]);
+    let held = service.gate.acquire_many(GATE).await.unwrap();
+    let asking = tokio::spawn({
+        let broker = Arc::clone(&broker);
+        async move { log_in(&broker, "u", "p").await }
+    });
+    service.arrived.notified().await;
+    assert!(broker.forget_answers());
+    drop(held);
+    let identity = asking.await.unwrap().unwrap();
+    assert_eq!(broker.tags(&identity), ["management"], "it counts for the login that has waited for it");
+    for _ in 0..3 {
+        assert!(log_in(&broker, "u", "p").await.is_err());
+    }
+    assert_eq!(service.requests(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_is_used_again_until_all_are_forgotten() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
     let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
     let cached = service.authority.cached(settings).unwrap();

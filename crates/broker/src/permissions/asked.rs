@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use sync::{Mutex, Rank};
 
 use super::Access;
@@ -22,8 +23,12 @@ use crate::users::Identity;
 const MAX_KEPT: usize = 1024;
 
 /// Questions of one operation, such as an MQTT client's return to a session with many subscriptions. Their answers count
-/// until it is over.
-const MAX_OF_OPERATION: usize = 1024;
+/// until it is over, and take a hundred bytes each besides their names.
+const MAX_OF_OPERATION: usize = 16 * 1024;
+
+/// Questions of one operation that are asked at once: many subscriptions do not take as many round trips, and one session
+/// leaves most of an authority's capacity to others.
+const MAX_AT_ONCE: usize = 8;
 
 /// An authority that is asked about each operation of the users that it has let in.
 pub trait Authority: Send + Sync {
@@ -115,17 +120,21 @@ pub(crate) struct AskedRights {
 
 #[derive(Default)]
 struct Answers {
-    /// The authority's generation that they belong to.
+    /// The authority's generation that they belong to: that of now, or of the beginning of the operation that is under way.
     generation: u32,
+    /// The number of operations that are over. An answer to a question of an earlier one comes too late.
+    operation: u64,
     allowed: HashSet<QuestionAbout>,
     /// The same in the order in which they came.
     order: VecDeque<QuestionAbout>,
     /// Of the operation that is under way: RabbitMQ keeps no refusal either.
-    refused: Vec<(QuestionAbout, Verdict)>,
-    /// Questions that the operation has asked.
+    refused: HashMap<QuestionAbout, Verdict>,
+    /// The number of questions that the operation has asked.
     asked: usize,
-    /// Those that have not been taken yet.
+    /// Those that have not been taken yet, in their order.
     pending: Vec<QuestionAbout>,
+    /// The same, to be found.
+    is_pending: HashSet<QuestionAbout>,
     /// The name that the operation has generated.
     generated: Option<String>,
 }
@@ -151,15 +160,19 @@ impl AskedRights {
         self.authority.module()
     }
 
+    /// The generation of the answers that count now. It does not change during an operation.
     pub(crate) fn generation(&self) -> u32 {
-        self.authority.generation()
+        let generation = self.authority.generation();
+        let answers = self.answers.lock();
+        if answers.asked > 0 { answers.generation } else { generation }
     }
 
     /// The verdict; `None` if it is yet to be asked for, which is noted.
     pub(crate) fn decide(&self, about: QuestionAbout) -> Option<Verdict> {
         let generation = self.authority.generation();
         let mut answers = self.answers.lock();
-        if answers.generation != generation {
+        // An operation is decided by answers of one generation: what it has checked stays as it was.
+        if answers.asked == 0 && answers.generation != generation {
             answers.generation = generation;
             answers.allowed.clear();
             answers.order.clear();
@@ -167,56 +180,85 @@ impl AskedRights {
         if answers.allowed.contains(&about) {
             return Some(Verdict::Allowed);
         }
-        if let Some((_, verdict)) = answers.refused.iter().find(|(refused, _)| *refused == about) {
+        if let Some(verdict) = answers.refused.get(&about) {
             return Some(*verdict);
         }
-        if answers.pending.contains(&about) {
+        if answers.is_pending.contains(&about) {
             return None;
         }
         if answers.asked >= MAX_OF_OPERATION {
             return Some(Verdict::Unanswered);
         }
         answers.asked += 1;
+        answers.is_pending.insert(about.clone());
         answers.pending.push(about);
         None
     }
 
-    fn take_pending(&self) -> Vec<QuestionAbout> {
-        std::mem::take(&mut self.answers.lock().pending)
+    /// The questions that are yet to be asked, and the operation that they belong to.
+    fn take_pending(&self) -> (Vec<QuestionAbout>, u64) {
+        let mut answers = self.answers.lock();
+        answers.is_pending.clear();
+        (std::mem::take(&mut answers.pending), answers.operation)
     }
 
-    fn has_pending(&self) -> bool {
-        !self.answers.lock().pending.is_empty()
-    }
-
-    /// Asks all of the questions, one after the other. If one gets no answer, the others do not wait for theirs.
-    async fn ask(&self, questions: Vec<QuestionAbout>, generation: u32) {
-        let mut is_answered = true;
-        for about in questions {
-            let verdict = if is_answered {
-                let question = PermissionQuestion { user: Arc::clone(&self.user), about: about.clone() };
-                self.authority.ask(question).await
-            } else {
-                Verdict::Unanswered
-            };
-            is_answered = verdict != Verdict::Unanswered;
-            let mut answers = self.answers.lock();
-            if verdict != Verdict::Allowed {
-                answers.refused.push((about, verdict));
-            } else if answers.generation == generation && answers.allowed.insert(about.clone()) {
-                // An answer from before all were forgotten is asked for again.
-                answers.order.push_back(about);
+    /// Asks all of the questions, a few at once. If one gets no answer, the others do not wait for theirs.
+    async fn ask(&self, questions: Vec<QuestionAbout>, operation: u64) {
+        let mut questions = questions.into_iter();
+        let mut asked: Vec<(QuestionAbout, PendingVerdict)> = Vec::new();
+        let is_answered = std::future::poll_fn(|context| {
+            loop {
+                let free = MAX_AT_ONCE - asked.len();
+                asked.extend(questions.by_ref().take(free).map(|about| {
+                    let question = PermissionQuestion { user: Arc::clone(&self.user), about: about.clone() };
+                    (about, self.authority.ask(question))
+                }));
+                let mut is_answered = true;
+                let answered = asked.extract_if(.., |(about, verdict)| {
+                    let Poll::Ready(verdict) = verdict.as_mut().poll(context) else { return false };
+                    is_answered &= verdict != Verdict::Unanswered;
+                    self.note(about, verdict, operation);
+                    true
+                });
+                let answered = answered.count();
+                if !is_answered || (asked.is_empty() && questions.len() == 0) {
+                    return Poll::Ready(is_answered);
+                }
+                // As many more are asked, if there are any.
+                if answered == 0 || questions.len() == 0 {
+                    return Poll::Pending;
+                }
             }
+        })
+        .await;
+        if !is_answered {
+            let rest = asked.into_iter().map(|(about, _)| about).chain(questions);
+            rest.for_each(|about| self.note(&about, Verdict::Unanswered, operation));
+        }
+    }
+
+    /// Notes an answer, unless its operation has been given up.
+    fn note(&self, about: &QuestionAbout, verdict: Verdict, operation: u64) {
+        let mut answers = self.answers.lock();
+        if answers.operation != operation {
+            return;
+        }
+        if verdict != Verdict::Allowed {
+            answers.refused.insert(about.clone(), verdict);
+        } else if answers.allowed.insert(about.clone()) {
+            answers.order.push_back(about.clone());
         }
     }
 
     /// The operation is over.
     fn end_operation(&self) {
         let mut answers = self.answers.lock();
-        answers.refused = Vec::new();
+        answers.operation += 1;
+        answers.refused = HashMap::new();
         answers.asked = 0;
         answers.generated = None;
-        answers.pending.clear();
+        answers.pending = Vec::new();
+        answers.is_pending = HashSet::new();
         while answers.order.len() > MAX_KEPT {
             if let Some(oldest) = answers.order.pop_front() {
                 answers.allowed.remove(&oldest);
@@ -263,23 +305,18 @@ impl Identity {
         self.asked().is_some()
     }
 
-    /// Whether the last operation has left a question ([`crate::BrokerError::Unasked`]), and is to be repeated.
-    pub fn has_question(&self) -> bool {
-        self.asked().is_some_and(|asked| asked.has_pending())
-    }
-
     /// The questions that the last operation has left, to be awaited outside any lock before it is repeated.
     pub fn take_question(&self) -> Option<PendingQuestion> {
         let asked = self.asked()?;
-        let questions = asked.take_pending();
+        let (questions, operation) = asked.take_pending();
         if questions.is_empty() {
             return None;
         }
-        let (asked, generation) = (Arc::clone(asked), asked.generation());
-        Some(Box::pin(async move { asked.ask(questions, generation).await }))
+        let asked = Arc::clone(asked);
+        Some(Box::pin(async move { asked.ask(questions, operation).await }))
     }
 
-    /// Called after an operation that was repeated: another one asks anew about what was refused.
+    /// Called after an operation that was repeated, or is given up: another one asks anew about what was refused.
     pub fn end_operation(&self) {
         if let Some(asked) = self.asked() {
             asked.end_operation();

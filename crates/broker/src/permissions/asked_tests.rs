@@ -20,6 +20,8 @@ struct Oracle {
     rule: fn(&str) -> Verdict,
     asked: PlainMutex<Vec<String>>,
     generation: AtomicU32,
+    /// While it is true, no answer comes.
+    waits: PlainMutex<Option<Arc<PlainMutex<bool>>>>,
 }
 
 impl Authority for Oracle {
@@ -37,7 +39,11 @@ impl Authority for Oracle {
         };
         let verdict = (self.rule)(&text);
         self.asked.lock().push(text);
-        Box::pin(std::future::ready(verdict))
+        let waits = self.waits.lock().clone();
+        Box::pin(std::future::poll_fn(move |_| match &waits {
+            Some(waits) if *waits.lock() => Poll::Pending,
+            _ => Poll::Ready(verdict),
+        }))
     }
 
     fn generation(&self) -> u32 {
@@ -69,8 +75,12 @@ impl World {
     fn new(rule: fn(&str) -> Verdict) -> Self {
         let broker =
             Broker::new(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() });
-        let oracle =
-            Arc::new(Oracle { rule, asked: PlainMutex::default(), generation: AtomicU32::default() });
+        let oracle = Arc::new(Oracle {
+            rule,
+            asked: PlainMutex::default(),
+            generation: AtomicU32::default(),
+            waits: PlainMutex::default(),
+        });
         let identity = Identity::of_authority(user(), oracle.clone());
         run(broker.ask_to_open(&identity, "/"));
         let session = broker.authorised(&identity, "/").unwrap();
@@ -97,7 +107,7 @@ fn a_check_without_an_answer_leaves_its_question_and_changes_nothing() {
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
     let refused = world.session.declare_queue(ME, &declare, NOW).map(drop);
     assert_eq!(refused, Err(BrokerError::Unasked));
-    assert!(world.identity.has_question() && world.session.vhost().queue(ME, "q").is_err());
+    assert!(world.identity.take_question().is_some() && world.session.vhost().queue(ME, "q").is_err());
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
     assert_eq!(world.asked(), ["configure queue q"]);
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
@@ -148,6 +158,74 @@ fn a_publishers_routes_are_forgotten_with_the_answers() {
 }
 
 #[test]
+fn an_operation_is_decided_by_answers_of_one_generation() {
+    let world = World::new(allow);
+    let mut publisher = world.session.publisher();
+    let publish =
+        Publish { exchange: "amq.direct", routing_key: "k", properties: &[0, 0], body: Body::Copied(b"") };
+    assert_eq!(publisher.check(publish), Err(BrokerError::Unasked));
+    run(world.identity.take_question().unwrap());
+    world.oracle.generation.fetch_add(1, Ordering::Relaxed);
+    for _ in 0..2 {
+        assert!(publisher.check(publish).is_ok(), "what was asked stays answered");
+        assert!(publisher.publish(publish, NOW).is_ok());
+    }
+    world.identity.end_operation();
+    assert_eq!(publisher.publish(publish, NOW), Err(BrokerError::Unasked), "nor is the route used again");
+}
+
+#[test]
+fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
+    let world = World::new(allow);
+    let identity = Identity::of_authority(user(), world.oracle.clone());
+    run(world.broker.ask_to_open(&identity, "/"));
+    world.oracle.generation.fetch_add(1, Ordering::Relaxed);
+    let session = world.broker.begin_session(&identity, "/").unwrap();
+    assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked));
+    run(identity.ask_for(|| session.check_read_queue("q"))).unwrap();
+    world.oracle.generation.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked), "all is forgotten");
+}
+
+#[test]
+fn an_answer_to_an_operation_that_was_given_up_counts_for_no_other() {
+    for verdict in
+        [
+            allow as fn(&str) -> Verdict,
+            |text| {
+                if text == "open /" { Verdict::Allowed } else { Verdict::Refused }
+            },
+        ]
+    {
+        let world = World::new(verdict);
+        assert_eq!(world.session.check_read_queue("q"), Err(BrokerError::Unasked));
+        let question = world.identity.take_question().unwrap();
+        world.identity.end_operation();
+        run(question);
+        assert_eq!(world.session.check_read_queue("q"), Err(BrokerError::Unasked));
+    }
+}
+
+#[test]
+fn the_questions_of_an_operation_are_asked_a_few_at_once() {
+    let world = World::new(allow);
+    let questions = MAX_AT_ONCE * 3;
+    for number in 0..questions {
+        assert_eq!(world.session.check_read_queue(&number.to_string()), Err(BrokerError::Unasked));
+    }
+    let gate = Arc::new(PlainMutex::new(true));
+    world.oracle.waits.lock().clone_from(&Some(gate.clone()));
+    let mut question = world.identity.take_question().unwrap();
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(question.as_mut().poll(&mut context).is_pending());
+    assert_eq!(world.asked().len(), MAX_AT_ONCE);
+    *gate.lock() = false;
+    assert!(question.as_mut().poll(&mut context).is_ready());
+    assert_eq!(world.asked().len(), questions - MAX_AT_ONCE);
+    assert!(world.session.check_read_queue("0").is_ok());
+}
+
+#[test]
 fn an_authority_that_does_not_answer_lets_nobody_do_anything() {
     let world = World::new(|text| if text == "open /" { Verdict::Allowed } else { Verdict::Unanswered });
     let error = world.repeat(|| world.session.check_read_queue("q")).unwrap_err();
@@ -178,8 +256,11 @@ fn a_session_keeps_few_answers_and_an_operation_asks_few_questions() {
     world.asked();
     world.repeat(|| world.session.check_read_queue("0")).unwrap();
     assert_eq!(world.asked(), ["read queue 0"], "the oldest is forgotten first");
-    let all =
-        || (0..MAX_OF_OPERATION * 2).try_for_each(|at| world.session.check_read_queue(&format!("b{at}")));
+    let all = || {
+        let checks = (0..MAX_OF_OPERATION + 10).map(|at| world.session.check_read_queue(&format!("b{at}")));
+        // All at once, and not up to the first that is yet to be asked about.
+        checks.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
+    };
     assert!(world.repeat(all).is_err());
     assert_eq!(world.asked().len(), MAX_OF_OPERATION);
 }
@@ -215,6 +296,7 @@ fn a_listed_user_keeps_the_limits_of_the_list_and_gets_the_rights_of_the_authori
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
     let asked = guest.authorised_by(&world.broker, world.oracle.clone(), None).unwrap();
     assert!(asked.is_asked() && world.broker.tags(&asked) == ["administrator"]);
+    assert!(asked.is_external() && asked.is_listed() && !world.identity.is_listed());
     assert_eq!(world.broker.open(&asked, "/").err(), Some(BrokerError::Unasked));
     let tagged = guest.with_tags(vec!["impersonator".into(), "administrator".into()]);
     assert_eq!(world.broker.tags(&tagged), ["administrator", "impersonator"]);

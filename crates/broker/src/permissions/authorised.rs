@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use amqp::FieldValue;
+use amqp::error::ReplyCode;
 use store::catalogue::Ticket;
 
 use super::{Access, Grant};
@@ -157,23 +158,60 @@ impl AuthorisedSession {
         }
     }
 
-    /// Has the user's authority, if there is one, asked about declaring a queue and binding it, so that the queue is not
-    /// created before that is known. A refusal is left to the operation itself.
+    /// Has the user's authority, if there is one, asked about declaring a queue, binding it and reading from it, so that the
+    /// queue is not created before all of that is known. Any error but a refusal is left to the operations themselves.
     ///
     /// # Errors
-    /// [`BrokerError::Unasked`].
-    pub fn ask_about_binding(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    /// 403, and [`BrokerError::Unasked`].
+    pub fn ask_about_subscription(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         if !self.identity.is_asked() {
             return Ok(());
         }
-        let checked = self
-            .check_delete_queue(binding.destination)
-            .and_then(|()| self.check_bind_queue(binding))
-            .and_then(|()| match self.vhost.kind_of_exchange(binding.source) {
-                Some(kind) => self.check_topic(kind, binding),
-                None => Ok(()),
-            });
-        if checked == Err(BrokerError::Unasked) { checked } else { Ok(()) }
+        let checks: [&dyn Fn() -> Result<(), BrokerError>; 4] = [
+            &|| self.check_delete_queue(binding.destination),
+            &|| self.check_bind_queue(binding),
+            &|| self.check_topic_of_binding(binding),
+            &|| self.check_read_queue(binding.destination),
+        ];
+        match checks.iter().try_for_each(|check| check()) {
+            Err(error) if error.reply_code() == ReplyCode::AccessRefused => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Self::ask_about_subscription`], with all questions at once: for many subscriptions, each of which may be refused
+    /// by itself.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unasked`].
+    pub fn ask_all_about_subscription(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let checked = [
+            self.check_delete_queue(binding.destination),
+            self.queue(Access::Write, &strip_line_ends(binding.destination)),
+            self.check_source(binding),
+            self.check_topic_of_binding(binding),
+            self.check_read_queue(binding.destination),
+        ];
+        if checked.contains(&Err(BrokerError::Unasked)) { Err(BrokerError::Unasked) } else { Ok(()) }
+    }
+
+    /// Has the user's authority, if there is one, asked about a queue that gets a generated name and is read from, so that the
+    /// queue is not created before that is known.
+    ///
+    /// # Errors
+    /// 403, and [`BrokerError::Unasked`].
+    pub fn ask_about_generated_queue(&self) -> Result<(), BrokerError> {
+        if !self.identity.is_asked() {
+            return Ok(());
+        }
+        let name = self.generated_name(generate_queue_name);
+        self.check_delete_queue(&name)?;
+        self.check_read_queue(&name)
+    }
+
+    fn check_topic_of_binding(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let kind = self.vhost.kind_of_exchange(&strip_line_ends(binding.source));
+        kind.map_or(Ok(()), |kind| self.check_topic(kind, binding))
     }
 
     /// Whether the user may delete the queue.

@@ -5,6 +5,7 @@
 //! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
 mod asked;
+mod asked_grant;
 mod authorised;
 mod client;
 mod pattern;
@@ -87,7 +88,7 @@ pub(crate) struct Grant {
     vhost: Arc<str>,
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
-    /// The rights that another authority decides about; all rules are then its own.
+    /// The rights that another authority decides about. The rules are then never consulted.
     asked: Option<Arc<AskedRights>>,
     /// Number of times that a token's rights have ended or been renewed, both by its session alone.
     renewals: AtomicU32,
@@ -191,13 +192,11 @@ impl Grant {
         let refused =
             || BrokerError::VirtualHostRefused { vhost: self.vhost.to_string(), user: self.user.to_string() };
         match &self.asked {
-            Some(asked) => {
-                match asked.decide(QuestionAbout::VirtualHost { vhost: Arc::clone(&self.vhost) }) {
-                    Some(Verdict::Allowed) => Ok(()),
-                    Some(_) => Err(refused()),
-                    None => Err(BrokerError::Unasked),
-                }
-            }
+            Some(asked) => match self.ask_to_open(asked) {
+                Some(Verdict::Allowed) => Ok(()),
+                Some(_) => Err(refused()),
+                None => Err(BrokerError::Unasked),
+            },
             None if self.may_open() => Ok(()),
             None => Err(refused()),
         }
@@ -229,8 +228,9 @@ impl Grant {
         }
     }
 
-    /// Changes whenever the rights of a token do: routes that its publishers have cached are then to be checked again. Rights
-    /// that the operator defines begin a new generation of the virtual host instead.
+    /// Changes whenever the rights of a token do, or all answers of an authority are forgotten: routes that its publishers
+    /// have cached are then to be checked again. Rights that the operator defines begin a new generation of the virtual
+    /// host instead.
     pub(crate) fn renewals(&self) -> u32 {
         let asked = self.asked.as_ref().map_or(0, |asked| asked.generation());
         self.renewals.load(Ordering::Relaxed).wrapping_add(asked)
@@ -324,25 +324,6 @@ impl Grant {
         }
         let exchange = Resource::Exchange.describe(exchange, &self.vhost);
         Err(self.refused(access, &format!("topic '{key}' in {exchange}"), &rules))
-    }
-
-    /// Refuses what the authority refuses, in RabbitMQ's words.
-    fn ask(
-        &self,
-        asked: &AskedRights,
-        about: QuestionAbout,
-        access: Access,
-        what: impl FnOnce() -> String,
-    ) -> Result<(), BrokerError> {
-        match asked.decide(about) {
-            Some(Verdict::Allowed) => Ok(()),
-            Some(Verdict::Refused) => Err(BrokerError::access(self.refusal(access, &what()))),
-            Some(Verdict::Unanswered) => {
-                let text = self.refusal(access, &what());
-                Err(BrokerError::access(format!("{text}, backend {} returned an error", asked.module())))
-            }
-            None => Err(BrokerError::Unasked),
-        }
     }
 
     fn refusal(&self, access: Access, what: &str) -> String {

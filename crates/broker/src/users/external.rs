@@ -62,6 +62,8 @@ pub(crate) struct ExternalUser {
     /// then.
     pub(crate) account: Arc<Account>,
     pub(crate) tags: Vec<String>,
+    /// Whether the broker's own list has checked the password, and another authority decides about the rights alone.
+    is_listed: bool,
     rights: ExternalRights,
     /// `None` if the login does not expire.
     pub(crate) expires_at: Option<Timestamp>,
@@ -86,7 +88,7 @@ impl ExternalUser {
 
     fn with(&self, rights: ExternalRights, expires_at: Option<Timestamp>) -> Arc<Self> {
         let (account, tags) = (self.account.clone(), self.tags.clone());
-        Arc::new(Self { account, tags, rights, expires_at })
+        Arc::new(Self { account, tags, is_listed: self.is_listed, rights, expires_at })
     }
 
     /// The same login as an MQTT client of this name.
@@ -135,19 +137,28 @@ impl Identity {
     pub fn of_token(name: &str, rights: TokenRights) -> Self {
         let TokenRights { scopes, tags, expires_at } = rights;
         let (account, rights) = (unlisted(name, &tags), ExternalRights::Scopes(scopes.into_boxed_slice()));
-        Self::of_external(name, ExternalUser { account, tags, rights, expires_at: Some(expires_at) })
+        let is_listed = false;
+        Self::of_external(
+            name,
+            ExternalUser { account, tags, is_listed, rights, expires_at: Some(expires_at) },
+        )
     }
 
     /// A user whom `authority` has let in, and about whose operations it is asked one by one.
     pub fn of_authority(user: AskedUser, authority: Arc<dyn Authority>) -> Self {
         let account = unlisted(&user.name, &user.tags);
-        Self::of_asked(account, user, authority)
+        Self::of_asked(account, false, user, authority)
     }
 
-    fn of_asked(account: Arc<Account>, user: AskedUser, authority: Arc<dyn Authority>) -> Self {
+    fn of_asked(
+        account: Arc<Account>,
+        is_listed: bool,
+        user: AskedUser,
+        authority: Arc<dyn Authority>,
+    ) -> Self {
         let (name, tags) = (user.name.clone(), user.tags.clone());
         let rights = ExternalRights::Asked(Arc::new(AskedRights::new(authority, user)));
-        Self::of_external(&name, ExternalUser { account, tags, rights, expires_at: None })
+        Self::of_external(&name, ExternalUser { account, tags, is_listed, rights, expires_at: None })
     }
 
     fn of_external(name: &str, external: ExternalUser) -> Self {
@@ -168,7 +179,7 @@ impl Identity {
     ) -> Option<Self> {
         let account = broker.account(self)?;
         let user = AskedUser { name: self.user().into(), tags: broker.tags(self), from, client_id: None };
-        Some(Self::of_asked(account, user, authority))
+        Some(Self::of_asked(account, true, user, authority))
     }
 
     /// The same user of the broker's own list, with the tags that another authority has added.
@@ -211,6 +222,11 @@ impl Identity {
     /// Whether another authority than the broker's own list of users has let the user in.
     pub fn is_external(&self) -> bool {
         self.external().is_some()
+    }
+
+    /// Whether the user is one of the broker's own list, whoever decides about its rights: it is gone once it is deleted there.
+    pub fn is_listed(&self) -> bool {
+        self.external().is_none_or(|external| external.is_listed)
     }
 
     /// When the user's rights end, unless they are renewed.

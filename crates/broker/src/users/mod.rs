@@ -164,7 +164,7 @@ fn is_impersonator(tags: &[String]) -> bool {
 pub(crate) const MAX_NAME: usize = 255;
 
 /// The default user, and the only one in RabbitMQ's default `loopback_users`.
-pub(crate) const GUEST: &str = "guest";
+pub const GUEST: &str = "guest";
 
 /// All users of a broker.
 #[derive(Default)]

@@ -137,6 +137,11 @@ impl ChannelContext {
         *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
     }
 
+    /// Bytes of the publish that waits for that.
+    fn waiting_bytes(&self) -> usize {
+        self.waiting_publish.borrow().as_ref().map_or(0, |publish| publish.bytes())
+    }
+
     /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
         self.vhost.tracer(self.authorised.identity(), Some(&*self.view))
@@ -295,7 +300,8 @@ impl BrokerSession {
         };
         let before = channel.incomplete_bytes();
         let outcome = channel.handle_body(&self.context, payload);
-        self.incomplete.changed(before, channel.incomplete_bytes());
+        // A message that is complete, and waits for its permission, takes as much memory as before.
+        self.incomplete.changed(before, channel.incomplete_bytes() + self.context.waiting_bytes());
         self.settle_outcome(number, outcome)
     }
 
@@ -325,18 +331,25 @@ impl BrokerSession {
             return Ok(());
         }
         let Some(waiting) = self.context.waiting_publish.take() else { return Ok(()) };
-        let number = waiting.channel();
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let (number, bytes) = (waiting.channel(), waiting.bytes());
+        let Some(channel) = self.channels.get_mut(number) else {
+            // It was closed meanwhile.
+            self.incomplete.changed(bytes, 0);
+            self.question.over(self.context.authorised.identity());
+            return Ok(());
+        };
         let outcome = channel.publish_again(&self.context, *waiting);
         let outcome = outcome.map_err(|fault| fault.caused_by(PUBLISH));
+        self.incomplete.changed(bytes, self.context.waiting_bytes());
         self.has_published(number);
         let settled = self.settle_outcome(number, outcome);
         if self.deferral.take().is_some() { Ok(()) } else { settled }
     }
 
     /// Whether the outcome is none, since the user's authority is asked first. The operation has changed nothing.
-    fn defers(&mut self) -> bool {
-        if !self.question.ask(self.context.authorised.identity(), &self.context.outbox) {
+    fn defers(&mut self, fault: &Fault) -> bool {
+        let identity = self.context.authorised.identity();
+        if !self.question.ask(fault.is_unasked, identity, &self.context.outbox) {
             return false;
         }
         let has_content = self.context.waiting_publish.borrow().is_some();
@@ -347,26 +360,31 @@ impl BrokerSession {
     /// Closes the channel if `outcome` is a channel error; returns connection errors, and the error of an operation that
     /// is deferred.
     fn settle_outcome(&mut self, number: u16, outcome: Result<(), Fault>) -> Result<(), Fault> {
-        if outcome.is_err() && self.defers() {
+        if let Err(fault) = &outcome
+            && self.defers(fault)
+        {
             return outcome;
         }
         self.question.over(self.context.authorised.identity());
         match outcome {
             Err(fault) if !fault.is_hard() => {
-                if let Some(channel) = self.channels.start_closing(number) {
-                    self.end_channel(*channel);
-                }
-                let reply_text = fault.reply_text();
-                let (class_id, method_id) = fault.method;
-                let reply_code = fault.code.code();
-                self.context.send(
-                    number,
-                    channel::Close { reply_code, reply_text: &reply_text, class_id, method_id },
-                );
+                self.close_channel(number, &fault);
                 Ok(())
             }
             other => other,
         }
+    }
+
+    /// Closes a channel for a fault that is its own.
+    fn close_channel(&mut self, number: u16, fault: &Fault) {
+        if let Some(channel) = self.channels.start_closing(number) {
+            self.end_channel(*channel);
+        }
+        let reply_text = fault.reply_text();
+        let (class_id, method_id) = fault.method;
+        let reply_code = fault.code.code();
+        let close = channel::Close { reply_code, reply_text: &reply_text, class_id, method_id };
+        self.context.send(number, close);
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -497,11 +515,15 @@ impl BackendSession for BrokerSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        [self.next_check, self.incomplete.deadline(), self.expiry()].into_iter().flatten().min()
+        let of_messages = self.incomplete.deadline().filter(|_| !self.question.is_open());
+        [self.next_check, of_messages, self.expiry()].into_iter().flatten().min()
     }
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
-        self.incomplete.check(now)?;
+        if !self.question.is_open() {
+            // Otherwise its client does not complete its messages since it is not read.
+            self.incomplete.check(now)?;
+        }
         self.context.set_time(now);
         if self.context.authorised.check_expiry(self.context.now)
             && self.context.vhost.compatibility().ends_connections_with_their_tokens()
@@ -527,7 +549,8 @@ impl BackendSession for BrokerSession {
                  can be configured, see consumers doc guide to learn more",
                 timeout.as_millis()
             );
-            self.settle_outcome(number, Err(Fault::new(ReplyCode::PreconditionFailed, text)))?;
+            // This is no outcome of the operation that may be waiting for an answer.
+            self.close_channel(number, &Fault::new(ReplyCode::PreconditionFailed, text));
         }
         Ok(())
     }
@@ -582,6 +605,9 @@ impl BackendSession for BrokerSession {
         }
         self.context.set_time(now);
         self.blocking = Blocking::default();
+        if let Some(waiting) = self.context.waiting_publish.take() {
+            self.incomplete.changed(waiting.bytes(), 0);
+        }
         self.context.view.all_channels_closed();
         let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
         for channel in channels {

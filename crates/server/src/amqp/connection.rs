@@ -234,7 +234,7 @@ impl AmqpConnection {
             }
             Answer::Login(Ok(login)) => {
                 if let BackendLogin::Broker(identity) = &login {
-                    self.core.user_is_external = identity.is_external();
+                    self.core.user_is_external = !identity.is_listed();
                     // A token names its user.
                     if identity.user() != handshake.user {
                         identity.user().clone_into(&mut handshake.user);

@@ -1,6 +1,7 @@
 //! Whole conversations with the embedded broker, stepped without sockets and on a simulated clock.
 
 mod alarms;
+mod asked;
 mod behaviours;
 mod counting;
 mod disk;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{AuthorisedSession, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused};
+use broker::{AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused};
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::admission::{Admission, Admitting, Entering, write};
@@ -12,7 +12,7 @@ use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
-use super::repeating::ask_about_session;
+use super::repeating::Returning;
 use super::session::MqttSession;
 use crate::client::{BackendRequest, ConnectionCore};
 use crate::question::OpenQuestion;
@@ -69,10 +69,14 @@ impl BrokerAdmission {
             LoginAnswer::Later(answer) => {
                 let (broker, client) = (Arc::clone(hub.broker()), admission.login.client_id().to_owned());
                 let vhost = admission.vhost(core)?;
+                let (hub, owner) = (Arc::clone(hub), admission.login.owner(&vhost));
                 admission.asking = Some(BackendRequest::new(&core.outbox, async move {
                     // Topic permissions may refer to the client identifier.
                     let identity = answer.await?.as_client(&client);
                     broker.ask_to_open(&identity, &vhost).await;
+                    if identity.is_asked() && hub.is_without_user(&owner) {
+                        ask_to_adopt(&broker, &identity, &owner).await;
+                    }
                     Ok(identity)
                 }));
             }
@@ -99,17 +103,12 @@ impl BrokerAdmission {
         let Self { hub, login, version, .. } = self;
         let authorised = authorise(hub, login, validated, core)
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
-        core.user_is_external = authorised.identity().is_external();
+        core.user_is_external = !authorised.identity().is_listed();
         let user = SessionUser::of(authorised.identity());
         login::enter(core, &user.name, authorised.vhost().name())?;
         let owner = Arc::new(login.owner(authorised.vhost().name()));
         let claim = Claim::new(&core.outbox, Some(user.clone()));
-        // Permissions that are needed to adopt a session of an earlier version, which recorded no user: those to delete
-        // its queue and to read from it.
-        let may_adopt = || {
-            let queue = queue_name(&owner.client_id, 1);
-            authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
-        };
+        let may_adopt = || check_adoption(&authorised, &owner.client_id).is_ok();
         if let Err(foreign) = hub.claim(&owner, authorised.vhost(), &claim, may_adopt) {
             return Err(refuse_foreign(foreign, &owner, &user.name, core, *version));
         }
@@ -152,7 +151,9 @@ impl BrokerAdmission {
         let dropped = engine.accept(session, login.assigned(), *now, &mut out);
         write(core, out);
         dropped.into_iter().for_each(|tag| MqttSession::delivered(&mut *client, tag, 0, false));
-        if let Err(refusal) = client.resume(engine) {
+        let resumed = client.resume(engine);
+        client.authorised.identity().end_operation();
+        if let Err(refusal) = resumed {
             return Admitting::NotResumed(client, refusal);
         }
         client.own_session();
@@ -188,17 +189,19 @@ impl Admission for BrokerAdmission {
             return Admitting::Waits;
         };
         let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
-        let is_asked = authorised.identity().is_asked();
-        if is_asked && entering.engine.wants_session() {
-            let asked = kept.as_ref().map_or(Ok(()), |kept| {
-                ask_about_session(
-                    &authorised,
-                    &kept.session,
-                    &self.hub.config.exchange,
-                    &accepted.owner.client_id,
-                )
-            });
-            if asked.is_err() && self.question.ask(authorised.identity(), &entering.core.outbox) {
+        let identity = authorised.identity();
+        if identity.is_asked() {
+            let wanted = kept.as_ref().filter(|_| entering.engine.wants_session());
+            let returning = Returning {
+                client_id: &accepted.owner.client_id,
+                exchange: &self.hub.config.exchange,
+                session: wanted.map(|kept| &kept.session),
+                will_key: self.login.will_key.as_deref(),
+            };
+            let core = &mut *entering.core;
+            if returning.ask(&authorised).is_err() && self.question.ask(true, identity, &core.outbox) {
+                // The client has done its part in time, and there may be many questions.
+                core.deadline = Some(entering.now + core.shared.config.handshake_timeout);
                 accepted.authorised = Some(authorised);
                 self.granted = Some(kept);
                 return Admitting::Waits;
@@ -216,6 +219,22 @@ impl Admission for BrokerAdmission {
             let left = self.granted.take().or_else(|| claim.take_granted()).flatten();
             self.hub.release(owner, &claim, left);
         }
+    }
+}
+
+/// Whether the user may adopt a session of an earlier version, which recorded no user: that takes the permissions to delete its
+/// queue and to read from it.
+fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(), BrokerError> {
+    let queue = queue_name(client_id, 1);
+    authorised.check_delete_queue(&queue)?;
+    authorised.check_read_queue(&queue)
+}
+
+/// Asks the user's authority about [`check_adoption`].
+async fn ask_to_adopt(broker: &Broker, identity: &Identity, owner: &Owner) {
+    if let Ok(authorised) = broker.authorised(identity, &owner.vhost) {
+        // A refusal is left to the claim.
+        let _ = identity.ask_for(|| check_adoption(&authorised, &owner.client_id)).await;
     }
 }
 
@@ -255,7 +274,7 @@ fn authorise(
     })?;
     // Topic permissions may refer to the client identifier.
     let identity = identity.as_client(login.client_id());
-    broker.authorised(&identity, vhost).map_err(|error| match error {
+    broker.begin_session(&identity, vhost).map_err(|error| match error {
         // As in RabbitMQ: the virtual host in front of the user name is wrong.
         BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
         error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),

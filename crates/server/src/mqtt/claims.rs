@@ -22,13 +22,14 @@ pub(super) struct Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionUser {
     pub(super) name: Box<str>,
-    /// Another authority than the broker's own list has let it in. A user of the list with the same name is another one.
+    /// It is not in the broker's own list: another authority has let it in. A user of the list with the same name is another
+    /// one, whoever decides about its rights.
     pub(super) is_external: bool,
 }
 
 impl SessionUser {
     pub(super) fn of(identity: &Identity) -> Self {
-        Self { name: identity.user().into(), is_external: identity.is_external() }
+        Self { name: identity.user().into(), is_external: !identity.is_listed() }
     }
 
     /// A user of the broker's own list, or of the upstream.

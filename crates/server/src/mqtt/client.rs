@@ -289,8 +289,10 @@ impl MqttClient {
         ticket: Option<Ticket>,
     ) -> Result<(), Refusal> {
         let packet_id = publish.packet_id;
-        let before = self.partial.remove(&packet_id).filter(|_| publish.dup).unwrap_or_default();
+        let before = self.partial.get(&packet_id).filter(|_| publish.dup).cloned().unwrap_or_default();
+        // If it fails, since it is yet to be asked about for example, the message is as partial as it was.
         let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
+        self.partial.remove(&packet_id);
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
@@ -397,7 +399,9 @@ impl MqttSession for MqttClient {
 
     fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
         let outcome = self.publish_now(publish);
-        if outcome.is_err() && self.question.ask(self.authorised.identity(), &self.outbox) {
+        if let Err(refusal) = outcome
+            && self.question.ask(refusal == Refusal::UNASKED, self.authorised.identity(), &self.outbox)
+        {
             self.repeated = Some(WaitingRequest::publish(publish));
             return Ok(());
         }
@@ -582,6 +586,9 @@ impl From<Full> for Refusal {
 
 impl From<BrokerError> for Refusal {
     fn from(error: BrokerError) -> Self {
+        if error == BrokerError::Unasked {
+            return Self::UNASKED;
+        }
         tracing::debug!(%error, "refused");
         match error.reply_code() {
             ReplyCode::AccessRefused => Self { reason: ReasonCode::NotAuthorized, text: "access refused" },

@@ -166,6 +166,11 @@ impl Hub {
         Ok(())
     }
 
+    /// Whether there is a session whose user an earlier version did not record.
+    pub(super) fn is_without_user(&self, owner: &Owner) -> bool {
+        self.sessions.lock().claims.holder(owner) == SessionHolder::Unknown
+    }
+
     /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
     /// granted to the waiting connection or stays detached.
     pub(super) fn release(
@@ -358,7 +363,7 @@ impl Hub {
         let identity = match author.external {
             Some(external) if external.is_expired(now) => return Err(WillError::Expired),
             Some(external) => external.clone(),
-            None => self.broker.authenticate_external(author.user, true).map_err(WillError::Login)?,
+            None => self.broker.listed(author.user, true).map_err(WillError::Login)?,
         };
         let identity = identity.as_client(&owner.client_id);
         // The user may have lost permissions since.
@@ -558,6 +563,7 @@ pub(super) fn group_queue(filter: &str) -> Option<String> {
 
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
+
 /// Tells operators if a will was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {

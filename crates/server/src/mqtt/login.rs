@@ -25,6 +25,8 @@ pub(super) struct MqttLogin {
     pub(super) is_bridge: bool,
     /// Whether its will is to be retained.
     pub(super) retains_will: bool,
+    /// The routing key of its will, if it has one.
+    pub(super) will_key: Option<Box<str>>,
 }
 
 /// The way in which a client proves who it is.
@@ -117,6 +119,10 @@ impl MqttLogin {
             is_assigned,
             expiry,
             is_bridge: connect.is_bridge,
+            will_key: connect
+                .will
+                .as_ref()
+                .and_then(|will| Some(mapping.routing_key(will.topic).ok()?.into())),
             retains_will: connect.will.as_ref().is_some_and(|will| will.retain),
         })
     }

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use amqp::RawTable;
-use broker::{AuthorisedSession, Binding, BrokerError, Ticket};
+use amqp::properties::NO_PROPERTIES;
+use broker::{AuthorisedSession, Binding, Body, BrokerError, Publish, Ticket};
 use bytes::Bytes;
 use mqtt::packet::{Payload, PublishPacket};
 use mqtt::server::ServerConnection as Engine;
@@ -12,7 +13,8 @@ use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use mqtt::{PacketProperties, PropertyList, QoS, ReasonCode};
 
 use super::client::MqttClient;
-use super::hub::{group_queue, queue_name};
+use super::hub::{NOBODY, group_queue, queue_name};
+use super::merging::merged_group_queue;
 use super::session::{Dismissal, MqttSession as _, Request};
 use super::subscriptions::Class;
 
@@ -104,35 +106,57 @@ impl MqttClient {
     }
 }
 
-/// Has the user's authority asked about all that the client's return to a session needs: that is not repeated.
-///
-/// # Errors
-/// [`BrokerError::Unasked`]. A refusal is left to the return itself.
-pub(super) fn ask_about_session(
-    authorised: &AuthorisedSession,
-    session: &Session,
-    exchange: &str,
-    client_id: &str,
-) -> Result<(), BrokerError> {
-    let own_queue = |class| queue_name(client_id, if class == Class::Qos0 { 0 } else { 1 });
-    for (filter, subscription) in session.subscriptions() {
-        let Ok(parsed) = TopicFilter::parse(filter, true) else { continue };
-        let name = match parsed.group() {
-            None => own_queue(Class::of(subscription.options.qos)),
-            Some(_) => group_queue(filter).unwrap_or_default(),
-        };
-        let key = filter_to_binding_key(parsed.filter());
-        let arguments = RawTable::default();
-        let binding = Binding { source: exchange, destination: &name, routing_key: &key, arguments };
-        authorised.ask_about_binding(&binding)?;
-        ask_about_reading(authorised, &name)?;
-    }
-    Class::ALL.iter().try_for_each(|class| ask_about_reading(authorised, &own_queue(*class)))
+/// A client that comes, perhaps to a session.
+pub(super) struct Returning<'a> {
+    pub(super) client_id: &'a str,
+    /// The exchange of clients' messages.
+    pub(super) exchange: &'a str,
+    /// The session from before, if the client wants it.
+    pub(super) session: Option<&'a Session>,
+    /// The routing key of the client's will.
+    pub(super) will_key: Option<&'a str>,
 }
 
-fn ask_about_reading(authorised: &AuthorisedSession, queue: &str) -> Result<(), BrokerError> {
-    match authorised.check_read_queue(queue) {
-        Err(BrokerError::Unasked) => Err(BrokerError::Unasked),
-        _ => Ok(()),
+impl Returning<'_> {
+    /// Has the user's authority asked about all that [`MqttClient::resume`] needs, which is not repeated: about the
+    /// subscriptions, and about queues that are there, even without a session. And about the will, which is then published
+    /// as soon as the client has gone. All questions are left at once, but for a topic after its exchange.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unasked`]. A refusal is left to the return itself.
+    pub(super) fn ask(&self, authorised: &AuthorisedSession) -> Result<(), BrokerError> {
+        let mut is_unasked = false;
+        let mut note = |checked: Result<(), BrokerError>| is_unasked |= checked == Err(BrokerError::Unasked);
+        let own_queue = |class| queue_name(self.client_id, if class == Class::Qos0 { 0 } else { 1 });
+        let is_there = |name: &str| authorised.vhost().queue(NOBODY, name).is_ok();
+        for (filter, subscription) in self.session.iter().flat_map(|session| session.subscriptions()) {
+            let Ok(parsed) = TopicFilter::parse(filter, true) else { continue };
+            let name = match parsed.group() {
+                None => own_queue(Class::of(subscription.options.qos)),
+                Some(_) => group_queue(filter).unwrap_or_default(),
+            };
+            let routing_key = filter_to_binding_key(parsed.filter());
+            let binding = Binding {
+                source: self.exchange,
+                destination: &name,
+                routing_key: &routing_key,
+                arguments: RawTable::default(),
+            };
+            note(authorised.ask_all_about_subscription(&binding));
+            if let Some(before) = merged_group_queue(filter).filter(|name| is_there(name)) {
+                note(authorised.check_read_queue(&before));
+            }
+        }
+        for name in Class::ALL.map(own_queue) {
+            if is_there(&name) {
+                note(authorised.check_read_queue(&name));
+            }
+        }
+        if let Some(routing_key) = self.will_key {
+            let (properties, body) = (NO_PROPERTIES, Body::Copied(b""));
+            let will = Publish { exchange: self.exchange, routing_key, properties, body };
+            note(authorised.publisher().check(will));
+        }
+        if is_unasked { Err(BrokerError::Unasked) } else { Ok(()) }
     }
 }

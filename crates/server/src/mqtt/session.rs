@@ -77,6 +77,12 @@ pub(super) struct Refusal {
     pub(super) text: &'static str,
 }
 
+impl Refusal {
+    /// None yet: the user's authority is to be asked first. The request has changed nothing, and is repeated with the answer.
+    pub(super) const UNASKED: Self =
+        Self { reason: ReasonCode::NotAuthorized, text: "the authority has not been asked" };
+}
+
 /// The reason string of a client whose session another connection has taken over.
 pub(super) const TAKEN_OVER: &str = "another connection has the client identifier";
 

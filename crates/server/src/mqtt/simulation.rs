@@ -1,5 +1,6 @@
 //! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
 
+mod asked;
 mod deleted_vhost;
 mod dots;
 mod million;

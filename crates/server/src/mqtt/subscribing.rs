@@ -40,7 +40,9 @@ impl MqttClient {
                 Some(reason) => Err(Refusal { reason, text: "" }),
                 None => self.subscribe_one(engine, &request),
             };
-            if subscribed.is_err() && self.question.ask(self.authorised.identity(), &self.outbox) {
+            if let Err(refusal) = subscribed
+                && self.question.ask(refusal == Refusal::UNASKED, self.authorised.identity(), &self.outbox)
+            {
                 subscribing.requests.push_front(request);
                 self.repeated = Some(WaitingRequest::Subscribe(subscribing));
                 return;

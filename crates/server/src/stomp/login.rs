@@ -176,12 +176,12 @@ impl BrokerClient {
             }
         })?;
         let user = identity.user();
-        core.user_is_external = identity.is_external();
+        core.user_is_external = !identity.is_listed();
         if user != &**claimed {
             core.logs_in(user);
         }
         take_limits(core, user)?;
-        let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
+        let authorised = broker.begin_session(&identity, vhost).map_err(|error| match error {
             BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
                 core.login_refused(user, &error.to_string());
                 vhost_denied(vhost)

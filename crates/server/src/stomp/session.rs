@@ -89,7 +89,8 @@ impl Receipt {
 /// Converts an error of a backend as RabbitMQ's adapter does: the name of the reply code, and its text.
 pub(super) fn of_fault(error: impl Into<amqp::Fault>) -> StompFault {
     let fault = error.into();
-    StompFault::new(fault.code.name().to_lowercase(), fault.reply_text())
+    let is_unasked = fault.is_unasked;
+    StompFault { is_unasked, ..StompFault::new(fault.code.name().to_lowercase(), fault.reply_text()) }
 }
 
 /// The fault for an ACK or NACK of a message that is not the client's.

@@ -37,6 +37,11 @@ impl WaitingPublish {
     pub(crate) fn channel(&self) -> u16 {
         self.channel
     }
+
+    /// Bytes of its body, which count as those of an incomplete message.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body[0].len()
+    }
 }
 
 /// A channel's publisher, created by the first publish. It caches routes and collects messages, which takes
@@ -133,7 +138,7 @@ impl Channel {
             body,
         };
         let outcome = self.take_message(context, message, method.mandatory);
-        if outcome.is_err() && context.authorised.identity().has_question() {
+        if matches!(&outcome, Err(fault) if fault.is_unasked) {
             let body = match body {
                 Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
                 Body::Chunks([chunk]) => chunk.clone(),
@@ -159,7 +164,7 @@ impl Channel {
             body: Body::Chunks(body),
         };
         let outcome = self.take_message(context, message, method.mandatory);
-        if outcome.is_err() && context.authorised.identity().has_question() {
+        if matches!(&outcome, Err(fault) if fault.is_unasked) {
             context.publish_later(waiting);
         }
         outcome

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::super::broker_session::ChannelContext;
 use super::super::deliveries::Unsettled;
 use super::{Channel, DeliverySettlement, Mode, give_back};
+use crate::question::RIGHTS_FORGOTTEN;
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -118,7 +119,7 @@ impl Channel {
                 Err(error) => {
                     // The channel is about to close, which requeues its deliveries.
                     self.deliveries.restore(transaction.into_unsettled());
-                    return Err(error.into());
+                    return Err(refused_at_commit(context, error));
                 }
             }
         }
@@ -148,20 +149,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Has the user's authority, if there is one, asked about all publishes that it has not been asked about: commit does not
-    /// stop half-way.
+    /// Has the user's authority, if there is one, asked about all publishes that it has not been asked about, and refuses the
+    /// transaction if one of them is refused: commit does not stop half-way.
     fn ask_about_transaction(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let Mode::Tx(transaction) = &self.mode else { return Ok(()) };
         if !context.authorised.identity().is_asked() {
             return Ok(());
         }
         let publisher = self.publisher.get(context, self.number);
+        let mut is_unasked = false;
         for held in &transaction.publishes {
-            if let Err(error @ BrokerError::Unasked) = publisher.check(held.message()) {
-                return Err(error.into());
+            match publisher.check(held.message()) {
+                Err(BrokerError::Unasked) => is_unasked = true,
+                Err(error) if error.reply_code() == ReplyCode::AccessRefused => return Err(error.into()),
+                // Commit meets any other error at its place.
+                _ => {}
             }
         }
-        Ok(())
+        if is_unasked { Err(BrokerError::Unasked.into()) } else { Ok(()) }
     }
 
     fn take_transaction(&mut self) -> Result<ChannelTransaction, Fault> {
@@ -170,4 +175,14 @@ impl Channel {
             _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),
         }
     }
+}
+
+/// The fault for a publish that is refused once its transaction has been taken apart: that cannot be repeated. The user's
+/// authority can only be missing then if all its answers were forgotten a moment ago.
+fn refused_at_commit(context: &ChannelContext, error: BrokerError) -> Fault {
+    if error == BrokerError::Unasked {
+        context.authorised.identity().end_operation();
+        return Fault::new(ReplyCode::AccessRefused, RIGHTS_FORGOTTEN);
+    }
+    error.into()
 }

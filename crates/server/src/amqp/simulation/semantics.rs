@@ -8,7 +8,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 impl Conversation {
     /// Advances the clock and handles deadlines as they fall due; returns the methods received.
-    fn wait(&mut self, time: Duration) -> Vec<String> {
+    pub(super) fn wait(&mut self, time: Duration) -> Vec<String> {
         let end = self.now + time;
         while let Some(due) = self.connection.next_deadline().filter(|due| *due <= end) {
             self.now = due;

@@ -266,7 +266,10 @@ impl StompSession for BrokerStompSession {
 
     fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
         let outcome = self.perform(request, now);
-        if outcome.is_err() && self.question.ask(self.context.authorised.identity(), &self.context.outbox) {
+        let identity = self.context.authorised.identity();
+        if let Err(fault) = &outcome
+            && self.question.ask(fault.is_unasked, identity, &self.context.outbox)
+        {
             self.waiting = Some(Box::new(request.to_owned()));
             return Ok(());
         }

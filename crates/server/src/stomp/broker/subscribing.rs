@@ -97,7 +97,7 @@ impl BrokerStompSession {
         check_short("x-queue-name", &name)?;
         let (source, routing_key) = destination.route();
         let binding = Binding { source, destination: &name, routing_key, arguments: RawTable::default() };
-        self.context.authorised.ask_about_binding(&binding).map_err(of_fault)?;
+        self.context.authorised.ask_about_subscription(&binding).map_err(of_fault)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
         let (queue, declared) =
             self.declare(&name, &Declaration::of_subscription(headers, self.context.vhost.compatibility())?)?;

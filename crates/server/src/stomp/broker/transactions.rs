@@ -5,13 +5,15 @@
 
 use std::sync::Arc;
 
-use broker::{DiskPoint, Publish, Timestamp};
+use amqp::error::{Fault, ReplyCode};
+use broker::{BrokerError, DiskPoint, Publish, Timestamp};
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
 use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
 use crate::amqp::deliveries::{Deliveries, Unsettled};
+use crate::question::RIGHTS_FORGOTTEN;
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
 
@@ -77,12 +79,22 @@ impl BrokerStompSession {
     pub(super) fn commit(&mut self, id: TransactionId) -> Result<DiskPoint, StompFault> {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
         // A fault ends the connection, and the transaction with it.
-        messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_fault)?;
+        let mut is_unasked = false;
+        for held in messages {
+            match self.publisher.check(held.message()) {
+                Err(BrokerError::Unasked) => is_unasked = true,
+                checked => checked.map_err(of_fault)?,
+            }
+        }
+        if is_unasked {
+            return Err(of_fault(BrokerError::Unasked));
+        }
         let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
             return Ok(DiskPoint::default());
         };
         for held in &messages {
-            self.publish(held.message(), held.receipt.as_deref())?;
+            let published = self.publish(held.message(), held.receipt.as_deref());
+            published.map_err(|fault| self.refused_at_commit(fault))?;
         }
         let published = self.flush_published();
         let now = self.context.now;
@@ -95,6 +107,16 @@ impl BrokerStompSession {
         // The settlements were written to the log last.
         let settled = self.context.store().filter(|_| settles).map(|store| store.end());
         Ok(DiskPoint::from(settled.max(published)))
+    }
+
+    /// The fault for a message that is refused once its transaction has been taken apart: that cannot be repeated. The user's
+    /// authority can only be missing then if all its answers were forgotten a moment ago.
+    fn refused_at_commit(&self, fault: StompFault) -> StompFault {
+        if !fault.is_unasked {
+            return fault;
+        }
+        self.context.authorised.identity().end_operation();
+        of_fault(Fault::new(ReplyCode::AccessRefused, RIGHTS_FORGOTTEN))
     }
 
     /// Aborts a transaction: its deliveries are as before.

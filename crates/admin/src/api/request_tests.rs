@@ -1,0 +1,107 @@
+use super::super::answers::MOST_UNREAD;
+use super::super::tests::world;
+use super::*;
+
+fn parts(method: &str, headers: &[(&str, &str)]) -> request::Parts {
+    let mut request = Request::builder().method(method).uri("/api/overview");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).unwrap().into_parts().0
+}
+
+#[test]
+fn a_page_of_somebody_else_changes_nothing() {
+    let foreign = [("host", "127.0.0.1:15672"), ("origin", "http://evil.example")];
+    assert!(check_origin(&parts("POST", &foreign)).is_err());
+    assert!(check_origin(&parts("DELETE", &[("host", "a:1"), ("origin", "null")])).is_err());
+    assert!(check_origin(&parts("GET", &foreign)).is_ok(), "which it cannot read");
+    assert!(check_origin(&parts("POST", &[("host", "a:1"), ("origin", "http://a:1")])).is_ok());
+    assert!(check_origin(&parts("POST", &[("host", "a:1")])).is_ok(), "no browser");
+}
+
+#[test]
+fn over_tls_a_page_without_tls_is_somebody_elses() {
+    let changed = |origin| {
+        let mut head = parts("POST", &[("host", "a:1"), ("origin", origin)]);
+        let without = check_origin(&head).is_ok();
+        head.extensions.insert(OverTls);
+        (without, check_origin(&head).is_ok())
+    };
+    assert_eq!(changed("https://a:1"), (true, true));
+    assert_eq!(changed("http://a:1"), (true, false));
+    assert_eq!(changed("https://b:1"), (false, false));
+}
+
+#[test]
+fn a_borrowed_name_is_not_this_machine() {
+    let named = |host| names_this_machine(&parts("GET", &[("host", host)]).headers);
+    for host in ["localhost", "localhost:15673", "127.0.0.1", "127.0.0.1:1", "[::1]:15673", "[::1]"] {
+        assert!(named(host), "{host}");
+    }
+    assert!(!named("rebound.example:15673"));
+    assert!(!named("127.0.0.1.example"));
+}
+
+async fn guest(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+    let (_, api) = world();
+    log_in_here(&api, [&[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")], headers].concat().as_slice()).await
+}
+
+async fn nobody(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+    log_in_here(&Api::new(None, Arc::clone(&world().1.process)), headers).await
+}
+
+/// Logs in over the loopback interface.
+async fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
+    let mut head = parts("GET", headers);
+    head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });
+    let found = routes::find("/api/overview", api.served()).unwrap();
+    log_in(api, &head, found.action(&Method::GET).unwrap().who).await
+}
+
+#[tokio::test]
+async fn guest_is_not_let_in_under_a_borrowed_name() {
+    assert!(guest(&[("host", "localhost:15672")]).await.is_ok());
+    assert!(guest(&[("host", "rebound.example:15672")]).await.is_err());
+    assert!(nobody(&[("host", "127.0.0.1:15673")]).await.is_ok());
+    assert!(nobody(&[("host", "rebound.example:15673")]).await.is_err());
+}
+
+#[tokio::test]
+async fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
+    for name in ["forwarded", "via", "x-real-ip", "x-forwarded-for", "X-Forwarded-Host"] {
+        let headers = [("host", "127.0.0.1"), (name, "10.0.0.1")];
+        assert!(guest(&headers).await.is_err() && nobody(&headers).await.is_err(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_room_for_its_answer_and_one_without_does_not() {
+    let (_, api) = world();
+    let unread = api.answers.keep(vec![0; MOST_UNREAD], None);
+    let (at_once, an_hour) = (Duration::ZERO, Duration::from_secs(3600));
+    assert!(thread(&api, &Method::GET, at_once).await.is_err(), "given up in the end");
+    assert!(thread(&api, &Method::DELETE, at_once).await.is_ok());
+    let (got, ()) = tokio::join!(thread(&api, &Method::GET, an_hour), async { drop(unread) });
+    assert!(got.is_ok());
+}
+
+#[tokio::test]
+async fn an_answer_is_counted_until_it_is_gone() {
+    let (_, api) = world();
+    let mut head = parts("GET", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+    head.extensions.insert(Caller { ip: None, is_local: true });
+    let found = routes::find(head.uri.path(), api.served());
+    let response = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::empty()).await.unwrap();
+    assert!(api.answers.unread() > 0);
+    drop(response);
+    assert_eq!(api.answers.unread(), 0);
+}
+
+#[test]
+fn queries_are_decoded_as_forms_are() {
+    let uri = "/api/queues?name=a%2Fb+c&use_regex&page=1".parse().unwrap();
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(query(&uri), [pair("name", "a/b c"), pair("use_regex", ""), pair("page", "1")]);
+}

@@ -1,0 +1,139 @@
+//! Logins: the broker's own list of users, and other authorities that are asked.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Broker;
+use crate::users::{AuthBackends, Identity, LoginAnswer, LoginAttempt, LoginRefused, MAX_NAME};
+
+impl Broker {
+    /// Checks a login.
+    ///
+    /// # Errors
+    /// The reason for the refusal, which is for the log only.
+    pub fn authenticate(
+        &self,
+        user: &str,
+        password: &[u8],
+        peer_is_loopback: bool,
+    ) -> Result<Identity, LoginRefused> {
+        self.users.authenticate(user, password, peer_is_loopback)
+    }
+
+    /// From now on `backends` are asked about logins. They can be set once.
+    pub fn set_auth_backends(&self, backends: Arc<dyn AuthBackends>) {
+        let _ = self.auth_backends.set(backends);
+    }
+
+    /// Checks a client's login with the configured backends, in their order.
+    pub fn log_in(self: &Arc<Self>, attempt: LoginAttempt) -> LoginAnswer {
+        match self.auth_backends.get() {
+            Some(backends) => backends.log_in(self, attempt),
+            None => {
+                let LoginAttempt { user, secret, from, is_loopback, now, .. } = &attempt;
+                LoginAnswer::Now(self.authenticate_from(user, secret, *from, *is_loopback, *now))
+            }
+        }
+    }
+
+    /// Checks a new secret of a user who has logged in. Any is accepted for a user of the broker's own list: only
+    /// credentials that expire are renewed (RabbitMQ's `rabbit_auth_backend_internal:state_can_expire/0`).
+    pub fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
+        match self.auth_backends.get().filter(|_| identity.is_external()) {
+            Some(backends) => backends.renew(identity, secret),
+            None => LoginAnswer::Now(Ok(identity.clone())),
+        }
+    }
+
+    /// Has all authorities asked again about what they have said, and about what sessions have been told before.
+    /// Returns whether there is any that is asked.
+    pub fn forget_answers(&self) -> bool {
+        self.auth_backends.get().is_some_and(|backends| backends.forget_answers())
+    }
+
+    /// Asks whether a user may open a virtual host, if another authority decides about that: [`Self::begin_session`] then
+    /// knows. The name of a client has to be set before ([`Identity::as_client`]).
+    pub async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
+        if let Some(found) = self.vhost(vhost).filter(|_| identity.is_asked()) {
+            while let (Err(_), Some(question)) = (found.check_open(identity), identity.take_question()) {
+                question.await;
+            }
+        }
+    }
+
+    /// Checks a client's login and limits guessing: after 30 different wrong passwords for a user from one
+    /// address within a minute, further logins are refused unchecked until the minute is over. `from` is
+    /// `None` on a Unix socket.
+    ///
+    /// # Errors
+    /// The reason for the refusal, which is for the log only.
+    pub fn authenticate_from(
+        &self,
+        user: &str,
+        password: &[u8],
+        from: Option<IpAddr>,
+        peer_is_loopback: bool,
+        now: Instant,
+    ) -> Result<Identity, LoginRefused> {
+        self.may_attempt(user, from, now)?;
+        let validated = self.authenticate(user, password, peer_is_loopback);
+        if validated.is_err() {
+            self.attempts.failed(canonical(from), user, password, now);
+        }
+        validated
+    }
+
+    /// Limits guessing as [`Broker::authenticate_from`] does, for authorities that check secrets themselves.
+    ///
+    /// # Errors
+    /// Too many attempts have failed.
+    pub fn check_attempt(&self, attempt: &LoginAttempt) -> Result<(), LoginRefused> {
+        self.may_attempt(&attempt.user, attempt.from, attempt.now)
+    }
+
+    /// Counts an attempt that [`Broker::check_attempt`] has allowed, and that has failed.
+    pub fn note_failed_attempt(&self, attempt: &LoginAttempt) {
+        self.attempts.failed(canonical(attempt.from), &attempt.user, &attempt.secret, attempt.now);
+    }
+
+    fn may_attempt(&self, user: &str, from: Option<IpAddr>, now: Instant) -> Result<(), LoginRefused> {
+        if user.len() > MAX_NAME {
+            // No user has such a name. It is not remembered, since it may be as long as a frame.
+            return Err(LoginRefused::UnknownUser);
+        }
+        if self.attempts.may_try(canonical(from), user, now) {
+            Ok(())
+        } else {
+            Err(LoginRefused::TooManyAttempts)
+        }
+    }
+
+    /// Logs in a user whose identity was verified elsewhere, such as by a TLS client certificate.
+    ///
+    /// # Errors
+    /// The reason for the refusal, which is for the log only.
+    pub fn authenticate_external(
+        &self,
+        user: &str,
+        peer_is_loopback: bool,
+    ) -> Result<Identity, LoginRefused> {
+        if self.auth_backends.get().is_some_and(|backends| !backends.takes_own_users()) {
+            return Err(LoginRefused::UnknownUser);
+        }
+        self.users.authenticate_external(user, peer_is_loopback)
+    }
+
+    /// The user of the broker's own list whose password another authority has checked.
+    ///
+    /// # Errors
+    /// There is no such user, or it may come from this machine only.
+    pub fn listed(&self, user: &str, peer_is_loopback: bool) -> Result<Identity, LoginRefused> {
+        self.users.authenticate_external(user, peer_is_loopback)
+    }
+}
+
+/// An IPv4 address that came as an IPv6 one is the same client.
+fn canonical(from: Option<IpAddr>) -> Option<IpAddr> {
+    from.map(|ip| ip.to_canonical())
+}
