@@ -29,7 +29,7 @@ use crate::identities;
 use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
-use crate::migration::{self, Migrator};
+use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
@@ -58,7 +58,7 @@ pub(crate) async fn run(
     log: LogLevel,
     inherited: Inherited,
 ) -> Result<(), ServeError> {
-    let config = migration::obey(&effective).map_err(ServeError::Setting)?;
+    let mut config = migration::obey(&effective).map_err(ServeError::Setting)?;
     // Before any announcement, since its reader may send a signal at once.
     let caught = signals::catch().map_err(ServeError::Signals)?;
     let Caught { mut drain, addresses_wanted, drainer, reload, upgrade } = caught;
@@ -68,17 +68,27 @@ pub(crate) async fn run(
 
     // Certificates and relays are read before the data folder is, which may take minutes.
     warn_of_open_listeners(&config);
-    let tls = Tls::load(&config).map_err(ServeError::Setting)?;
-
-    let relays = ServedRelays::new(&config, &tls)?;
+    let mut tls = Tls::load(&config).map_err(ServeError::Setting)?;
+    let mut relays = ServedRelays::new(&config, &tls)?;
 
     // From the beginning: a process that takes over is watched while it reads its data folder.
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
+    if config.upstream.is_empty() {
+        // The process before this one may have moved everything to another broker before it ended.
+        config = migration::obey(&effective).map_err(ServeError::Setting)?;
+        if !config.upstream.is_empty() {
+            tls = Tls::load(&config).map_err(ServeError::Setting)?;
+            relays = ServedRelays::new(&config, &tls)?;
+        }
+    }
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let clock = Clock::start();
     let (backend, data_folder, logins) = open_backend(&config, &tls, clock)?;
+    if migration::is_outdated(&config, &effective).map_err(ServeError::Setting)? {
+        return Err(ServeError::HasMoved);
+    }
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
@@ -100,6 +110,7 @@ pub(crate) async fn run(
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
     offer.open(sockets, succession.has_replaced());
+    let is_upstream_set = effective.is_set("upstream");
     let upgrades = Upgrades::serve_of_process(&offer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
@@ -117,12 +128,21 @@ pub(crate) async fn run(
         logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
-    let migrator = Migrator::new(embedded(&backend), clock, config.clone(), drainer.clone(), offer.clone());
+    let of_migrator = MigratorConfig {
+        broker: embedded(&backend),
+        server: server.clone(),
+        clock,
+        config: config.clone(),
+        is_upstream_set,
+        drainer: drainer.clone(),
+        offer: offer.clone(),
+    };
+    let migrator = Migrator::new(of_migrator);
     status.manage(management(&reloader, clock, drainer, Arc::clone(&migrator)));
     let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
     notifier.ready();
 
-    let times = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
+    let (times, handed_over) = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
 
@@ -134,29 +154,30 @@ pub(crate) async fn run(
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);
     drop(spool);
-    Ok(())
+    handed_over.map_err(ServeError::NoSuccessor)
 }
 
 /// Waits until the process is to end, and if everything has moved to another broker, until a successor takes over. Returns how
-/// long sessions have to end.
+/// long sessions have to end, and whether it has.
 async fn wait_for_end(
     drain: &mut DrainRequest,
     notifier: &Notifier,
     status: &Status,
     reloader: &Reloader,
     migrator: &Migrator,
-) -> DrainTimes {
+) -> (DrainTimes, Result<(), NoSuccessor>) {
     let reason = drain.wait().await;
     notifier.stopping(reason, reloader.drain_times(reason).total());
     status.start_draining();
     drain.delayed(reloader.drain_times(reason).delay).await;
-    if drain.wait().await == DrainReason::CutOver {
+    let handed_over = if drain.wait().await == DrainReason::CutOver {
         let timeout = reloader.drain_times(DrainReason::CutOver).timeout;
-        migrator.run_cut_over(&reloader.server, &reloader.upgrades, drain, timeout).await;
+        migrator.run_cut_over(&reloader.upgrades, drain, timeout).await
     } else {
         migrator.halt().await;
-    }
-    reloader.drain_times(drain.wait().await)
+        Ok(())
+    };
+    (reloader.drain_times(drain.wait().await), handed_over)
 }
 
 /// Creates the server, and starts what it knows of its backend.
@@ -596,6 +617,14 @@ pub(crate) enum ServeError {
     /// A signal has come before the place of the process before this one was taken.
     #[error("take_over: interrupted; the process that runs goes on")]
     Interrupted,
+    /// Another process has made a pool of this broker while this one started.
+    #[error(
+        "data_dir: everything has just moved to another broker; the next start is the pool in front of it"
+    )]
+    HasMoved,
+    /// A pool was to follow this process.
+    #[error(transparent)]
+    NoSuccessor(NoSuccessor),
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

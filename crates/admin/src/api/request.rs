@@ -89,17 +89,24 @@ async fn answer(
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
+    let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
+    let permit = match is_change {
+        true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
+        false => None,
+    };
     let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
     let run = action.run;
-    let permit = thread(&api, &head.method, ANSWER_TIME).await?;
-    let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
+    let thread = thread(&api, &head.method, ANSWER_TIME).await?;
+    let (answers, until_sent, of_thread) = (Arc::clone(&api.answers), at_work.clone(), permit.clone());
     let reply = tokio::task::spawn_blocking(move || {
+        // It ends although nobody may wait for it any more.
+        let _permit = of_thread;
         let mut reply = run(&call)?;
         // Counted before the permit is released and the next request may run.
         let body = reply.body.take().map(|body| answers.keep(body, until_sent));
-        drop(permit);
+        drop(thread);
         Ok::<_, ApiError>((reply, body))
     });
     let (reply, body) = reply.await.map_err(|error| {
@@ -108,6 +115,7 @@ async fn answer(
         ApiError::internal()
     })??;
     durable::wait(&api, reply.until).await?;
+    drop(permit);
     Ok(response(reply, body))
 }
 
@@ -264,6 +272,12 @@ fn with_headers(mut response: Response, allow: Option<String>) -> Response {
     response
 }
 
+/// The beginning of the paths whose methods change no definitions and no messages of a broker.
+const OWN: &str = "leveret/";
+
+/// Why a change is refused at the end of a move.
+const MOVED: &str = "everything moves to another broker; try again in a moment";
+
 /// The methods of a path that does not exist, as RabbitMQ tells them.
 const NO_ROUTE: &str = "HEAD, GET, OPTIONS";
 
@@ -368,6 +382,25 @@ mod tests {
         assert!(thread(&api, &Method::DELETE, at_once).await.is_ok());
         let (got, ()) = tokio::join!(thread(&api, &Method::GET, an_hour), async { drop(unread) });
         assert!(got.is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_would_be_lost_by_a_move_is_refused() {
+        let api = super::super::tests::moved_world();
+        let status = async |method: Method, path: &str| {
+            let mut head = parts(method.as_str(), &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+            head.extensions.insert(Caller { ip: None, is_local: true });
+            let found = routes::find(path, api.served());
+            head.method = method;
+            let answer = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::from("{}")).await;
+            answer.map_or_else(|error| error.into_response().status(), |response| response.status())
+        };
+        let publish = "/api/exchanges/%2F/amq.default/publish";
+        assert_eq!(status(Method::POST, publish).await, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status(Method::PUT, "/api/queues/%2F/q").await, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status(Method::GET, "/api/queues").await, StatusCode::OK);
+        // It answers that a test moves nothing.
+        assert_eq!(status(Method::POST, "/api/leveret/migration/finish").await, StatusCode::BAD_REQUEST);
     }
 
     #[tokio::test]

@@ -103,6 +103,19 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     Ok(config)
 }
 
+/// Whether the settings are those of a broker, and its record says that it is one no more. Called once the data folder is this
+/// process's alone.
+///
+/// # Errors
+///
+/// The record cannot be read.
+pub(crate) fn is_outdated(config: &Config, effective: &Effective) -> Result<bool, SettingError> {
+    if !config.upstream.is_empty() || effective.is_set("upstream") {
+        return Ok(false);
+    }
+    Ok(!obey(effective)?.upstream.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 /// How long these attempts are made before it is logged that they are in vain so far.
 const BIND_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A successor that has waited for its answer nearly as long as it does is not answered any more.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
+
 /// Pause between later attempts.
 const LATER_PAUSE: Duration = Duration::from_secs(1);
 
@@ -41,6 +45,8 @@ struct Offered {
     notifier: Notifier,
     /// Whether a successor can find this process.
     is_found: bool,
+    /// Set while successors wait: this process is about to become a pool. Changed under the lock of `place`.
+    is_paused: AtomicBool,
 }
 
 /// The place of this process, as a successor finds it.
@@ -68,6 +74,7 @@ impl Offer {
             drainer: drainer.clone(),
             notifier: notifier.clone(),
             is_found: name.is_some(),
+            is_paused: AtomicBool::new(false),
         }));
         if let Some(name) = name {
             let listener = UnixListener::bind_addr(&name);
@@ -89,6 +96,27 @@ impl Offer {
     /// Whether a successor can find this process.
     pub(crate) fn is_found(&self) -> bool {
         self.0.is_found
+    }
+
+    /// Has successors wait: one that started now would not know yet whether it is to be a broker.
+    pub(crate) fn pause(&self) {
+        self.set_paused(true);
+    }
+
+    /// Lets a successor take over again.
+    pub(crate) fn resume(&self) {
+        self.set_paused(false);
+    }
+
+    /// Whether successors have to wait.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.0.is_paused.load(Ordering::Acquire)
+    }
+
+    fn set_paused(&self, is_paused: bool) {
+        let _place = self.0.place.lock();
+        self.0.is_paused.store(is_paused, Ordering::Release);
+        self.0.changed.notify_all();
     }
 
     /// Closes the sockets that are held for a successor, so that no other process holds them while this one drains; one that
@@ -151,6 +179,7 @@ impl Offer {
             tracing::warn!(process, "the successor has ended before it served; this process goes on");
             return Ok(false);
         };
+        self.wait_while_paused()?;
         tracing::info!(process, version, "a successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
         send(&mut stream, &Left {})?;
@@ -159,12 +188,32 @@ impl Offer {
         Ok(true)
     }
 
+    /// Waits until a successor may take over.
+    ///
+    /// # Errors
+    /// That took longer than the successor waits for its answer.
+    fn wait_while_paused(&self) -> io::Result<()> {
+        let asked = Instant::now();
+        let mut place = self.0.place.lock();
+        while self.is_paused() && !matches!(*place, Place::Withdrawn) {
+            self.0.changed.wait(&mut place);
+        }
+        drop(place);
+        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIME {
+            return Ok(());
+        }
+        // It would take the end of this connection, if it still waited, for that of this process.
+        thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
+        Err(io::Error::new(io::ErrorKind::TimedOut, "it came during the change to a pool"))
+    }
+
     /// The sockets, once this process serves; `None` if it shuts down.
     fn sockets(&self) -> Option<Arc<Vec<SharedSockets>>> {
         let mut place = self.0.place.lock();
         loop {
             match &*place {
                 Place::Starting => self.0.changed.wait(&mut place),
+                Place::Open(_) if self.is_paused() => self.0.changed.wait(&mut place),
                 Place::Open(sockets) => return Some(Arc::clone(sockets)),
                 Place::Withdrawn => return None,
             }

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use amqp::Credentials;
 use broker::{Broker, Queue, Timestamp, VirtualHost};
+use parking_lot::Mutex;
 use proxy::Pool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
@@ -80,7 +81,8 @@ pub struct MigrationConfig {
 pub struct Migration {
     context: Arc<MoveContext>,
     pool: Arc<Pool>,
-    task: JoinHandle<()>,
+    /// Set once it has begun.
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
 type ConnectingThere = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
@@ -114,8 +116,8 @@ struct MovingQueue {
 }
 
 impl Migration {
-    /// Starts to move messages of all queues but exclusive ones. Must be called within a runtime.
-    pub fn start(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
+    /// A move of messages of all queues but exclusive ones, which does not [`begin`](Self::begin) by itself.
+    pub fn new(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
         let MigrationConfig { direction, pool, user, password, vhosts, broker_id } = config;
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
@@ -139,8 +141,13 @@ impl Migration {
             may_impersonate: AtomicBool::new(false),
         };
         let context = Arc::new(context);
-        let task = tokio::spawn(Arc::clone(&context).move_all());
-        Arc::new(Self { context, pool, task })
+        Arc::new(Self { context, pool, task: Mutex::default() })
+    }
+
+    /// Starts to move messages. Must be called within a runtime.
+    pub fn begin(&self) {
+        let context = Arc::clone(&self.context);
+        self.task.lock().get_or_insert_with(|| tokio::spawn(context.move_all()));
     }
 
     /// Whether messages leave this broker, or come to it.
@@ -187,6 +194,13 @@ impl Migration {
         queues.map(|queue| queue.message_count() + queue.unacked_count()).sum()
     }
 
+    /// Of these, those that no client has: they can move now.
+    pub fn ready_left(&self) -> u64 {
+        let vhosts = self.context.vhosts();
+        let queues = vhosts.iter().flat_map(|vhost| vhost.all_queues()).filter(|queue| may_move(queue));
+        queues.map(|queue| queue.message_count()).sum()
+    }
+
     /// Asks how many messages the queues that have moved have at the other broker.
     ///
     /// # Errors
@@ -200,7 +214,9 @@ impl Migration {
         self.context.is_stopped.store(true, Ordering::Release);
         // Every move holds a permit, and ends soon.
         let all = self.context.permits.acquire_many(AT_ONCE as u32).await;
-        self.task.abort();
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
         drop(all);
         self.pool.drain(run::CLOSE_TIME).await;
     }

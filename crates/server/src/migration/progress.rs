@@ -191,6 +191,11 @@ impl ProgressTable {
         }
     }
 
+    /// Nothing is known any more of the queues of the other broker.
+    pub(super) fn forget_counts(&self) {
+        self.0.lock().values_mut().for_each(|progress| progress.shown.there = None);
+    }
+
     /// The queues for operators.
     pub(super) fn all(&self, broker: &Broker) -> Vec<MovedQueue> {
         let mut all: Vec<_> = self.0.lock().values().map(|progress| progress.shown.clone()).collect();
