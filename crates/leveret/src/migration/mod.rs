@@ -190,6 +190,7 @@ impl Migrator {
         let upstreams =
             UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))?;
         let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
+        let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
         let mut state = self.state.lock();
         match &state.phase {
@@ -199,7 +200,17 @@ impl Migrator {
         let pool = self.pool(&upstreams)?;
         let broker_id = self.broker_id()?;
         let before = state.migration.take();
-        let config = MigrationConfig { direction, pool, user, password, vhosts, broker_id };
+        let alarms = Arc::clone(self.server.alarms());
+        let config = MigrationConfig {
+            direction,
+            alarms,
+            pool,
+            user,
+            password,
+            vhosts,
+            skipped: skipped.unwrap_or_default(),
+            broker_id,
+        };
         state.phase = MovePhase::Starting;
         state.attempt += 1;
         let attempt = state.attempt;
@@ -384,7 +395,7 @@ fn shown(queues: &[MovedQueue]) -> Value {
             "vhost": &*queue.vhost, "name": &*queue.name, "state": queue.state.name(), "moved": queue.moved,
             "moved_bytes": queue.moved_bytes, "maybe_twice": queue.maybe_twice, "before": queue.before,
             "there": queue.there, "messages_ready": queue.ready, "messages_unacknowledged": queue.unacked,
-            "trouble": queue.trouble,
+            "trouble": queue.trouble, "cause": queue.cause,
         })
     };
     queues.iter().map(shown).collect()

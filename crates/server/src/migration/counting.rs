@@ -26,7 +26,7 @@ pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
         if names.is_empty() {
             continue;
         }
-        let mut client = context.connect(vhost.name()).await?;
+        let mut client = context.connect(vhost.name(), false).await?;
         let mut is_open = false;
         for moved in names {
             let Some(queue) = vhost.find_queue(&moved.name) else { continue };
