@@ -58,7 +58,7 @@ pub(crate) async fn run(
     log: LogLevel,
     inherited: Inherited,
 ) -> Result<(), ServeError> {
-    let mut config = migration::obey(&effective).map_err(ServeError::Setting)?;
+    let config = migration::obey(&effective).map_err(ServeError::Setting)?;
     // Before any announcement, since its reader may send a signal at once.
     let caught = signals::catch().map_err(ServeError::Signals)?;
     let Caught { mut drain, addresses_wanted, drainer, reload, upgrade } = caught;
@@ -67,28 +67,16 @@ pub(crate) async fn run(
     warn_of_ignored(&effective);
 
     // Certificates and relays are read before the data folder is, which may take minutes.
-    warn_of_open_listeners(&config);
-    let mut tls = Tls::load(&config).map_err(ServeError::Setting)?;
-    let mut relays = ServedRelays::new(&config, &tls)?;
+    let (tls, relays) = read_files(&config)?;
 
     // From the beginning: a process that takes over is watched while it reads its data folder.
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
-    if config.upstream.is_empty() {
-        // The process before this one may have moved everything to another broker before it ended.
-        config = migration::obey(&effective).map_err(ServeError::Setting)?;
-        if !config.upstream.is_empty() {
-            tls = Tls::load(&config).map_err(ServeError::Setting)?;
-            relays = ServedRelays::new(&config, &tls)?;
-        }
-    }
+    let (config, tls, relays) = obey_again(&effective, config, tls, relays)?;
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let clock = Clock::start();
-    let (backend, data_folder, logins) = open_backend(&config, &tls, clock)?;
-    if migration::is_outdated(&config, &effective).map_err(ServeError::Setting)? {
-        return Err(ServeError::HasMoved);
-    }
+    let (backend, data_folder, logins) = open_backend(&config, &effective, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
@@ -110,7 +98,6 @@ pub(crate) async fn run(
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
     offer.open(sockets, succession.has_replaced());
-    let is_upstream_set = effective.is_set("upstream");
     let upgrades = Upgrades::serve_of_process(&offer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
@@ -128,16 +115,7 @@ pub(crate) async fn run(
         logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
-    let of_migrator = MigratorConfig {
-        broker: embedded(&backend),
-        server: server.clone(),
-        clock,
-        config: config.clone(),
-        is_upstream_set,
-        drainer: drainer.clone(),
-        offer: offer.clone(),
-    };
-    let migrator = Migrator::new(of_migrator);
+    let migrator = create_migrator(&reloader, clock, &config, &drainer, &offer);
     status.manage(management(&reloader, clock, drainer, Arc::clone(&migrator)));
     let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
     notifier.ready();
@@ -155,6 +133,52 @@ pub(crate) async fn run(
     drop(data_folder);
     drop(spool);
     handed_over.map_err(ServeError::NoSuccessor)
+}
+
+/// Reads certificates and relays.
+fn read_files(config: &Config) -> Result<(Tls, ServedRelays), ServeError> {
+    warn_of_open_listeners(config);
+    let tls = Tls::load(config).map_err(ServeError::Setting)?;
+    let relays = ServedRelays::new(config, &tls)?;
+    Ok((tls, relays))
+}
+
+/// The settings and files as they are now, if those that were read are a broker's: the process before this one may have moved
+/// everything to another broker before it ended.
+fn obey_again(
+    effective: &Effective,
+    config: Config,
+    tls: Tls,
+    relays: ServedRelays,
+) -> Result<(Config, Tls, ServedRelays), ServeError> {
+    if !config.upstream.is_empty() {
+        return Ok((config, tls, relays));
+    }
+    let config = migration::obey(effective).map_err(ServeError::Setting)?;
+    if config.upstream.is_empty() {
+        return Ok((config, tls, relays));
+    }
+    let (tls, relays) = read_files(&config)?;
+    Ok((config, tls, relays))
+}
+
+/// Creates the part that moves messages to another broker, or from there.
+fn create_migrator(
+    reloader: &Reloader,
+    clock: Clock,
+    config: &Config,
+    drainer: &Drainer,
+    offer: &Offer,
+) -> Arc<Migrator> {
+    Migrator::new(MigratorConfig {
+        broker: embedded(&reloader.backend),
+        server: reloader.server.clone(),
+        clock,
+        config: config.clone(),
+        is_upstream_set: reloader.effective.lock().is_set("upstream"),
+        drainer: drainer.clone(),
+        offer: offer.clone(),
+    })
 }
 
 /// Waits until the process is to end, and if everything has moved to another broker, until a successor takes over. Returns how
@@ -326,11 +350,15 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
 /// about logins.
 fn open_backend(
     config: &Config,
+    effective: &Effective,
     tls: &Tls,
     clock: Clock,
 ) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
+        if migration::is_outdated(config, effective).map_err(ServeError::Setting)? {
+            return Err(ServeError::HasMoved);
+        }
         let logins = Logins::set_up(&broker, config, clock).map_err(ServeError::Setting)?;
         log_mode(config);
         return Ok((Backend::Broker(broker), folder, logins));

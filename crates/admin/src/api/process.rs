@@ -122,8 +122,8 @@ pub trait Process: Send + Sync + 'static {
     /// The move of messages to another broker, or from there, as an object.
     fn migration(&self) -> Value;
 
-    /// Permits a change of definitions or messages until the permit is dropped; `None` when everything is about to have moved to
-    /// another broker, and what is made here would be lost.
+    /// Permits a change of definitions or messages until the permit is dropped; `None` when everything is about to have moved
+    /// to another broker, and what is made here would be lost.
     fn begin_change(&self) -> Option<ChangePermit>;
 
     /// Takes a step of such a move. Returns at once, with [`Process::migration`].

@@ -60,8 +60,8 @@ pub struct TakenIn {
 }
 
 impl Queue {
-    /// The number of messages that it takes before it refuses one because of its length; `None` if it refuses none. One at most if
-    /// its bytes are limited.
+    /// The number of messages that it takes before it refuses one because of its length; `None` if it refuses none. One at most
+    /// if its bytes are limited.
     pub fn room_before_refusal(&self) -> Option<u64> {
         let arguments = self.arguments.load();
         let state = self.state.lock();

@@ -68,8 +68,8 @@ struct IncomingMove<'m> {
     is_asked: bool,
     /// Set when the queue there has messages, until they are asked for.
     is_wanted: bool,
-    /// The messages of this run, after which another one begins: no more than the queue here has room for, since their own queue
-    /// may count how often they come back. They are acknowledged together at the end. `None` for any number.
+    /// The messages of this run, after which another one begins: no more than the queue here has room for, since their own
+    /// queue may count how often they come back. They are acknowledged together at the end. `None` for any number.
     limit: Option<u64>,
     /// The delivery tag up to which that is due.
     to_acknowledge: Option<u64>,

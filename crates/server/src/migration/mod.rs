@@ -90,6 +90,7 @@ pub struct Migration {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
+type ConnectThere = dyn Fn(&str, bool) -> ConnectingThere + Send + Sync;
 type ConnectingThere = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
 /// The part that all queues' moves share.
@@ -100,7 +101,7 @@ struct MoveContext {
     /// As in [`MigrationConfig`].
     alarms: Arc<Alarms>,
     /// Opens a connection to the other broker, in a virtual host, which is shared with nobody if the flag is set.
-    connect: Box<dyn Fn(&str, bool) -> ConnectingThere + Send + Sync>,
+    connect: Box<ConnectThere>,
     /// The user of these connections.
     user: String,
     /// As in [`MigrationConfig`].

@@ -68,8 +68,8 @@ pub struct MovedQueue {
     pub unacked: u64,
     /// Why it is not moving.
     pub trouble: Option<String>,
-    /// The kind of the reason: `full`, `missing` (at the other broker), `consumers` (others are served first), `refused` or `lost`
-    /// (no connection).
+    /// The kind of the reason: `full`, `missing` (at the other broker), `consumers` (others are served first), `refused` or
+    /// `lost` (no connection).
     pub cause: Option<&'static str>,
 }
 

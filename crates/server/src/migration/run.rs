@@ -79,8 +79,8 @@ impl RunEnd {
         }
     }
 
-    /// The end by a fault of the connection, with messages in flight on it. If it was shared with other runs, the fault may be of
-    /// a message of theirs.
+    /// The end by a fault of the connection, with messages in flight on it. If it was shared with other runs, the fault may
+    /// be of a message of theirs.
     pub(super) fn of_fault(fault: &Fault, in_flight: usize, is_isolated: bool) -> Self {
         let refusal = MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
         match (refusal.blame(), in_flight) {
