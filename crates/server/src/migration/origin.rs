@@ -44,7 +44,7 @@ fn process_number() -> u64 {
     })
 }
 
-/// The place that a message comes from.
+/// The queue and exchange that a message comes from.
 #[derive(Debug, Clone)]
 pub(super) struct Origin<'a> {
     exchange: &'a str,
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn names_are_the_same_in_every_release() {
         assert_eq!(exchange_for("q"), "leveret.move.e6016d3a248dd039");
-        assert_ne!(fnv(&[b"a", b"b"]), fnv(&[b"ab", b""]), "parts are told apart");
+        assert_ne!(fnv(&[b"a", b"b"]), fnv(&[b"ab", b""]), "their lengths count");
     }
 
     #[test]

@@ -79,14 +79,14 @@ impl Migrate<'_> {
     /// Gives the logins the permissions that moving and defining need, in virtual hosts where they have none.
     fn grant(&self) -> Result<(), Failure> {
         let sides = [(&self.other, " there"), (self.api, "")];
-        for (api, place) in sides.into_iter().take(if self.way == MoveDirection::Out { 1 } else { 2 }) {
+        for (api, side) in sides.into_iter().take(if self.way == MoveDirection::Out { 1 } else { 2 }) {
             let (vhosts, user) = (api.get("/api/vhosts")?, api.user());
             for vhost in vhosts.as_array().into_iter().flatten().filter_map(|vhost| vhost["name"].as_str()) {
                 let path = path(&["permissions", vhost, user]);
                 if api.found(&path)?.is_none() {
                     api.put(&path, &json!({ "configure": ".*", "write": ".*", "read": ".*" }))?;
-                    let told = format!("user '{user}' has all permissions in virtual host '{vhost}'{place}");
-                    self.output.remark(&told)?;
+                    let line = format!("user '{user}' has all permissions in virtual host '{vhost}'{side}");
+                    self.output.remark(&line)?;
                 }
             }
         }

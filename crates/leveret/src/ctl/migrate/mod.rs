@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use server::MoveDirection;
 
-use self::definitions::{Definition, DefinitionPlan, compare};
+use self::definitions::{Definition, DefinitionPlan, compare, is_own_name};
 use super::api::{Api, Connection, path};
 use super::output::{self, Column, Output, printable};
 use super::secret;
@@ -230,7 +230,7 @@ impl Migrate<'_> {
         let source = if self.way == MoveDirection::Out { self.api } else { &self.other };
         let queues = source.get("/api/queues?disable_stats=false")?;
         let mut rows: Vec<Value> = queues.as_array().cloned().unwrap_or_default();
-        rows.iter_mut().for_each(|row| row["remark"] = json!(remark(row)));
+        rows.iter_mut().for_each(|row| row["remark"] = json!(remark(row, self.way)));
         let columns = ["vhost", "name", "type", "messages", "message_bytes", "remark"].map(Column::new);
         self.output.rows(&columns, false, rows)?;
         if self.way == MoveDirection::Out && status["can_be_pool"] == false {
@@ -246,12 +246,15 @@ fn names(objects: &Value) -> Value {
 }
 
 /// A warning about a queue that is to move.
-fn remark(queue: &Value) -> &'static str {
+fn remark(queue: &Value, way: MoveDirection) -> &'static str {
     let text = |key: &str| queue[key].as_str().unwrap_or_default();
     match () {
         () if queue["exclusive"] == true => "exclusive: ends with its client, and does not move",
-        () if text("name").starts_with("amq.") => "named by the broker: does not move",
+        () if is_own_name(&queue["name"]) => "named by the broker: does not move",
         () if text("type") == "stream" => "a stream: does not move",
+        () if queue["auto_delete"] == true && way == MoveDirection::In => {
+            "auto-delete: its messages stay there"
+        }
         () if queue["durable"] == false => "not durable: moves while this process runs",
         () if queue["auto_delete"] == true => "auto-delete: what clients hold at the end goes with it",
         () => "",
