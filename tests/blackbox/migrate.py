@@ -65,7 +65,7 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
 
 
 def test_clients_go_on_and_none_is_refused(movable, cluster):
-    """A publisher with confirms and a consumer that acknowledges, both of which connect again, lose and reorder nothing."""
+    """A publisher with confirms and a consumer that acknowledges, both of which connect again, lose nothing."""
     fill(movable, "busy", numbers(2000))
     over, sent, seen, troubles = threading.Event(), [], [], []
 

@@ -102,27 +102,38 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
 
 
 def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(movable, cluster):
+    """It is away from the moment in which the rest is to move, and for longer than that is waited for."""
     fill(movable, "rest", numbers(10))
     way = Forwarder(cluster.port)
     try:
         movable.ctl(*to(cluster, "--stay", port=way.port))
+        wait_until(lambda: movable.moved() == 10)
         with connected(movable) as client:
             channel = client.channel()
-            channel.basic_consume("rest", lambda *_: None)
-            client.process_data_events(0.2)
-            client.channel().basic_publish("", "rest", b"held", pika.BasicProperties(delivery_mode=2))
+            channel.confirm_delivery()
+            channel.queue_declare("unacked", durable=True)
+            channel.basic_consume("unacked", lambda *_: None)
+            channel.basic_publish("", "unacked", b"rest", pika.BasicProperties(delivery_mode=2))
             client.process_data_events(1)
-            way.refuses = True
-            way.cut()
-            running = Running(movable, to(cluster, port=way.port))
-            assert running.end()[0] == 1, "nobody answers"
             api = management(movable)
-            wait_until(lambda: api.get("leveret/migration")["phase"] in ("moving", "failed"))
+            assert api.status("POST", "leveret/migration/cut-over") == 200
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+                client.sleep(TEST_SECONDS)
+        wait_until(lambda: api.get("leveret/migration")["phase"] == "last_definitions")
+        way.refuses = True
+        way.cut()
+        before = api.get("leveret/migration")["process"]
+        assert api.status("POST", "leveret/migration/finish") == 200
+        assert api.get("leveret/migration")["phase"] == "moving_rest"
+        # The broker comes back by itself.
+        with connected(movable) as client:
+            assert client.channel().queue_declare("unacked", passive=True).method.message_count == 1
+        assert api.get("leveret/migration")["process"] != before
     finally:
         way.stop()
-    # What the target has, and what is here, is all of it.
     movable.ctl(*to(cluster))
-    assert sorted(bodies(take_all(cluster, "rest"))) == sorted([*numbers(10), b"held"])
+    assert bodies(take_all(cluster, "rest")) == numbers(10)
+    assert bodies(take_all(cluster, "unacked")) == [b"rest"]
 
 
 def management(movable):

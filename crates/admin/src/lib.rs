@@ -28,9 +28,9 @@ mod stall;
 use std::sync::Arc;
 
 pub use api::{
-    Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
-    ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process as ApiProcess, SessionInfo,
-    TlsListener,
+    Api, CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters,
+    DetachedSession, ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process as ApiProcess,
+    SessionInfo, TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

@@ -71,6 +71,17 @@ const MAX_ANSWER: usize = 1 << 30;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Endpoint {
+    /// Whether requests come there over the loopback interface or a Unix socket.
+    pub(crate) fn is_local(&self) -> bool {
+        match self {
+            Self::Unix(_) => true,
+            Self::Host { host, .. } => {
+                let ip = host.parse::<std::net::IpAddr>();
+                ip.map_or_else(|_| host.eq_ignore_ascii_case("localhost"), |ip| ip.is_loopback())
+            }
+        }
+    }
+
     /// Reads a URL.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ use crate::identities;
 use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
-use crate::migration::{self, Migrator};
+use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
@@ -67,18 +67,16 @@ pub(crate) async fn run(
     warn_of_ignored(&effective);
 
     // Certificates and relays are read before the data folder is, which may take minutes.
-    warn_of_open_listeners(&config);
-    let tls = Tls::load(&config).map_err(ServeError::Setting)?;
-
-    let relays = ServedRelays::new(&config, &tls)?;
+    let (tls, relays) = read_files(&config)?;
 
     // From the beginning: a process that takes over is watched while it reads its data folder.
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
+    let (config, tls, relays) = obey_again(&effective, config, tls, relays)?;
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let clock = Clock::start();
-    let (backend, data_folder, logins) = open_backend(&config, &tls, clock)?;
+    let (backend, data_folder, logins) = open_backend(&config, &effective, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
@@ -117,12 +115,12 @@ pub(crate) async fn run(
         logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
-    let migrator = Migrator::new(embedded(&backend), clock, config.clone(), drainer.clone(), offer.clone());
+    let migrator = create_migrator(&reloader, clock, &config, &drainer, &offer);
     status.manage(management(&reloader, clock, drainer, Arc::clone(&migrator)));
     let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
     notifier.ready();
 
-    let times = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
+    let (times, handed_over) = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
 
@@ -134,29 +132,76 @@ pub(crate) async fn run(
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);
     drop(spool);
-    Ok(())
+    handed_over.map_err(ServeError::NoSuccessor)
+}
+
+/// Reads certificates and relays.
+fn read_files(config: &Config) -> Result<(Tls, ServedRelays), ServeError> {
+    warn_of_open_listeners(config);
+    let tls = Tls::load(config).map_err(ServeError::Setting)?;
+    let relays = ServedRelays::new(config, &tls)?;
+    Ok((tls, relays))
+}
+
+/// The settings and files as they are now, if those that were read are a broker's: the process before this one may have moved
+/// everything to another broker before it ended.
+fn obey_again(
+    effective: &Effective,
+    config: Config,
+    tls: Tls,
+    relays: ServedRelays,
+) -> Result<(Config, Tls, ServedRelays), ServeError> {
+    if !config.upstream.is_empty() {
+        return Ok((config, tls, relays));
+    }
+    let config = migration::obey(effective).map_err(ServeError::Setting)?;
+    if config.upstream.is_empty() {
+        return Ok((config, tls, relays));
+    }
+    let (tls, relays) = read_files(&config)?;
+    Ok((config, tls, relays))
+}
+
+/// Creates the part that moves messages to another broker, or from there.
+fn create_migrator(
+    reloader: &Reloader,
+    clock: Clock,
+    config: &Config,
+    drainer: &Drainer,
+    offer: &Offer,
+) -> Arc<Migrator> {
+    Migrator::new(MigratorConfig {
+        broker: embedded(&reloader.backend),
+        server: reloader.server.clone(),
+        clock,
+        config: config.clone(),
+        is_upstream_set: reloader.effective.lock().is_set("upstream"),
+        drainer: drainer.clone(),
+        offer: offer.clone(),
+    })
 }
 
 /// Waits until the process is to end, and if everything has moved to another broker, until a successor takes over. Returns how
-/// long sessions have to end.
+/// long sessions have to end, and whether it has.
 async fn wait_for_end(
     drain: &mut DrainRequest,
     notifier: &Notifier,
     status: &Status,
     reloader: &Reloader,
     migrator: &Migrator,
-) -> DrainTimes {
+) -> (DrainTimes, Result<(), NoSuccessor>) {
     let reason = drain.wait().await;
     notifier.stopping(reason, reloader.drain_times(reason).total());
     status.start_draining();
     drain.delayed(reloader.drain_times(reason).delay).await;
-    if drain.wait().await == DrainReason::CutOver {
+    let handed_over = if drain.wait().await == DrainReason::CutOver {
         let timeout = reloader.drain_times(DrainReason::CutOver).timeout;
-        migrator.run_cut_over(&reloader.server, &reloader.upgrades, drain, timeout).await;
+        migrator.run_cut_over(&reloader.upgrades, drain, timeout).await
     } else {
         migrator.halt().await;
-    }
-    reloader.drain_times(drain.wait().await)
+        Ok(())
+    };
+    (reloader.drain_times(drain.wait().await), handed_over)
 }
 
 /// Creates the server, and starts what it knows of its backend.
@@ -305,11 +350,15 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
 /// about logins.
 fn open_backend(
     config: &Config,
+    effective: &Effective,
     tls: &Tls,
     clock: Clock,
 ) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
+        if migration::is_outdated(config, effective).map_err(ServeError::Setting)? {
+            return Err(ServeError::HasMoved);
+        }
         let logins = Logins::set_up(&broker, config, clock).map_err(ServeError::Setting)?;
         log_mode(config);
         return Ok((Backend::Broker(broker), folder, logins));
@@ -603,6 +652,14 @@ pub(crate) enum ServeError {
     /// A signal has come before the place of the process before this one was taken.
     #[error("take_over: interrupted; the process that runs goes on")]
     Interrupted,
+    /// Another process has made a pool of this broker while this one started.
+    #[error(
+        "data_dir: everything has just moved to another broker; the next start is the pool in front of it"
+    )]
+    HasMoved,
+    /// A pool was to follow this process.
+    #[error(transparent)]
+    NoSuccessor(NoSuccessor),
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

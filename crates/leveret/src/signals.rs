@@ -59,11 +59,23 @@ impl Drainer {
     }
 
     /// Requests the drain after which the rest moves to another broker, unless another has been requested.
-    pub(crate) fn cut_over(&self) {
+    /// Returns whether it is.
+    pub(crate) fn cut_over(&self) -> bool {
         self.reason.send_if_modified(|reason| {
             let is_first = reason.is_none();
             reason.get_or_insert(DrainReason::CutOver);
             is_first
+        })
+    }
+
+    /// Requests the drain for a signal, also in the middle of a change to a pool, which is not completed then.
+    fn interrupt(&self) {
+        self.reason.send_if_modified(|reason| {
+            let counts = matches!(reason, None | Some(DrainReason::CutOver));
+            if counts {
+                *reason = Some(DrainReason::Asked);
+            }
+            counts
         });
     }
 
@@ -135,9 +147,15 @@ impl DrainRequest {
         self.0.borrow().is_some()
     }
 
-    /// Whether a successor has taken over.
-    pub(crate) fn is_taken_over(&self) -> bool {
-        matches!(*self.0.borrow(), Some(DrainReason::TakenOver { .. }))
+    /// Whether the change to a pool is over for this process: a successor has taken over, or a signal has come.
+    pub(crate) fn is_cut_over_done(&self) -> bool {
+        is_cut_over_done(*self.0.borrow())
+    }
+
+    /// Waits for that.
+    pub(crate) async fn cut_over_done(&mut self) {
+        // An error means that the task that watches the signals is gone.
+        let _ = self.0.wait_for(|reason| is_cut_over_done(*reason)).await;
     }
 
     /// Waits for as long as the `delay` of the drain, or until a successor has taken over.
@@ -146,6 +164,10 @@ impl DrainRequest {
         // Elapsed or not, the delay is over.
         let _ = tokio::time::timeout(delay, taken_over).await;
     }
+}
+
+fn is_cut_over_done(reason: Option<DrainReason>) -> bool {
+    matches!(reason, Some(DrainReason::TakenOver { .. } | DrainReason::Asked))
 }
 
 struct Signals {
@@ -161,7 +183,7 @@ impl Signals {
     async fn watch(mut self, drainer: Drainer) {
         let name = self.next().await;
         tracing::info!(signal = name, "shutting down; a second signal exits immediately");
-        drainer.ask();
+        drainer.interrupt();
         drainer.addresses_wanted.send_replace(true);
         let name = self.next().await;
         tracing::warn!(signal = name, "exiting immediately");
@@ -178,5 +200,27 @@ impl Signals {
                 _ = self.upgrade_asked.recv() => self.upgrade.notify_one(),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_a_change_to_a_pool_and_an_operator_does_not() {
+        let (request, requested) = watch::channel(None);
+        let (addresses, _) = watch::channel(false);
+        let drainer = Drainer { reason: Arc::new(request), addresses_wanted: Arc::new(addresses) };
+        let drain = DrainRequest(requested);
+        drainer.cut_over();
+        drainer.ask();
+        assert!(drain.is_made() && !drain.is_cut_over_done());
+        drainer.interrupt();
+        assert!(drain.is_cut_over_done());
+        // A successor that has come counts more than a signal after it.
+        drainer.hand_over(true);
+        drainer.interrupt();
+        assert_eq!(*drain.0.borrow(), Some(DrainReason::TakenOver { at_once: true }));
     }
 }

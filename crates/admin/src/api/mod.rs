@@ -58,8 +58,8 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use process::{
-    CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession, ListenerInfo,
-    MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process, SessionInfo, TlsListener,
+    CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
+    ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process, SessionInfo, TlsListener,
 };
 pub(crate) use request::{Caller, for_monitors, is_local, router};
 

@@ -122,6 +122,10 @@ pub trait Process: Send + Sync + 'static {
     /// The move of messages to another broker, or from there, as an object.
     fn migration(&self) -> Value;
 
+    /// Permits a change of definitions or messages until the permit is dropped; `None` when everything is about to have moved
+    /// to another broker, and what is made here would be lost.
+    fn begin_change(&self) -> Option<ChangePermit>;
+
     /// Takes a step of such a move. Returns at once, with [`Process::migration`].
     ///
     /// # Errors
@@ -129,6 +133,9 @@ pub trait Process: Send + Sync + 'static {
     /// Why it cannot be taken.
     fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration>;
 }
+
+/// Has clones, one for each change that is under way.
+pub type ChangePermit = Arc<()>;
 
 /// A step of a move of messages to another broker, or from there.
 #[derive(Debug, Clone, Copy)]

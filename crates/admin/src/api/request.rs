@@ -93,22 +93,29 @@ async fn answer(
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
+    let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
+    let permit = match is_change {
+        true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
+        false => None,
+    };
     let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
     let (call, run) = (Arc::new(call), action.run);
     let is_safe = matches!(head.method, Method::GET | Method::HEAD);
     loop {
-        let permit = thread(&api, &head.method, ANSWER_TIME).await?;
-        let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
+        let thread = thread(&api, &head.method, ANSWER_TIME).await?;
+        let (answers, until_sent, of_thread) = (Arc::clone(&api.answers), at_work.clone(), permit.clone());
         let running = Arc::clone(&call);
         let outcome = tokio::task::spawn_blocking(move || {
+            // It ends although nobody may wait for it any more.
+            let _permit = of_thread;
             let outcome = run(&running).map(|mut reply| {
                 // Counted before the permit is released and the next request may run.
                 let body = reply.body.take().map(|body| answers.keep(body, until_sent));
                 (reply, body)
             });
-            drop(permit);
+            drop(thread);
             outcome
         });
         let outcome = outcome.await.map_err(|error| {
@@ -125,6 +132,7 @@ async fn answer(
         }
         let (reply, body) = outcome?;
         durable::wait(&api, reply.until).await?;
+        drop(permit);
         return Ok(response(reply, body));
     }
 }
@@ -281,6 +289,12 @@ fn with_headers(mut response: Response, allow: Option<String>) -> Response {
     }
     response
 }
+
+/// The beginning of the paths whose methods change no definitions and no messages of a broker.
+const OWN: &str = "leveret/";
+
+/// Why a change is refused at the end of a move.
+const MOVED: &str = "everything moves to another broker; try again in a moment";
 
 /// The methods of a path that does not exist, as RabbitMQ tells them.
 const NO_ROUTE: &str = "HEAD, GET, OPTIONS";

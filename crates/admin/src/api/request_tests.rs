@@ -105,3 +105,22 @@ fn queries_are_decoded_as_forms_are() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(query(&uri), [pair("name", "a/b c"), pair("use_regex", ""), pair("page", "1")]);
 }
+
+#[tokio::test]
+async fn what_would_be_lost_by_a_move_is_refused() {
+    let api = super::super::tests::moved_world();
+    let status = async |method: Method, path: &str| {
+        let mut head = parts(method.as_str(), &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+        head.extensions.insert(Caller { ip: None, is_local: true });
+        let found = routes::find(path, api.served());
+        head.method = method;
+        let answer = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::from("{}")).await;
+        answer.map_or_else(|error| error.into_response().status(), |response| response.status())
+    };
+    let publish = "/api/exchanges/%2F/amq.default/publish";
+    assert_eq!(status(Method::POST, publish).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(status(Method::PUT, "/api/queues/%2F/q").await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(status(Method::GET, "/api/queues").await, StatusCode::OK);
+    // It answers that a test moves nothing.
+    assert_eq!(status(Method::POST, "/api/leveret/migration/finish").await, StatusCode::BAD_REQUEST);
+}

@@ -26,6 +26,8 @@ struct Quiet {
     /// Milliseconds that the clock is moved on.
     later: AtomicU64,
     connection_limit: Option<u64>,
+    /// Whether everything is about to have moved to another broker.
+    has_moved: bool,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
 }
@@ -173,9 +175,19 @@ impl Process for Quiet {
         json!({})
     }
 
+    fn begin_change(&self) -> Option<ChangePermit> {
+        (!self.has_moved).then(ChangePermit::default)
+    }
+
     fn steer_migration(&self, _: MigrationStep<'_>) -> Result<Value, NoMigration> {
         Err(NoMigration("a test moves nothing".into()))
     }
+}
+
+/// An API whose broker is about to have moved.
+pub(super) fn moved_world() -> Arc<Api> {
+    let (broker, _) = world();
+    Api::new(Some(broker), Arc::new(Quiet { has_moved: true, ..Quiet::default() }))
 }
 
 pub(super) fn world() -> (Arc<Broker>, Arc<Api>) {

@@ -77,6 +77,8 @@ pub(crate) enum Sender {
     /// A client that publishes; its session, if it is known.
     Publisher(Option<SessionId>),
     Tracer,
+    /// A queue of another broker, where messages that are refused here stay.
+    Foreign,
     /// A queue that has dropped a message.
     DeadLetters {
         /// The number of further letters that may result from this one.
@@ -87,7 +89,7 @@ pub(crate) enum Sender {
 impl Sender {
     fn budget(self) -> Option<u32> {
         match self {
-            Self::Publisher(_) | Self::Tracer => None,
+            Self::Publisher(_) | Self::Tracer | Self::Foreign => None,
             Self::DeadLetters { budget } => Some(budget),
         }
     }
@@ -319,7 +321,8 @@ impl Queue {
                     refused(at);
                     refusals += 1;
                     keeping.iter().for_each(|keeping| keeping.refuses(at));
-                    if arguments.overflow == Overflow::RejectPublishDlx {
+                    if arguments.overflow == Overflow::RejectPublishDlx && !matches!(sender, Sender::Foreign)
+                    {
                         effects.dead_letter(message, DeathReason::MaxLength, 0, None);
                     }
                     continue;
@@ -340,7 +343,8 @@ impl Queue {
         // This has to precede any settlement of the messages.
         let until = keeping.and_then(Keeping::write);
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
-        effects.published = if matches!(sender, Sender::Publisher(_)) { taken + refusals } else { 0 };
+        effects.published =
+            if matches!(sender, Sender::Publisher(_) | Sender::Foreign) { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
@@ -352,7 +356,7 @@ impl Queue {
         let long = state.is_long();
         let holds = match sender {
             Sender::Publisher(session) => state.holds_publishers(session, now),
-            Sender::Tracer | Sender::DeadLetters { .. } => false,
+            Sender::Tracer | Sender::Foreign | Sender::DeadLetters { .. } => false,
         };
         let (dead, lined_up) = self.conclude(state, effects, now);
         let full = long && self.paging.is_behind();

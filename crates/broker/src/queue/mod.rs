@@ -346,7 +346,8 @@ impl Queue {
         self.deleted.load(Ordering::Acquire)
     }
 
-    pub(crate) fn id(&self) -> u64 {
+    /// Its number in this process, which no other queue ever has.
+    pub fn id(&self) -> u64 {
         self.id
     }
 

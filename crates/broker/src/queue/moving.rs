@@ -6,6 +6,7 @@ use std::sync::Arc;
 use store::journal::{Lsn, Range, Transfer};
 
 use super::{Delivery, Queue, Sender};
+use crate::arguments::Overflow;
 use crate::inspect::traits_of;
 use crate::message::{Body, Message};
 use crate::persistence::{LastStoring, StoredBatch};
@@ -59,13 +60,27 @@ pub struct TakenIn {
 }
 
 impl Queue {
-    /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them.
+    /// The number of messages that it takes before it refuses one because of its length; `None` if it refuses none. One at most
+    /// if its bytes are limited.
+    pub fn room_before_refusal(&self) -> Option<u64> {
+        let arguments = self.arguments.load();
+        let state = self.state.lock();
+        if arguments.overflow == Overflow::DropHead {
+            return None;
+        }
+        let of_length = arguments.max_length.map(|max| max.saturating_sub(state.ready.len() as u64));
+        let of_bytes = arguments.max_length_bytes.map(|max| u64::from(state.ready.bytes() < max));
+        of_length.into_iter().chain(of_bytes).min()
+    }
+
+    /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them. Those that are
+    /// refused are no dead letters: they are still at the other broker.
     pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> TakenIn {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());
         let last = LastStoring::of(std::slice::from_ref(self));
         let stored = StoredBatch::keep(self.paging.store(), last, &messages);
-        let sender = Sender::Publisher(None);
+        let sender = Sender::Foreign;
         let appended = self.append(messages.into_iter(), stored.at(0), now, sender, |at| refused.push(at));
         if self.is_deleted() {
             refused = (0..count).collect();
@@ -159,24 +174,31 @@ mod tests {
         let bodies: Vec<_> = bodies.map(|got| got.delivery.message().body().to_vec()).collect();
         assert_eq!(bodies, [b"a".to_vec(), b"B".to_vec(), b"c".to_vec()]);
     }
+
     #[test]
     fn messages_of_another_broker_are_what_they_were_there() {
         let broker = Broker::new(BrokerConfig::default());
         let vhost = broker.vhost("/").unwrap();
         let arguments = [
             ("x-max-length", amqp::FieldValue::I64(2)),
-            ("x-overflow", amqp::FieldValue::text("reject-publish")),
+            ("x-overflow", amqp::FieldValue::text("reject-publish-dlx")),
+            ("x-dead-letter-exchange", amqp::FieldValue::text("")),
+            ("x-dead-letter-routing-key", amqp::FieldValue::text("dead")),
         ];
         let arguments = arguments.into_iter().collect::<amqp::FieldTable>();
         let encoded = arguments.encode();
         let raw = amqp::RawTable::check(&encoded).unwrap();
         let declare = QueueDeclare { name: "q", durable: true, arguments: raw, ..QueueDeclare::default() };
         let queue = vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
+        let declare = QueueDeclare { name: "dead", ..QueueDeclare::default() };
+        let dead = vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
         let mut properties = Vec::new();
         amqp::Properties::default().with_priority(7).with_delivery_mode(2).encode(&mut properties);
         let message = |body: &[u8]| ForeignMessage::new("events", "a.b", &properties, body).unwrap();
         let taken = queue.take_in(vec![message(b"1"), message(b"2"), message(b"3")], Timestamp(1));
         assert_eq!(taken.refused, [2], "the queue is full");
+        assert_eq!((queue.room_before_refusal(), dead.room_before_refusal()), (Some(0), None));
+        assert_eq!(dead.message_count(), 0, "what is refused is still at the other broker");
         let got = queue.get(false, Timestamp(1)).unwrap().delivery;
         assert_eq!((got.message().exchange(), got.message().routing_key()), ("events", "a.b"));
         assert_eq!((got.message().properties(), got.message().traits().priority), (&*properties, Some(7)));

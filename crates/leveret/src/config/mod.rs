@@ -33,6 +33,7 @@ pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
 pub(crate) use login::{AuthBackend, AuthBackendName, JwksSource, OptionalUrl, ScopePrefix};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
+pub(crate) use requirement::without_effect;
 pub(crate) use setting_error::SettingError;
 pub(crate) use settings::{Config, SETTINGS, Setting, flag};
 pub(crate) use spool::Unsuitable;

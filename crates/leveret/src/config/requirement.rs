@@ -90,9 +90,20 @@ pub(super) const UPSTREAM_FOR_QUORUM: Requirement = Requirement {
 };
 
 pub(super) const UPSTREAM_OVER_TLS: Requirement = Requirement {
-    is_met: Config::has_upstream_over_tls,
+    // A broker may move to another one over TLS.
+    is_met: |config| config.upstream.is_empty() || config.has_upstream_over_tls(),
     otherwise: "has no effect without an upstream of amqps:// or tls://",
 };
+
+/// The settings that differ from their defaults and would be refused, or have no effect, with these.
+pub(crate) fn without_effect(config: &Config) -> Vec<&'static str> {
+    let defaults = Config::defaults(!config.upstream.is_empty());
+    let unmet = SETTINGS.iter().filter(|setting| {
+        setting.requires.iter().any(|required| !(required.is_met)(config))
+            && (setting.to_toml)(config) != (setting.to_toml)(&defaults)
+    });
+    unmet.map(|setting| setting.key).collect()
+}
 
 /// Refuses a setting that differs from its default although a condition that it requires is not met.
 pub(super) fn check_requirements(effective: &Effective) -> Result<(), ConfigError> {

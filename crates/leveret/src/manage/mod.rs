@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admin::{
-    ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationStep, NoMigration,
-    NoUpgrade, NodeInfo, TlsListener,
+    ApiProcess, ChangePermit, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationStep,
+    NoMigration, NoUpgrade, NodeInfo, TlsListener,
 };
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
@@ -287,6 +287,10 @@ impl ApiProcess for Manager {
 
     fn migration(&self) -> Value {
         self.hooks.migrator.status()
+    }
+
+    fn begin_change(&self) -> Option<ChangePermit> {
+        self.hooks.migrator.begin_change()
     }
 
     fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use server::{Migration, MovedQueueState, Server};
+use server::{Migration, MovedQueueState};
 
 use super::record::{MoveRecord, MovedTo};
 use super::{Migrator, MovePhase, random_id, shown};
 use crate::signals::DrainRequest;
-use crate::takeover::Upgrades;
+use crate::takeover::{UpgradeError, Upgrades};
 
 /// Interval of looks at what has been done.
 const LOOK: Duration = Duration::from_millis(50);
@@ -19,11 +19,26 @@ const DEFINITIONS_TIME: Duration = Duration::from_secs(30);
 /// How long no message may move before the change is given up: clients wait meanwhile.
 const REST_TIME: Duration = Duration::from_secs(60);
 
+/// How long all that clients wait for the last definitions may last, however often somebody asks for the state.
+const DEFINITIONS_MAX: Duration = Duration::from_mins(5);
+
+/// How long changes over HTTP that have begun may take.
+const CHANGES_TIME: Duration = Duration::from_secs(30);
+
+/// How long the other broker may take to count its messages.
+const COUNT_TIME: Duration = Duration::from_secs(20);
+
+/// How long messages in flight may take at the end of the move.
+const STOP_TIME: Duration = Duration::from_secs(10);
+
 /// How long a successor may take.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(120);
 
-/// Attempts to start one.
-const ATTEMPTS: usize = 3;
+/// Attempts to start one, for as long as some 15 seconds.
+const ATTEMPTS: usize = 5;
+
+/// Pause before the second of them; each further one is twice as long.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a broker stays one.
 #[derive(Debug, thiserror::Error)]
@@ -34,77 +49,83 @@ enum CutOverError {
     Stuck { vhost: String, queue: String, reason: String },
     #[error("{0} messages are left, and none of them moves")]
     TooSlow(u64),
-    #[error(transparent)]
-    Counting(#[from] server::MoveLoginError),
+    #[error("changes over HTTP have not ended in time")]
+    Changing,
+    #[error("{0} messages have come after the last one moved")]
+    Late(u64),
+    #[error("the other broker does not answer")]
+    NoAnswer,
+    #[error("a signal or a successor has come before the end")]
+    Interrupted,
     #[error("the record of the move: {0}")]
     Record(#[from] std::io::Error),
 }
 
+/// No pool, and no broker, has taken over: the next start of this process is to be one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no successor has taken over after the move: this process ends, and the next start is what its record says"
+)]
+pub(crate) struct NoSuccessor;
+
 impl Migrator {
     /// Closes all clients, moves what they had, and hands the listening sockets to a successor: a pool, or, if something is in
-    /// the way, the broker that this is. Clients that connect meanwhile wait for it.
+    /// the way, the broker that this is. Clients that connect meanwhile wait for it. A signal ends this without a successor.
+    ///
+    /// # Errors
+    ///
+    /// There is no successor.
     pub(crate) async fn run_cut_over(
         &self,
-        server: &Server,
         upgrades: &Arc<Upgrades>,
         drain: &mut DrainRequest,
         drain_timeout: Duration,
-    ) {
-        let left = server.drain(Duration::ZERO, drain_timeout).await;
+    ) -> Result<(), NoSuccessor> {
+        let left = self.server.drain(Duration::ZERO, drain_timeout).await;
         if left > 0 {
             tracing::warn!(
                 connections = left,
                 "drain_timeout exceeded: messages of these clients may not move"
             );
         }
-        server.release_mqtt_deliveries();
-        let migration = self.state.lock().migration.clone();
-        let Some(migration) = migration else { return };
-        match self.move_rest(&migration).await {
+        self.server.release_mqtt_deliveries();
+        let Some(migration) = self.state.lock().migration.clone() else { return Ok(()) };
+        let moved = tokio::select! {
+            moved = self.move_rest(&migration) => moved,
+            () = drain.cut_over_done() => Err(CutOverError::Interrupted),
+        };
+        match moved {
             Ok(()) => tracing::info!("everything has moved: a pool takes over"),
             Err(error) => {
-                tracing::error!(%error, "the move is not complete: a broker with the rest takes over");
-                migration.stop().await;
+                tracing::error!(%error, "the move is not complete: the next process is a broker with the rest");
+                if tokio::time::timeout(STOP_TIME, migration.stop()).await.is_err() {
+                    tracing::warn!("the other broker does not answer: messages in flight may come twice");
+                }
                 self.set_phase(MovePhase::Failed(error.to_string()));
             }
         }
-        hand_over(upgrades, drain).await;
+        self.offer.resume();
+        hand_over(upgrades, drain).await
     }
 
     async fn move_rest(&self, migration: &Arc<Migration>) -> Result<(), CutOverError> {
+        self.end_changes().await?;
         self.set_phase(MovePhase::LastDefinitions);
         self.wait_for_definitions().await?;
         migration.retry();
-        let (mut moved, mut since) = (0, Instant::now());
-        // Delivered messages count: those that move are among them.
-        while migration.messages_left() > 0 || !migration.is_done() {
-            tokio::time::sleep(LOOK).await;
-            let queues = migration.queues();
-            let now_moved: u64 = queues.iter().map(|queue| queue.moved).sum();
-            if now_moved != moved {
-                (moved, since) = (now_moved, Instant::now());
-            }
-            let refused =
-                queues.iter().find(|queue| queue.state == MovedQueueState::Refused && queue.ready > 0);
-            if let Some(queue) = refused {
-                return Err(CutOverError::Stuck {
-                    vhost: queue.vhost.to_string(),
-                    queue: queue.name.to_string(),
-                    reason: queue.trouble.clone().unwrap_or_default(),
-                });
-            }
-            if since.elapsed() > REST_TIME {
-                return Err(CutOverError::TooSlow(migration.messages_left()));
-            }
+        wait_for_rest(migration).await?;
+        // Counts are for people: a move is complete without them.
+        let counted = tokio::time::timeout(COUNT_TIME, migration.count_there()).await;
+        if !matches!(counted, Ok(Ok(()))) {
+            tracing::warn!("the other broker does not say how many messages its queues have");
         }
-        while let Err(error) = migration.count_there().await {
-            if since.elapsed() > REST_TIME {
-                return Err(error.into());
-            }
-            tokio::time::sleep(LOOK).await;
+        tokio::time::timeout(STOP_TIME, migration.stop()).await.map_err(|_| CutOverError::NoAnswer)?;
+        // Nothing moves from here on.
+        let left = migration.messages_left();
+        if left > 0 {
+            return Err(CutOverError::Late(left));
         }
         let queues = shown(&migration.queues());
-        migration.stop().await;
         let Some(file) = &self.file else { return Ok(()) };
         let broker_id = file.read()?.map_or_else(random_id, |record| record.broker_id);
         let upstream = self.state.lock().addresses.clone();
@@ -113,12 +134,25 @@ impl Migrator {
         Ok(())
     }
 
+    /// Refuses further changes over HTTP, and waits for those under way: what they make would stay here.
+    async fn end_changes(&self) -> Result<(), CutOverError> {
+        let Some(permits) = self.changes.lock().take() else { return Ok(()) };
+        let deadline = Instant::now() + CHANGES_TIME;
+        while Arc::strong_count(&permits) > 1 {
+            if Instant::now() > deadline {
+                return Err(CutOverError::Changing);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     async fn wait_for_definitions(&self) -> Result<(), CutOverError> {
         let begun = Instant::now();
         while self.state.lock().phase == MovePhase::LastDefinitions {
-            // Many definitions take long, and their tool asks again and again meanwhile.
+            // Many definitions take long, and their tool asks again and again meanwhile; so may others, for ever.
             let asked = self.state.lock().asked_at.unwrap_or(begun).max(begun);
-            if asked.elapsed() > DEFINITIONS_TIME {
+            if asked.elapsed() > DEFINITIONS_TIME || begun.elapsed() > DEFINITIONS_MAX {
                 return Err(CutOverError::NoDefinitions);
             }
             tokio::time::sleep(LOOK).await;
@@ -131,25 +165,62 @@ impl Migrator {
     }
 }
 
-/// Starts a successor, and waits until it has taken over. If there is none, the end of this process makes room for its next
-/// start.
-async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) {
-    for _ in 0..ATTEMPTS {
-        if let Err(error) = upgrades.start() {
-            tracing::error!(%error, "no successor can take over: this process ends, to be started again");
-            return;
+/// Waits until nothing is left to move.
+async fn wait_for_rest(migration: &Migration) -> Result<(), CutOverError> {
+    let (mut moved, mut since) = (0, Instant::now());
+    // Delivered messages count: those that move are among them.
+    while migration.messages_left() > 0 || !migration.is_done() {
+        tokio::time::sleep(LOOK).await;
+        let queues = migration.queues();
+        let now_moved: u64 = queues.iter().map(|queue| queue.moved).sum();
+        if now_moved != moved {
+            (moved, since) = (now_moved, Instant::now());
         }
-        let deadline = Instant::now() + SUCCESSOR_TIME;
-        loop {
-            if drain.is_taken_over() {
-                return;
-            }
-            let has_failed = upgrades.status()["upgrade"]["failure"].is_string();
-            if has_failed || Instant::now() > deadline {
-                break;
-            }
-            tokio::time::sleep(LOOK).await;
+        let refused = queues.iter().find(|queue| queue.state == MovedQueueState::Refused && queue.ready > 0);
+        if let Some(queue) = refused {
+            return Err(CutOverError::Stuck {
+                vhost: queue.vhost.to_string(),
+                queue: queue.name.to_string(),
+                reason: queue.trouble.clone().unwrap_or_default(),
+            });
+        }
+        if since.elapsed() > REST_TIME {
+            return Err(CutOverError::TooSlow(migration.messages_left()));
         }
     }
-    tracing::error!("no successor has taken over: this process ends, to be started again");
+    Ok(())
+}
+
+/// Starts a successor, and waits until it has taken over, or a signal has come. If there is none, the end of this process makes
+/// room for its next start.
+async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result<(), NoSuccessor> {
+    let mut pause = Duration::ZERO;
+    for _ in 0..ATTEMPTS {
+        // A fault that passes, such as no memory, has time to.
+        let _ = tokio::time::timeout(pause, drain.cut_over_done()).await;
+        if drain.is_cut_over_done() {
+            return Ok(());
+        }
+        pause = (2 * pause).max(MIN_PAUSE);
+        match upgrades.start() {
+            // One that an operator has started waits already.
+            Ok(_) | Err(UpgradeError::UnderWay(_)) => {}
+            Err(error @ UpgradeError::Start { .. }) => {
+                tracing::error!(%error, "a successor could not be started");
+                continue;
+            }
+            Err(error) => {
+                tracing::error!(%error, "no successor can take over");
+                return Err(NoSuccessor);
+            }
+        }
+        let deadline = Instant::now() + SUCCESSOR_TIME;
+        let has_failed = || upgrades.status()["upgrade"]["failure"].is_string();
+        while !has_failed() && Instant::now() < deadline {
+            if tokio::time::timeout(LOOK, drain.cut_over_done()).await.is_ok() {
+                return Ok(());
+            }
+        }
+    }
+    Err(NoSuccessor)
 }

@@ -10,14 +10,17 @@ mod record;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use admin::ChangePermit;
 use broker::Broker;
 use parking_lot::Mutex;
 use proxy::Pool;
 use serde_json::{Map, Value, json};
-use server::{Clock, Migration, MigrationConfig, MoveDirection, MovedQueue};
+use server::{Clock, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, Server};
 use tokio::runtime::Handle;
+use tokio::sync::Mutex as AsyncMutex;
 
-pub(crate) use record::{RecordFile, obey};
+pub(crate) use cut_over::NoSuccessor;
+pub(crate) use record::{RecordFile, is_outdated, obey};
 
 use self::record::MoveRecord;
 use crate::config::{Config, UpstreamUrl};
@@ -31,21 +34,41 @@ const HALT_TIME: Duration = Duration::from_secs(2);
 
 /// The moves of this process, of which one at a time is under way.
 pub(crate) struct Migrator {
-    /// `None` in front of an upstream.
     broker: Option<Arc<Broker>>,
+    server: Server,
     clock: Clock,
     config: Config,
+    is_upstream_set: bool,
     file: Option<RecordFile>,
     drainer: Drainer,
     offer: Offer,
     runtime: Handle,
     state: Mutex<MoveState>,
+    /// Locked while a move begins or ends, so that the next one begins after that.
+    turn: AsyncMutex<()>,
+    /// Cloned for each change over HTTP that is under way. `None` once no more are to be made here.
+    changes: Mutex<Option<ChangePermit>>,
+}
+
+/// The parts of the process that moves concern.
+pub(crate) struct MigratorConfig {
+    /// `None` in front of an upstream.
+    pub(crate) broker: Option<Arc<Broker>>,
+    pub(crate) server: Server,
+    pub(crate) clock: Clock,
+    pub(crate) config: Config,
+    /// Whether `upstream` is set, also to `off`: the record of a move would have no effect.
+    pub(crate) is_upstream_set: bool,
+    pub(crate) drainer: Drainer,
+    pub(crate) offer: Offer,
 }
 
 /// The move that is under way.
 #[derive(Default)]
 struct MoveState {
     phase: MovePhase,
+    /// The number of starts and stops: a start that another one of them has overtaken begins nothing.
+    attempt: u64,
     migration: Option<Arc<Migration>>,
     /// The other broker, without its password.
     addresses: Vec<String>,
@@ -103,6 +126,11 @@ pub(crate) enum MoveError {
     /// The process could not be a pool after a restart.
     #[error("data_dir is off: nothing could make this process a pool after a restart")]
     NoFolder,
+    /// A setting would make the next process the broker again.
+    #[error(
+        "upstream is set (to off, or to another address), which a successor would follow: remove the setting and restart"
+    )]
+    UpstreamSet,
     /// No successor could take over.
     #[error(
         "no listener has an address with a port of its own, by which a successor could find this process"
@@ -117,16 +145,27 @@ pub(crate) enum MoveError {
 }
 
 impl Migrator {
-    pub(crate) fn new(
-        broker: Option<Arc<Broker>>,
-        clock: Clock,
-        config: Config,
-        drainer: Drainer,
-        offer: Offer,
-    ) -> Arc<Self> {
-        let file = RecordFile::of(&config).ok().flatten();
-        let (runtime, state) = (Handle::current(), Mutex::default());
-        Arc::new(Self { broker, clock, config, file, drainer, offer, runtime, state })
+    pub(crate) fn new(config: MigratorConfig) -> Arc<Self> {
+        let MigratorConfig { broker, server, clock, config, is_upstream_set, drainer, offer } = config;
+        Arc::new(Self {
+            broker,
+            server,
+            clock,
+            is_upstream_set,
+            file: RecordFile::of(&config).ok().flatten(),
+            config,
+            drainer,
+            offer,
+            runtime: Handle::current(),
+            state: Mutex::default(),
+            turn: AsyncMutex::default(),
+            changes: Mutex::new(Some(ChangePermit::default())),
+        })
+    }
+
+    /// Permits a change over HTTP, until the permit is dropped. `None` once everything is about to have moved.
+    pub(crate) fn begin_change(&self) -> Option<ChangePermit> {
+        self.changes.lock().clone()
     }
 
     /// Starts to move messages, with the other broker's addresses and a login there, of all virtual hosts or of those given. If
@@ -151,42 +190,73 @@ impl Migrator {
         let upstreams =
             UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))?;
         let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
+        let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
         let mut state = self.state.lock();
         match &state.phase {
-            MovePhase::None | MovePhase::Moving | MovePhase::Starting | MovePhase::Failed(_) => {}
+            MovePhase::None | MovePhase::Moving | MovePhase::Failed(_) => {}
             other => return Err(MoveError::NotNow(other.name())),
         }
         let pool = self.pool(&upstreams)?;
         let broker_id = self.broker_id()?;
         let before = state.migration.take();
-        let config = MigrationConfig { direction, pool, user, password, vhosts, broker_id };
+        let alarms = Arc::clone(self.server.alarms());
+        let config = MigrationConfig {
+            direction,
+            alarms,
+            pool,
+            user,
+            password,
+            vhosts,
+            skipped: skipped.unwrap_or_default(),
+            broker_id,
+        };
         state.phase = MovePhase::Starting;
+        state.attempt += 1;
+        let attempt = state.attempt;
         state.addresses = upstreams.iter().map(ToString::to_string).collect();
         drop(state);
         let (broker, this) = (Arc::clone(broker), Arc::clone(self));
         self.runtime.spawn(async move {
+            let _turn = this.turn.lock().await;
             if let Some(before) = before {
                 before.stop().await;
             }
-            this.begin(broker, config).await;
+            this.begin(attempt, broker, config).await;
         });
         Ok(self.status())
     }
 
     /// Checks the login in every virtual host, then starts.
-    async fn begin(self: Arc<Self>, broker: Arc<Broker>, config: MigrationConfig) {
-        let migration = Migration::start(broker, self.clock, config);
-        if let Err(error) = migration.check_logins().await {
+    async fn begin(&self, attempt: u64, broker: Arc<Broker>, config: MigrationConfig) {
+        let migration = Migration::new(broker, self.clock, config);
+        let checked = migration.check_logins().await;
+        if !self.begin_checked(attempt, &migration, checked) {
             migration.stop().await;
-            tracing::error!(%error, "the move has not begun");
-            self.state.lock().phase = MovePhase::Failed(error.to_string());
-            return;
         }
+    }
+
+    /// Begins with a login that has been checked; returns whether it is accepted, and no other start or stop has come.
+    fn begin_checked(
+        &self,
+        attempt: u64,
+        migration: &Arc<Migration>,
+        checked: Result<(), MoveLoginError>,
+    ) -> bool {
         let mut state = self.state.lock();
+        if state.attempt != attempt {
+            return false;
+        }
+        if let Err(error) = checked {
+            tracing::error!(%error, "the move has not begun");
+            state.phase = MovePhase::Failed(error.to_string());
+            return false;
+        }
+        migration.begin();
         let (to, direction) = (state.addresses.join(", "), migration.direction());
         tracing::info!(other = to, ?direction, "messages of all queues move");
-        (state.migration, state.phase) = (Some(migration), MovePhase::Moving);
+        (state.migration, state.phase) = (Some(Arc::clone(migration)), MovePhase::Moving);
+        true
     }
 
     /// Connections to the other broker.
@@ -211,15 +281,20 @@ impl Migrator {
     /// # Errors
     ///
     /// There is none, or its end has begun.
-    pub(crate) fn stop(&self) -> Result<Value, MoveError> {
+    pub(crate) fn stop(self: &Arc<Self>) -> Result<Value, MoveError> {
         let mut state = self.state.lock();
         match &state.phase {
             MovePhase::Moving | MovePhase::Starting | MovePhase::Failed(_) => {}
             other => return Err(MoveError::NotNow(other.name())),
         }
         state.phase = MovePhase::None;
+        state.attempt += 1;
         if let Some(migration) = state.migration.take() {
-            self.runtime.spawn(async move { migration.stop().await });
+            let this = Arc::clone(self);
+            self.runtime.spawn(async move {
+                let _turn = this.turn.lock().await;
+                migration.stop().await;
+            });
         }
         drop(state);
         Ok(self.status())
@@ -243,6 +318,9 @@ impl Migrator {
         if self.file.is_none() {
             return Err(MoveError::NoFolder);
         }
+        if self.is_upstream_set {
+            return Err(MoveError::UpstreamSet);
+        }
         if !self.offer.is_found() {
             return Err(MoveError::NoSuccessor);
         }
@@ -251,10 +329,15 @@ impl Migrator {
         if state.phase != MovePhase::Moving || !is_out {
             return Err(MoveError::NotNow(state.phase.name()));
         }
+        // A successor that started from now on would be a broker, with what this one has not moved.
+        self.offer.pause();
+        if !self.drainer.cut_over() {
+            self.offer.resume();
+            return Err(MoveError::NotNow("ending: this process shuts down"));
+        }
         state.phase = MovePhase::Closing;
         drop(state);
         tracing::info!("everything has moved but what clients have: they are asked to leave");
-        self.drainer.cut_over();
         Ok(self.status())
     }
 
@@ -297,8 +380,10 @@ impl Migrator {
         let queues = migration.as_ref().map(|migration| migration.queues()).unwrap_or_default();
         json!({
             "phase": phase.name(), "failure": failure, "process": process, "addresses": addresses,
-            "is_done": migration.is_some_and(|migration| migration.is_done()),
-            "can_be_pool": self.file.is_some() && self.offer.is_found(),
+            "is_done": migration.as_ref().is_some_and(|migration| migration.is_done()),
+            "can_be_pool": self.file.is_some() && !self.is_upstream_set && self.offer.is_found(),
+            "upstream_is_set": self.is_upstream_set,
+            "left": migration.as_ref().map(|migration| migration.ready_left()),
             "queues": shown(&queues),
         })
     }
@@ -310,7 +395,7 @@ fn shown(queues: &[MovedQueue]) -> Value {
             "vhost": &*queue.vhost, "name": &*queue.name, "state": queue.state.name(), "moved": queue.moved,
             "moved_bytes": queue.moved_bytes, "maybe_twice": queue.maybe_twice, "before": queue.before,
             "there": queue.there, "messages_ready": queue.ready, "messages_unacknowledged": queue.unacked,
-            "trouble": queue.trouble,
+            "trouble": queue.trouble, "cause": queue.cause,
         })
     };
     queues.iter().map(shown).collect()

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, Effective, SettingError, UpstreamUrl, ValueError};
+use crate::config::{Config, Effective, SettingError, UpstreamUrl, ValueError, without_effect};
 
 /// The file's name.
 const NAME: &str = "migration.json";
@@ -94,13 +94,28 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     config.upstream = UpstreamUrl::of_cluster(&upstream)
         .map_err(|error| SettingError::new("data_dir", error).about(&path))?;
     let (amqp, http) = (&config.amqp, &config.http);
+    let of_broker = without_effect(&config).join(", ");
+    let remove = if of_broker.is_empty() { String::new() } else { format!(", and remove {of_broker}") };
     tracing::warn!(
         record = path,
         "this broker has moved, and is a pool in front of {to}. Write upstream = {upstream:?}, amqp = \"{amqp}\" and http = \
-         \"{http}\" into the configuration; to go back to the broker, whose queues are empty, set upstream = \"off\"",
+         \"{http}\" into the configuration{remove}; to go back to the broker, whose queues are empty, set upstream = \"off\"",
         to = upstream.join(", "),
     );
     Ok(config)
+}
+
+/// Whether the settings are those of a broker, and its record says that it is one no more. Called once the data folder is this
+/// process's alone.
+///
+/// # Errors
+///
+/// The record cannot be read.
+pub(crate) fn is_outdated(config: &Config, effective: &Effective) -> Result<bool, SettingError> {
+    if !config.upstream.is_empty() || effective.is_set("upstream") {
+        return Ok(false);
+    }
+    Ok(!obey(effective)?.upstream.is_empty())
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use std::time::Duration;
 pub(crate) use offer::Offer;
 use predecessor::Predecessor;
 pub(crate) use succession::Succession;
-pub(crate) use upgrade::Upgrades;
+pub(crate) use upgrade::{UpgradeError, Upgrades};
 
 use crate::config::{Config, ListenAddr};
 

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -25,6 +26,9 @@ pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
 /// How long these attempts are made before it is logged that they are in vain so far.
 const BIND_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A successor that has waited for its answer nearly as long as it does is not answered any more.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
+
 /// Pause between later attempts.
 const LATER_PAUSE: Duration = Duration::from_secs(1);
 
@@ -45,6 +49,8 @@ struct Offered {
     is_found: bool,
     /// The clients that this process has.
     clients: Acceptable,
+    /// Set while successors wait: this process is about to become a pool. Changed under the lock of `place`.
+    is_paused: AtomicBool,
 }
 
 /// The place of this process, as a successor finds it.
@@ -85,6 +91,7 @@ impl Offer {
             notifier: notifier.clone(),
             is_found: name.is_some(),
             clients: Acceptable::of(config),
+            is_paused: AtomicBool::new(false),
         }));
         if let Some(name) = name {
             let listener = UnixListener::bind_addr(&name);
@@ -106,6 +113,27 @@ impl Offer {
     /// Whether a successor can find this process.
     pub(crate) fn is_found(&self) -> bool {
         self.0.is_found
+    }
+
+    /// Has successors wait: one that started now would not know yet whether it is to be a broker.
+    pub(crate) fn pause(&self) {
+        self.set_paused(true);
+    }
+
+    /// Lets a successor take over again.
+    pub(crate) fn resume(&self) {
+        self.set_paused(false);
+    }
+
+    /// Whether successors have to wait.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.0.is_paused.load(Ordering::Acquire)
+    }
+
+    fn set_paused(&self, is_paused: bool) {
+        let _place = self.0.place.lock();
+        self.0.is_paused.store(is_paused, Ordering::Release);
+        self.0.changed.notify_all();
     }
 
     /// Closes the sockets that are held for a successor, so that no other process holds them while this one drains; one that
@@ -168,6 +196,7 @@ impl Offer {
             tracing::warn!(process, "the successor has ended before it served; this process goes on");
             return Ok(false);
         };
+        self.wait_while_paused()?;
         tracing::info!(process, version, "a successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
         self.hand_clients_over(&stream, &serving.server, clients.as_ref());
@@ -175,6 +204,25 @@ impl Offer {
         *self.0.successor.lock() = Some(stream);
         self.0.drainer.hand_over(at_once);
         Ok(true)
+    }
+
+    /// Waits until a successor may take over.
+    ///
+    /// # Errors
+    /// That took longer than the successor waits for its answer.
+    fn wait_while_paused(&self) -> io::Result<()> {
+        let asked = Instant::now();
+        let mut place = self.0.place.lock();
+        while self.is_paused() && !matches!(*place, Place::Withdrawn) {
+            self.0.changed.wait(&mut place);
+        }
+        drop(place);
+        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIME {
+            return Ok(());
+        }
+        // It would take the end of this connection, if it still waited, for that of this process.
+        thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
+        Err(io::Error::new(io::ErrorKind::TimedOut, "it came during the change to a pool"))
     }
 
     /// Has the clients leave for the successor in the drain, if it can go on with them.
@@ -194,6 +242,7 @@ impl Offer {
         loop {
             match &*place {
                 Place::Starting => self.0.changed.wait(&mut place),
+                Place::Open(_) if self.is_paused() => self.0.changed.wait(&mut place),
                 Place::Open(serving) => return Some(Arc::clone(serving)),
                 Place::Withdrawn => return None,
             }

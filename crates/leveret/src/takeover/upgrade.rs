@@ -88,6 +88,9 @@ pub(crate) enum UpgradeError {
     /// A container ends with its first process.
     #[error("this is the first process of a container, which ends with it: replace the container")]
     FirstProcess,
+    /// This process becomes a pool, and starts its successor itself.
+    #[error("the last messages move to another broker: a successor starts after that")]
+    CutOver,
     /// No successor could find this process.
     #[error(
         "no listener has an address with a port of its own, by which a successor could find this process"
@@ -124,6 +127,9 @@ impl Upgrades {
         }
         if !self.offer.is_found() {
             return Err(UpgradeError::NotFound);
+        }
+        if self.offer.is_paused() {
+            return Err(UpgradeError::CutOver);
         }
         let mut last = self.last.lock();
         if let Some(Attempt { process, failure: None }) = &*last {

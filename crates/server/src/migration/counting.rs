@@ -19,12 +19,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
+    // Those that were known before the last messages moved are no answer.
+    context.progress.forget_counts();
     for vhost in context.vhosts() {
         let names: Vec<_> = all.iter().filter(|moved| *moved.vhost == *vhost.name()).collect();
         if names.is_empty() {
             continue;
         }
-        let mut client = context.connect(vhost.name()).await?;
+        let mut client = context.connect(vhost.name(), false).await?;
         let mut is_open = false;
         for moved in names {
             let Some(queue) = vhost.find_queue(&moved.name) else { continue };

@@ -19,6 +19,10 @@ use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMe
 /// Messages that the other broker sends before the first of them is acknowledged.
 const PREFETCH: u16 = 1_000;
 
+/// Why messages of a queue do not move that would be deleted with them.
+const AUTO_DELETE: &str =
+    "an auto-delete queue would be deleted there when its messages have come: they stay, for its consumers";
+
 /// The consumer's tag, by which operators there recognise it.
 const TAG: &str = "leveret-move";
 
@@ -37,6 +41,7 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     let mut incoming = IncomingMove::new(moving, client);
     incoming.begin();
     let end = drive(&mut incoming).await;
+    incoming.give_back();
     // A queue that is only here has nothing to move.
     let is_unknown = end == RunEnd::Missing && incoming.there.is_none();
     if let Some(client) = incoming.client.take() {
@@ -63,6 +68,13 @@ struct IncomingMove<'m> {
     is_asked: bool,
     /// Set when the queue there has messages, until they are asked for.
     is_wanted: bool,
+    /// The messages of this run, after which another one begins: no more than the queue here has room for, since their own
+    /// queue may count how often they come back. They are acknowledged together at the end. `None` for any number.
+    limit: Option<u64>,
+    /// The delivery tag up to which that is due.
+    to_acknowledge: Option<u64>,
+    /// Messages that this run has stored.
+    count: u64,
     /// Set by a message that this broker cannot take.
     trouble: Option<RunEnd>,
     heard_at: Instant,
@@ -80,6 +92,9 @@ impl<'m> IncomingMove<'m> {
             idle_since: now,
             is_asked: true,
             is_wanted: false,
+            limit: None,
+            to_acknowledge: None,
+            count: 0,
             trouble: None,
             heard_at: now,
         }
@@ -100,12 +115,37 @@ impl<'m> IncomingMove<'m> {
         let arguments: FieldTable = [("x-priority", FieldValue::I32(-1000))].into_iter().collect();
         let arguments = arguments.encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
-        client.send(CHANNEL, basic::Qos { prefetch_size: 0, prefetch_count: PREFETCH, global: false });
+        let limit = self.limit.and_then(|limit| u16::try_from(limit).ok());
+        let prefetch_count = limit.map_or(PREFETCH, |limit| limit.min(PREFETCH));
+        client.send(CHANNEL, basic::Qos { prefetch_size: 0, prefetch_count, global: false });
         let queue = self.moving.queue.name();
         client.send(CHANNEL, basic::Consume { queue, consumer_tag: TAG, arguments, ..Default::default() });
     }
 
+    /// Returns messages that have come and are not stored to their queue there, as unread. Without this they would count as
+    /// failed there.
+    fn give_back(&mut self) {
+        let Some(client) = &mut self.client else { return };
+        if let Some(delivery_tag) = self.to_acknowledge.take() {
+            client.send(CHANNEL, basic::Ack { delivery_tag, multiple: true });
+        }
+        client.send(CHANNEL, basic::Cancel { consumer_tag: TAG, no_wait: true });
+        // Tag 0 stands for all of them.
+        client.send(CHANNEL, basic::Nack { delivery_tag: 0, multiple: true, requeue: true });
+        // If that fails, the connection is lost, and they return as failed.
+        let _ = client.flush(transport::now());
+    }
+
+    /// Whether messages may come: no publisher is read here otherwise.
+    fn is_blocked(&self) -> bool {
+        self.moving.context.alarms.stand() || !self.moving.vhost.has_room()
+    }
+
     fn receive(&mut self, now: Instant) -> Result<usize, RunEnd> {
+        if self.is_blocked() {
+            (self.heard_at, self.idle_since) = (now, now);
+            return Ok(0);
+        }
         let Some(mut client) = self.client.take() else { return Ok(0) };
         let mut received = client.take_received();
         let (mut handled, mut outcome) = (0, Ok(()));
@@ -139,11 +179,18 @@ impl<'m> IncomingMove<'m> {
                 context.progress.note(vhost, queue, |shown| shown.there = Some(there));
                 match (is_first, there) {
                     (_, 0) => Err(RunEnd::Empty),
+                    (true, _) if queue.properties().auto_delete => {
+                        Err(RunEnd::Refused(AUTO_DELETE.to_owned()))
+                    }
+                    (true, _) if queue.room_before_refusal() == Some(0) => Err(RunEnd::Full),
                     (true, _) => {
+                        let is_careful = context.progress.care(vhost, queue).messages > 0;
+                        let room = queue.room_before_refusal().map(|room| room.min(PREFETCH.into()));
+                        self.limit = if is_careful { Some(1) } else { room };
                         self.is_wanted = true;
                         Ok(())
                     }
-                    (false, _) => Err(RunEnd::Kept),
+                    (false, _) => Err(RunEnd::OtherConsumers),
                 }
             }
             ClientEvent::Method(_, Method::ChannelClose(close)) => Err(RunEnd::closed(&close, 0)),
@@ -194,6 +241,7 @@ impl<'m> IncomingMove<'m> {
                 count += 1;
             }
         }
+        self.count += count;
         context.progress.note(vhost, queue, |shown| shown.moved += count);
     }
 
@@ -216,7 +264,12 @@ impl<'m> IncomingMove<'m> {
             self.stored.pop_front();
         }
         // Those before it are stored, or have been given back.
-        if let (Some(delivery_tag), Some(client)) = (safe, &mut self.client) {
+        self.to_acknowledge = safe.or(self.to_acknowledge);
+        if self.limit.is_some() {
+            // Others would come for them.
+            return;
+        }
+        if let (Some(delivery_tag), Some(client)) = (self.to_acknowledge.take(), &mut self.client) {
             client.send(CHANNEL, basic::Ack { delivery_tag, multiple: true });
         }
     }
@@ -232,8 +285,13 @@ impl<'m> IncomingMove<'m> {
         if self.moving.context.is_stopped() {
             return Err(RunEnd::Stopped);
         }
-        if !self.is_asked && now.saturating_duration_since(self.idle_since) >= LINGER {
-            self.is_asked = true;
+        let is_idle = now.saturating_duration_since(self.idle_since) >= LINGER;
+        if self.limit.is_some_and(|limit| self.count >= limit || self.count > 0 && is_idle) {
+            return Err(RunEnd::Limited);
+        }
+        if !self.is_asked && is_idle {
+            // Until now there was nothing to answer.
+            (self.is_asked, self.heard_at) = (true, now);
             if let Some(client) = &mut self.client {
                 let queue = self.moving.queue.name();
                 client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });

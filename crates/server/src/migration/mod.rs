@@ -32,12 +32,14 @@ use std::time::{Duration, Instant};
 
 use amqp::Credentials;
 use broker::{Broker, Queue, Timestamp, VirtualHost};
+use parking_lot::Mutex;
 use proxy::Pool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
 use self::progress::ProgressTable;
 pub use self::progress::{MovedQueue, MovedQueueState};
+use crate::alarms::Alarms;
 use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream as _};
@@ -64,6 +66,8 @@ pub enum MoveDirection {
 pub struct MigrationConfig {
     /// Whether messages leave, or come.
     pub direction: MoveDirection,
+    /// Nothing comes while one of them stands.
+    pub alarms: Arc<Alarms>,
     /// Connections to the other broker.
     pub pool: Arc<Pool>,
     /// A login there with all permissions in all virtual hosts.
@@ -72,6 +76,8 @@ pub struct MigrationConfig {
     pub password: String,
     /// The virtual hosts that take part; `None` for all.
     pub vhosts: Option<Vec<String>>,
+    /// Queues, by virtual host and name, whose messages stay.
+    pub skipped: Vec<(String, String)>,
     /// A text that tells this broker's messages apart from those of others, for their ids.
     pub broker_id: String,
 }
@@ -80,9 +86,11 @@ pub struct MigrationConfig {
 pub struct Migration {
     context: Arc<MoveContext>,
     pool: Arc<Pool>,
-    task: JoinHandle<()>,
+    /// Set once it has begun.
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
+type ConnectThere = dyn Fn(&str, bool) -> ConnectingThere + Send + Sync;
 type ConnectingThere = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
 /// The part that all queues' moves share.
@@ -90,12 +98,15 @@ struct MoveContext {
     broker: Arc<Broker>,
     clock: Clock,
     direction: MoveDirection,
-    /// Opens a connection to the other broker, in a virtual host.
-    connect: Box<dyn Fn(&str) -> ConnectingThere + Send + Sync>,
+    /// As in [`MigrationConfig`].
+    alarms: Arc<Alarms>,
+    /// Opens a connection to the other broker, in a virtual host, which is shared with nobody if the flag is set.
+    connect: Box<ConnectThere>,
     /// The user of these connections.
     user: String,
     /// As in [`MigrationConfig`].
     vhosts: Option<Vec<String>>,
+    skipped: Vec<(String, String)>,
     broker_id: String,
     progress: ProgressTable,
     permits: Arc<Semaphore>,
@@ -114,24 +125,26 @@ struct MovingQueue {
 }
 
 impl Migration {
-    /// Starts to move messages of all queues but exclusive ones. Must be called within a runtime.
-    pub fn start(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
-        let MigrationConfig { direction, pool, user, password, vhosts, broker_id } = config;
+    /// A move of messages of all queues but exclusive ones, which does not [`begin`](Self::begin) by itself.
+    pub fn new(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
+        let MigrationConfig { direction, alarms, pool, user, password, vhosts, skipped, broker_id } = config;
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
-        let connect = move |vhost: &str| -> ConnectingThere {
+        let connect = move |vhost: &str, is_isolated: bool| -> ConnectingThere {
             let credentials = Arc::clone(&credentials);
             let login = SharedLogin { prefix: "move-", credentials, vhost: vhost.into() };
-            let upstream = PoolUpstream::new(&of_login, &login).without_replay(false);
+            let upstream = PoolUpstream::new(&of_login, &login).without_replay(is_isolated);
             Box::pin(async move { upstream.open().await })
         };
         let context = MoveContext {
             broker,
             clock,
             direction,
+            alarms,
             connect: Box::new(connect),
             user,
             vhosts,
+            skipped,
             broker_id,
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
@@ -139,8 +152,13 @@ impl Migration {
             may_impersonate: AtomicBool::new(false),
         };
         let context = Arc::new(context);
-        let task = tokio::spawn(Arc::clone(&context).move_all());
-        Arc::new(Self { context, pool, task })
+        Arc::new(Self { context, pool, task: Mutex::default() })
+    }
+
+    /// Starts to move messages. Must be called within a runtime.
+    pub fn begin(&self) {
+        let context = Arc::clone(&self.context);
+        self.task.lock().get_or_insert_with(|| tokio::spawn(context.move_all()));
     }
 
     /// Whether messages leave this broker, or come to it.
@@ -154,7 +172,7 @@ impl Migration {
     /// It is refused in one, or nobody answers there.
     pub async fn check_logins(&self) -> Result<(), MoveLoginError> {
         for vhost in self.context.vhosts() {
-            run::close(self.context.connect(vhost.name()).await?).await;
+            run::close(self.context.connect(vhost.name(), false).await?).await;
         }
         Ok(())
     }
@@ -167,11 +185,9 @@ impl Migration {
     /// Whether nothing is left to move at this moment but what clients hold: here, or, on the way in, there.
     pub fn is_done(&self) -> bool {
         let Self { context, .. } = self;
-        context.vhosts().iter().all(|vhost| {
-            vhost.all_queues().iter().filter(|queue| may_move(queue)).all(|queue| match context.direction {
-                MoveDirection::Out => queue.message_count() == 0 && !context.progress.is_moving(vhost, queue),
-                MoveDirection::In => context.progress.was_empty(vhost, queue),
-            })
+        context.queues().iter().all(|(vhost, queue)| match context.direction {
+            MoveDirection::Out => queue.message_count() == 0 && !context.progress.is_moving(vhost, queue),
+            MoveDirection::In => context.progress.was_empty(vhost, queue),
         })
     }
 
@@ -182,9 +198,13 @@ impl Migration {
 
     /// Messages of this broker that have not moved, those that clients hold included.
     pub fn messages_left(&self) -> u64 {
-        let vhosts = self.context.vhosts();
-        let queues = vhosts.iter().flat_map(|vhost| vhost.all_queues()).filter(|queue| may_move(queue));
-        queues.map(|queue| queue.message_count() + queue.unacked_count()).sum()
+        let queues = self.context.queues();
+        queues.iter().map(|(_, queue)| queue.message_count() + queue.unacked_count()).sum()
+    }
+
+    /// Of these, those that no client has: they can move now.
+    pub fn ready_left(&self) -> u64 {
+        self.context.queues().iter().map(|(_, queue)| queue.message_count()).sum()
     }
 
     /// Asks how many messages the queues that have moved have at the other broker.
@@ -200,8 +220,12 @@ impl Migration {
         self.context.is_stopped.store(true, Ordering::Release);
         // Every move holds a permit, and ends soon.
         let all = self.context.permits.acquire_many(AT_ONCE as u32).await;
-        self.task.abort();
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
         drop(all);
+        // Past the limit, exchanges that lead to one queue each are left there until the next move or restart.
+        let _ = tokio::time::timeout(run::CLOSE_TIME, outgoing::delete_exchanges(&self.context)).await;
         self.pool.drain(run::CLOSE_TIME).await;
     }
 }
@@ -233,8 +257,8 @@ fn may_move(queue: &Queue) -> bool {
 }
 
 impl MoveContext {
-    async fn connect(&self, vhost: &str) -> Result<AmqpClient, OpenError> {
-        (self.connect)(vhost).await
+    async fn connect(&self, vhost: &str, is_isolated: bool) -> Result<AmqpClient, OpenError> {
+        (self.connect)(vhost, is_isolated).await
     }
 
     /// The virtual hosts whose queues move.
@@ -244,6 +268,24 @@ impl MoveContext {
             vhosts.retain(|vhost| names.iter().any(|name| name == vhost.name()));
         }
         vhosts
+    }
+
+    /// The queues that move, with their virtual hosts.
+    fn queues(&self) -> Vec<(Arc<VirtualHost>, Arc<Queue>)> {
+        let of = |vhost: Arc<VirtualHost>| {
+            let queues = self.queues_of(&vhost);
+            queues.into_iter().map(move |queue| (Arc::clone(&vhost), queue))
+        };
+        self.vhosts().into_iter().flat_map(of).collect()
+    }
+
+    fn queues_of(&self, vhost: &VirtualHost) -> Vec<Arc<Queue>> {
+        let mut queues = vhost.all_queues();
+        let is_skipped = |queue: &Queue| {
+            self.skipped.iter().any(|(home, name)| home == vhost.name() && **name == **queue.name())
+        };
+        queues.retain(|queue| may_move(queue) && !is_skipped(queue));
+        queues
     }
 
     fn timestamp(&self, now: Instant) -> Timestamp {
@@ -259,8 +301,8 @@ impl MoveContext {
         while !self.is_stopped() {
             let begun = Instant::now();
             for vhost in self.vhosts() {
-                for queue in vhost.all_queues() {
-                    if may_move(&queue) && self.is_wanted(&queue) && self.progress.is_due(&vhost, &queue) {
+                for queue in self.queues_of(&vhost) {
+                    if self.is_wanted(&queue) && self.progress.is_due(&vhost, &queue) {
                         self.start_move(&vhost, queue).await;
                     }
                 }

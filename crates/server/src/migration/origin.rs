@@ -1,7 +1,8 @@
 //! Headers, behind a message's own, for all that it loses by its move.
 
 use std::borrow::Cow;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use amqp::properties::find_header;
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
@@ -23,12 +24,27 @@ const MAX_PROPERTIES: usize = 128 * 1024 - 64;
 
 /// The exchange through which messages for a queue move.
 pub(super) fn exchange_for(queue: &str) -> String {
-    let mut hasher = DefaultHasher::new();
-    queue.hash(&mut hasher);
-    format!("{PREFIX}{:016x}", hasher.finish())
+    format!("{PREFIX}{:016x}", fnv(&[queue.as_bytes()]))
 }
 
-/// The place that a message comes from.
+/// FNV-1a of 64 bits over the parts with their lengths: the same after every restart, in every release.
+fn fnv(parts: &[&[u8]]) -> u64 {
+    let lengths = parts.iter().map(|part| (part.len() as u64).to_be_bytes());
+    let bytes =
+        parts.iter().zip(lengths).flat_map(|(part, length)| length.into_iter().chain(part.iter().copied()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A number that tells this process from those before it, for queues that end with it.
+fn process_number() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        since.as_nanos() as u64
+    })
+}
+
+/// The queue and exchange that a message comes from.
 #[derive(Debug, Clone)]
 pub(super) struct Origin<'a> {
     exchange: &'a str,
@@ -41,11 +57,16 @@ impl<'a> Origin<'a> {
     /// `broker_id` is that of all moves of this broker.
     pub(super) fn of(broker_id: &str, queue: &Queue, delivery: &'a Delivery) -> Self {
         let message = delivery.message();
-        let mut hasher = DefaultHasher::new();
-        (queue.name(), queue.number()).hash(&mut hasher);
+        // A queue that is declared again has another number.
+        let [known, number] = match queue.number() {
+            Some(number) => [0, number],
+            None => [process_number(), queue.id()],
+        };
+        let (known, number, body) = (known.to_be_bytes(), number.to_be_bytes(), message.body().to_bytes());
         // An empty queue may begin with its first position again after a restart.
-        (message.routing_key(), message.properties(), message.body().to_bytes()).hash(&mut hasher);
-        let id = format!("{broker_id}-{:016x}-{}", hasher.finish(), delivery.position());
+        let (key, properties) = (message.routing_key().as_bytes(), message.properties());
+        let hash = fnv(&[queue.name().as_bytes(), &known, &number, key, properties, &body]);
+        let id = format!("{broker_id}-{hash:016x}-{}", delivery.position());
         Self { exchange: message.exchange(), is_redelivered: delivery.redelivered(), id }
     }
 }
@@ -93,6 +114,12 @@ mod tests {
 
     fn origin(exchange: &str, is_redelivered: bool) -> Origin<'_> {
         Origin { exchange, is_redelivered, id: "b-0-7".to_owned() }
+    }
+
+    #[test]
+    fn names_are_the_same_in_every_release() {
+        assert_eq!(exchange_for("q"), "leveret.move.e6016d3a248dd039");
+        assert_ne!(fnv(&[b"a", b"b"]), fnv(&[b"ab", b""]), "their lengths count");
     }
 
     #[test]

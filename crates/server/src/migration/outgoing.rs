@@ -11,17 +11,20 @@ use std::time::Instant;
 
 use amqp::method::{basic, channel, confirm, exchange, queue};
 use amqp::{Method, Properties};
-use broker::{Delivery, Fetched, Returned, Waiter};
+use broker::{Delivery, Fetched, Overflow, Returned, Waiter};
 use sync::work;
 
-use super::MovingQueue;
 use super::origin::{Origin, exchange_for, with_origin};
 use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
 use super::window::{InFlight, Window};
+use super::{MoveContext, MoveDirection, MovingQueue};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
 
 /// Nanoseconds charged for a message that is read and published.
 const PUBLISH: u32 = 1_500;
+/// Why no message moves to a full queue that makes dead letters of what it refuses.
+const FULL_WITH_DEAD_LETTERS: &str = "the queue that is to receive the messages is full, and has dead-lettered a copy of one (reject-publish-dlx)";
+
 /// Nanoseconds charged for an answer.
 const METHOD: u32 = 200;
 
@@ -35,7 +38,7 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     outgoing.begin();
     let end = drive(&mut outgoing).await;
     let Some(mut client) = outgoing.release(&end) else { return end };
-    if matches!(end, RunEnd::Empty | RunEnd::Full | RunEnd::Stopped) {
+    if end.is_in_order() {
         let exchange = exchange_for(moving.queue.name());
         client.send(CHANNEL, exchange::Delete { exchange: &exchange, no_wait: true, ..Default::default() });
         // If that fails, the exchange is found by the next run.
@@ -48,6 +51,25 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     end
 }
 
+/// Deletes the exchanges that runs have left which could not end in order.
+pub(super) async fn delete_exchanges(context: &MoveContext) {
+    for vhost in context.vhosts().iter().filter(|_| context.direction == MoveDirection::Out) {
+        let queues = context.progress.left_exchanges(vhost);
+        if queues.is_empty() {
+            continue;
+        }
+        let Ok(mut client) = context.connect(vhost.name(), false).await else { continue };
+        client.send(CHANNEL, channel::Open { reserved_1: "" });
+        for queue in &queues {
+            let exchange = &*exchange_for(queue);
+            client.send(CHANNEL, exchange::Delete { exchange, no_wait: true, ..Default::default() });
+        }
+        // If that fails, they are found by the next move.
+        let _ = client.flush(transport::now());
+        close(client).await;
+    }
+}
+
 /// A connection to the other broker, and the messages on it.
 struct OutgoingMove<'m> {
     moving: &'m MovingQueue,
@@ -57,6 +79,8 @@ struct OutgoingMove<'m> {
     window: Window<Delivery>,
     /// A message that waits for those before it to be answered.
     next: Option<InFlight<Delivery>>,
+    /// Whether the connection is shared with no other run.
+    is_isolated: bool,
     /// Set by confirm.select-ok.
     is_open: bool,
     /// Whether nothing was left when it was looked at last.
@@ -66,12 +90,13 @@ struct OutgoingMove<'m> {
 
 impl<'m> OutgoingMove<'m> {
     fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
-        let careful = moving.context.progress.careful(&moving.vhost, &moving.queue);
+        let care = moving.context.progress.care(&moving.vhost, &moving.queue);
         Self {
             moving,
             client: Some(client),
             exchange: exchange_for(moving.queue.name()),
-            window: Window::new(careful),
+            window: Window::new(care.messages),
+            is_isolated: care.is_isolated,
             next: None,
             is_open: false,
             is_empty: false,
@@ -119,7 +144,7 @@ impl<'m> OutgoingMove<'m> {
             outcome = match received.next(&mut client) {
                 Ok(None) => break,
                 Ok(Some(event)) => self.handle(event, &mut confirmed),
-                Err(fault) => Err(RunEnd::lost(&fault)),
+                Err(fault) => Err(self.fault(&fault)),
             };
             work::charge(METHOD, 1);
             handled += 1;
@@ -199,6 +224,10 @@ impl<'m> OutgoingMove<'m> {
                 self.next = Some(message);
                 break;
             }
+            if self.window.count() == 0 {
+                // Until now there was nothing to answer.
+                self.heard_at = now;
+            }
             self.send(&message.item);
             self.window.published(message);
             published += 1;
@@ -210,9 +239,15 @@ impl<'m> OutgoingMove<'m> {
     fn has_room(&mut self, now: Instant) -> Result<bool, RunEnd> {
         let Some(client) = &mut self.client else { return Ok(false) };
         if !client.has_room() {
-            client.flush(now).map_err(|fault| RunEnd::lost(&fault))?;
+            let flushed = client.flush(now);
+            let has_room = client.has_room();
+            return flushed.map(|()| has_room).map_err(|fault| self.fault(&fault));
         }
-        Ok(client.has_room())
+        Ok(true)
+    }
+
+    fn fault(&self, fault: &amqp::Fault) -> RunEnd {
+        RunEnd::of_fault(fault, self.window.count(), self.is_isolated)
     }
 
     fn fetch(&mut self, waiter: &Arc<dyn Waiter>, now: Instant) -> Option<InFlight<Delivery>> {
@@ -261,7 +296,12 @@ impl<'m> OutgoingMove<'m> {
             return Err(RunEnd::Empty);
         }
         if self.window.is_over() {
-            return Err(RunEnd::Full);
+            // Each attempt would leave one more copy among the dead letters there.
+            let makes_copies = self.moving.queue.arguments().overflow == Overflow::RejectPublishDlx;
+            return Err(match makes_copies {
+                true => RunEnd::Refused(FULL_WITH_DEAD_LETTERS.to_owned()),
+                false => RunEnd::Full,
+            });
         }
         if self.window.count() > 0 {
             return Ok(());
@@ -276,14 +316,13 @@ impl<'m> OutgoingMove<'m> {
 
 impl MoveTurns for OutgoingMove<'_> {
     fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<MoveStep, RunEnd> {
-        let lost = |fault: amqp::Fault| RunEnd::lost(&fault);
-        if let Some(client) = &mut self.client {
-            client.handle_nudge(waker, now).map_err(lost)?;
+        if let Some(Err(fault)) = self.client.as_mut().map(|client| client.handle_nudge(waker, now)) {
+            return Err(self.fault(&fault));
         }
         loop {
             let done = self.receive()? + self.publish(waker, now)?;
-            if let Some(client) = &mut self.client {
-                client.flush(now).map_err(lost)?;
+            if let Some(Err(fault)) = self.client.as_mut().map(|client| client.flush(now)) {
+                return Err(self.fault(&fault));
             }
             if work::is_turn_over() {
                 return Ok(MoveStep::TurnOver);

@@ -68,6 +68,9 @@ pub struct MovedQueue {
     pub unacked: u64,
     /// Why it is not moving.
     pub trouble: Option<String>,
+    /// The kind of the reason: `full`, `missing` (at the other broker), `consumers` (others are served first), `refused` or
+    /// `lost` (no connection).
+    pub cause: Option<&'static str>,
 }
 
 /// The moves by virtual host and queue.
@@ -86,8 +89,18 @@ struct QueueProgress {
     pause: Duration,
     /// `moved` when the run began.
     moved_before: u64,
-    /// Messages that the next run is to publish one by one.
-    careful: usize,
+    care: Care,
+    /// Whether the exchange of the last run may still be at the other broker.
+    leaves_exchange: bool,
+}
+
+/// How carefully the next run begins.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Care {
+    /// Messages that are moved one by one.
+    pub(super) messages: usize,
+    /// Whether it has a connection of its own, whose faults are of its making.
+    pub(super) is_isolated: bool,
 }
 
 impl ProgressTable {
@@ -113,20 +126,30 @@ impl ProgressTable {
                 ready: 0,
                 unacked: 0,
                 trouble: None,
+                cause: None,
             },
             due: None,
             pause: MIN_PAUSE,
             moved_before: 0,
-            careful: 0,
+            care: Care::default(),
+            leaves_exchange: false,
         });
         progress.due = None;
         progress.moved_before = progress.shown.moved;
         progress.shown.state = MovedQueueState::Moving;
+        progress.leaves_exchange = true;
     }
 
-    /// How many messages are to be published one by one.
-    pub(super) fn careful(&self, vhost: &VirtualHost, queue: &Queue) -> usize {
-        self.0.lock().get(&key(vhost, queue)).map_or(0, |progress| progress.careful)
+    /// How carefully its run begins.
+    pub(super) fn care(&self, vhost: &VirtualHost, queue: &Queue) -> Care {
+        self.0.lock().get(&key(vhost, queue)).map_or_else(Care::default, |progress| progress.care)
+    }
+
+    /// The queues of a virtual host whose exchanges may still be at the other broker.
+    pub(super) fn left_exchanges(&self, vhost: &VirtualHost) -> Vec<Arc<str>> {
+        let known = self.0.lock();
+        let left = known.iter().filter(|((name, _), left)| **name == *vhost.name() && left.leaves_exchange);
+        left.map(|((_, queue), _)| Arc::clone(queue)).collect()
     }
 
     /// Changes what is shown of a queue.
@@ -146,18 +169,22 @@ impl ProgressTable {
         let (state, pause) = match &end {
             RunEnd::Empty | RunEnd::Stopped => (MovedQueueState::Empty, EMPTY_PAUSE),
             RunEnd::Refused(_) => (MovedQueueState::Refused, REFUSED_PAUSE),
-            RunEnd::Suspect(_) => (MovedQueueState::Waiting, Duration::ZERO),
-            RunEnd::Full | RunEnd::Missing | RunEnd::Lost(_) | RunEnd::Kept => {
+            RunEnd::Suspect(_) | RunEnd::Limited => (MovedQueueState::Waiting, Duration::ZERO),
+            RunEnd::Full | RunEnd::Missing | RunEnd::Lost(_) | RunEnd::OtherConsumers => {
                 let pause = progress.pause;
                 progress.pause = MAX_PAUSE.min(2 * pause);
                 (MovedQueueState::Waiting, pause)
             }
         };
-        progress.careful = match end {
+        let messages = match end {
             RunEnd::Suspect(messages) => messages,
-            RunEnd::Refused(_) | RunEnd::Full => 1,
+            RunEnd::Refused(_) | RunEnd::Full | RunEnd::Lost(_) => 1,
             _ => 0,
         };
+        let is_isolated = matches!(end, RunEnd::Suspect(_) | RunEnd::Refused(_));
+        progress.care = Care { messages, is_isolated };
+        progress.leaves_exchange = !end.is_in_order();
+        progress.shown.cause = end.cause();
         let trouble = end.trouble();
         if progress.shown.trouble != trouble {
             let (vhost, queue) = (&*progress.shown.vhost, &*progress.shown.name);
@@ -189,6 +216,11 @@ impl ProgressTable {
         for progress in self.0.lock().values_mut().filter(|progress| progress.due.is_some()) {
             (progress.due, progress.pause) = (Some(transport::now()), MIN_PAUSE);
         }
+    }
+
+    /// Nothing is known any more of the queues of the other broker.
+    pub(super) fn forget_counts(&self) {
+        self.0.lock().values_mut().for_each(|progress| progress.shown.there = None);
     }
 
     /// The queues for operators.
@@ -235,7 +267,8 @@ mod tests {
             pauses.push((due - now).as_millis());
         }
         assert_eq!(pauses, [100, 200, 400, 100, 200]);
-        assert_eq!(table.careful(&vhost, &queue), 1, "the next may be full again");
+        let careful = |messages, is_isolated| Care { messages, is_isolated };
+        assert_eq!(table.care(&vhost, &queue), careful(1, false), "the next may be full again");
         table.ended(&vhost, &queue, RunEnd::Refused("no".to_owned()), now);
         assert!(!table.is_due(&vhost, &queue));
         let [shown] = &*table.all(&broker) else { panic!("one queue") };
@@ -244,8 +277,10 @@ mod tests {
         assert!(table.is_due(&vhost, &queue));
         table.begun(&vhost, &queue);
         table.ended(&vhost, &queue, RunEnd::Suspect(7), now);
-        assert_eq!(table.careful(&vhost, &queue), 7);
+        assert_eq!(table.care(&vhost, &queue), careful(7, true));
+        assert_eq!(table.left_exchanges(&vhost).len(), 1);
         table.ended(&vhost, &queue, RunEnd::Empty, now);
-        assert!(table.was_empty(&vhost, &queue) && table.careful(&vhost, &queue) == 0);
+        assert!(table.was_empty(&vhost, &queue) && table.care(&vhost, &queue) == Care::default());
+        assert_eq!(table.left_exchanges(&vhost), []);
     }
 }

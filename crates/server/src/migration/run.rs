@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use amqp::method::channel;
 use amqp::{Fault, ReplyCode};
+use spool::{Blame, MessageRefusal};
 use sync::work;
 
 use super::MovingQueue;
@@ -34,10 +35,12 @@ pub(super) enum RunEnd {
     /// The other broker has no such queue.
     Missing,
     /// The queue there has messages, and gives none: others are served first.
-    Kept,
+    OtherConsumers,
+    /// All messages have come that this run was for.
+    Limited,
     /// The next message, or the whole queue, is refused for good.
     Refused(String),
-    /// One of the messages that were in flight, whose number this is, is refused.
+    /// One of the messages that were in flight, whose number this is, is refused, or has cost the connection.
     Suspect(usize),
     /// There is no connection.
     Lost(String),
@@ -49,11 +52,41 @@ impl RunEnd {
     /// The reason, for operators.
     pub(super) fn trouble(&self) -> Option<String> {
         match self {
-            Self::Empty | Self::Suspect(_) | Self::Stopped => None,
+            Self::Empty | Self::Limited | Self::Suspect(_) | Self::Stopped => None,
             Self::Full => Some("the queue that is to receive the messages is full".to_owned()),
             Self::Missing => Some("the other broker has no such queue".to_owned()),
-            Self::Kept => Some("the other broker gives its messages to other consumers first".to_owned()),
+            Self::OtherConsumers => {
+                Some("the other broker gives its messages to other consumers first".to_owned())
+            }
             Self::Refused(reason) | Self::Lost(reason) => Some(reason.clone()),
+        }
+    }
+
+    /// Whether the connection is closed in order at this end, with nothing unanswered on it.
+    pub(super) fn is_in_order(&self) -> bool {
+        matches!(self, Self::Empty | Self::Full | Self::Stopped)
+    }
+
+    /// The kind of the reason, for programs.
+    pub(super) fn cause(&self) -> Option<&'static str> {
+        match self {
+            Self::Empty | Self::Limited | Self::Suspect(_) | Self::Stopped => None,
+            Self::Full => Some("full"),
+            Self::Missing => Some("missing"),
+            Self::OtherConsumers => Some("consumers"),
+            Self::Refused(_) => Some("refused"),
+            Self::Lost(_) => Some("lost"),
+        }
+    }
+
+    /// The end by a fault of the connection, with messages in flight on it. If it was shared with other runs, the fault may
+    /// be of a message of theirs.
+    pub(super) fn of_fault(fault: &Fault, in_flight: usize, is_isolated: bool) -> Self {
+        let refusal = MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
+        match (refusal.blame(), in_flight) {
+            (Blame::None, _) | (_, 0) => Self::lost(fault),
+            (_, 1) if is_isolated => Self::Refused(refusal.text),
+            _ => Self::Suspect(in_flight),
         }
     }
 
@@ -134,7 +167,8 @@ impl MovingQueue {
     /// # Errors
     /// The end of the run.
     pub(super) async fn connect(&self) -> Result<AmqpClient, RunEnd> {
-        let connected = self.context.connect(self.vhost.name()).await;
+        let care = self.context.progress.care(&self.vhost, &self.queue);
+        let connected = self.context.connect(self.vhost.name(), care.is_isolated).await;
         connected.map_err(|error| RunEnd::Lost(super::MoveLoginError::from(error).to_string()))
     }
 }
@@ -166,5 +200,16 @@ mod tests {
         assert_eq!(closed(ReplyCode::AccessRefused, 0), RunEnd::Refused("t".to_owned()));
         assert_eq!(closed(ReplyCode::PreconditionFailed, 3), RunEnd::Suspect(3));
         assert_eq!(closed(ReplyCode::InternalError, 3), RunEnd::Lost("t".to_owned()));
+    }
+
+    #[test]
+    fn a_message_is_refused_once_it_alone_has_cost_a_connection_of_its_own() {
+        let end =
+            |code, in_flight, is_isolated| RunEnd::of_fault(&Fault::new(code, "t"), in_flight, is_isolated);
+        assert!(matches!(end(ReplyCode::ConnectionForced, 1, true), RunEnd::Lost(_)));
+        assert!(matches!(end(ReplyCode::FrameError, 0, true), RunEnd::Lost(_)));
+        assert_eq!(end(ReplyCode::FrameError, 1, false), RunEnd::Suspect(1));
+        assert_eq!(end(ReplyCode::FrameError, 5, true), RunEnd::Suspect(5));
+        assert!(matches!(end(ReplyCode::FrameError, 1, true), RunEnd::Refused(_)));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{Body, BrokerConfig, Publish, QueueDeclare, SessionId};
+use broker::{Body, BrokerConfig, ForeignMessage, Publish, QueueDeclare, SessionId};
 
 use super::*;
 use crate::upstream::sharing::tests::{USER, Upstream};
@@ -20,12 +20,21 @@ const QUEUE: &str = "q";
 
 impl Brokers {
     fn new(direction: MoveDirection, arguments_there: &FieldTable) -> Self {
+        Self::with(
+            direction,
+            &QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() },
+            arguments_there,
+        )
+    }
+
+    fn with(direction: MoveDirection, declare_here: &QueueDeclare<'_>, arguments_there: &FieldTable) -> Self {
         let broker = Broker::new(BrokerConfig::default());
         let upstream = Upstream::new();
-        let here = declare(&broker.vhost("/").unwrap(), &FieldTable::new());
+        let vhost = broker.vhost("/").unwrap();
+        let here = vhost.declare_queue(SessionId(77), declare_here, Timestamp::default()).unwrap().queue;
         let there = declare(&upstream.vhost(), arguments_there);
         let of_context = upstream.clone();
-        let connect = move |_: &str| -> ConnectingThere {
+        let connect = move |_: &str, _: bool| -> ConnectingThere {
             let upstream = of_context.clone();
             Box::pin(async move { upstream.open().await })
         };
@@ -33,9 +42,11 @@ impl Brokers {
             broker,
             clock: Clock::start(),
             direction,
+            alarms: Arc::default(),
             connect: Box::new(connect),
             user: USER.to_owned(),
             vhosts: None,
+            skipped: Vec::new(),
             broker_id: "b".to_owned(),
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
@@ -119,10 +130,14 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_connection_costs_nothing_but_duplicates() {
     let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
-    brokers.publish_here(0..20_000);
-    for _ in 0..5 {
-        pass(Duration::from_millis(130)).await;
+    for begin in [0, 5_000, 10_000, 15_000] {
+        brokers.upstream.falls_silent();
+        brokers.publish_here(begin..begin + 5_000);
+        pass(Duration::from_secs(1)).await;
+        assert!(brokers.here.unacked_count() > 0, "nothing is on its way");
         brokers.upstream.lose();
+        brokers.upstream.answers_again();
+        pass(LONG).await;
     }
     pass(LONG).await;
     let mut arrived = take(&brokers.there);
@@ -185,4 +200,91 @@ async fn messages_come_as_they_were_there() {
     arrived.retain(|number| seen.insert(number.clone()));
     assert_eq!(arrived, numbers(0..5_000));
     assert_eq!(brokers.shown().state, MovedQueueState::Empty);
+}
+
+/// A queue here with these arguments.
+fn with_arguments(encoded: &[u8]) -> QueueDeclare<'_> {
+    let arguments = RawTable::check(encoded).unwrap();
+    QueueDeclare { name: QUEUE, durable: true, arguments, ..QueueDeclare::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_stay_that_would_be_deleted_with_their_queue() {
+    let here = QueueDeclare { name: QUEUE, durable: true, auto_delete: true, ..QueueDeclare::default() };
+    let brokers = Brokers::with(MoveDirection::In, &here, &FieldTable::new());
+    pass(LONG).await;
+    assert_eq!(brokers.shown().state, MovedQueueState::Empty, "nothing to move");
+    Brokers::publish(&brokers.upstream.vhost(), "guest", 0..5, amqp::properties::NO_PROPERTIES);
+    pass(LONG).await;
+    let shown = brokers.shown();
+    assert_eq!((shown.state, shown.cause), (MovedQueueState::Refused, Some("refused")));
+    assert_eq!(take(&brokers.there), numbers(0..5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_here_costs_no_message_its_deliveries() {
+    let limits = [("x-max-length", FieldValue::I64(10)), ("x-overflow", FieldValue::text("reject-publish"))];
+    let limits = limits.into_iter().collect::<FieldTable>().encode();
+    let there = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I64(2))];
+    let brokers = Brokers::with(MoveDirection::In, &with_arguments(&limits), &there.into_iter().collect());
+    Brokers::publish(&brokers.upstream.vhost(), "guest", 0..105, amqp::properties::NO_PROPERTIES);
+    let mut taken = Vec::new();
+    for _ in 0..11 {
+        pass(LONG).await;
+        taken.extend(take(&brokers.here));
+    }
+    assert_eq!(taken, numbers(0..105));
+    assert_eq!((brokers.there.message_count(), brokers.there.unacked_count()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_comes_during_an_alarm() {
+    let brokers = Brokers::new(MoveDirection::In, &FieldTable::new());
+    brokers.context.alarms.raise(crate::Resource::Memory);
+    Brokers::publish(&brokers.upstream.vhost(), "guest", 0..50, amqp::properties::NO_PROPERTIES);
+    pass(10 * LONG).await;
+    assert_eq!(brokers.here.message_count(), 0);
+    brokers.context.alarms.clear(crate::Resource::Memory);
+    pass(LONG).await;
+    assert_eq!(take(&brokers.here), numbers(0..50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_that_makes_dead_letters_is_not_tried_again_and_again() {
+    let limits = [
+        ("x-max-length", FieldValue::I64(10)),
+        ("x-overflow", FieldValue::text("reject-publish-dlx")),
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    let limits: FieldTable = limits.into_iter().collect();
+    let encoded = limits.encode();
+    let brokers = Brokers::with(MoveDirection::Out, &with_arguments(&encoded), &limits);
+    let declare = QueueDeclare { name: "dead", ..QueueDeclare::default() };
+    let vhost = brokers.upstream.vhost();
+    let dead = vhost.declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue;
+    Brokers::publish(&vhost, "guest", 100..110, amqp::properties::NO_PROPERTIES);
+    brokers.publish_here(0..10);
+    pass(LONG).await;
+    let shown = brokers.shown();
+    assert_eq!((shown.state, shown.moved), (MovedQueueState::Refused, 0));
+    assert_eq!((dead.message_count(), brokers.here.message_count()), (10, 10), "one attempt");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_costs_the_connection_is_found() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    brokers.upstream.closes_for("poison", amqp::Fault::new(amqp::ReplyCode::FrameError, "too large"));
+    brokers.publish_here(0..50);
+    let poison = ForeignMessage::new("", "poison", amqp::properties::NO_PROPERTIES, b"50").unwrap();
+    brokers.here.take_in(vec![poison], Timestamp(1));
+    brokers.publish_here(51..60);
+    pass(LONG).await;
+    let shown = brokers.shown();
+    assert_eq!((shown.state, shown.moved), (MovedQueueState::Refused, 50));
+    assert_eq!(take(&brokers.here), numbers(50..60));
+    let mut arrived = take(&brokers.there);
+    let mut seen = std::collections::HashSet::new();
+    arrived.retain(|number| seen.insert(number.clone()));
+    assert_eq!(arrived, numbers(0..50));
 }

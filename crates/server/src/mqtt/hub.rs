@@ -8,6 +8,7 @@
 //! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
 //! mean, and operations on one that is gone have no effect.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -53,6 +54,8 @@ pub(crate) struct Hub {
     /// Notified when the next deadline has become earlier.
     changed: Notify,
     missing_exchange: MissingExchange,
+    /// Set when nothing is to be published or to end by itself any more.
+    is_stopped: AtomicBool,
 }
 
 #[derive(Default)]
@@ -70,8 +73,8 @@ impl Hub {
     pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
         let (sessions, retained, changed, missing_exchange) = Default::default();
         let hub = Arc::new_cyclic(|this| {
-            let this = Weak::clone(this);
-            Self { this, broker, config, clock, sessions, retained, changed, missing_exchange }
+            let (this, is_stopped) = (Weak::clone(this), AtomicBool::new(false));
+            Self { this, broker, config, clock, sessions, retained, changed, missing_exchange, is_stopped }
         });
         let weak = Arc::downgrade(&hub);
         let forget = move |vhost: &str| {
@@ -194,6 +197,9 @@ impl Hub {
     pub(super) fn expire(&self, now: Timestamp) {
         loop {
             let mut sessions = self.sessions.lock();
+            if self.is_stopped.load(Ordering::Relaxed) {
+                return;
+            }
             let Some((owner, mut kept)) = sessions.claims.take_due(now) else { return };
             // No other virtual host has its name while one of its sessions is listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
@@ -216,9 +222,10 @@ impl Hub {
     }
 
     /// Returns the messages that clients of detached sessions have not acknowledged to their queues, when no client is to come
-    /// back to this process.
+    /// back to this process. From then on no session ends, and no will is published.
     pub(crate) fn release_deliveries(&self, now: Timestamp) {
         let mut sessions = self.sessions.lock();
+        self.is_stopped.store(true, Ordering::Relaxed);
         let held: Vec<_> = sessions
             .claims
             .detached_mut()
@@ -515,9 +522,9 @@ impl Hub {
         Ok(())
     }
 
-    /// Runs `expire` at every deadline, for ever.
+    /// Runs `expire` at every deadline, until deliveries are released.
     pub(super) async fn keep_time(self: Arc<Self>) {
-        loop {
+        while !self.is_stopped.load(Ordering::Relaxed) {
             match self.next_deadline() {
                 None => self.changed.notified().await,
                 Some(due) => tokio::select! {

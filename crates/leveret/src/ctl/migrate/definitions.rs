@@ -239,7 +239,7 @@ fn entries<'v>(file: &'v Value, section: &str) -> impl Iterator<Item = &'v Value
 }
 
 /// Whether only a broker may give this name.
-fn is_own_name(name: &Value) -> bool {
+pub(super) fn is_own_name(name: &Value) -> bool {
     name.as_str().is_some_and(|name| name.starts_with("amq."))
 }
 

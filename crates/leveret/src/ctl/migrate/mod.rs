@@ -1,36 +1,23 @@
 //! `leveret ctl migrate`: everything of a broker moves to another, or from there, while clients go on.
 
+mod defining;
 mod definitions;
+mod following;
 mod report;
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
+use server::MoveDirection;
 
-use self::definitions::{Definition, DefinitionPlan, compare};
-use self::report::Way;
+use self::definitions::{Definition, DefinitionPlan, compare, is_own_name};
 use super::api::{Api, Connection, path};
 use super::output::{self, Column, Output, printable};
 use super::secret;
 use crate::Failure;
 use crate::config::UpstreamUrl;
 use crate::http_client::Endpoint;
-
-/// Interval of questions about the progress.
-const LOOK: Duration = Duration::from_millis(200);
-/// Interval of lines about it.
-const TELL: Duration = Duration::from_secs(5);
-/// Clients are asked to leave when what is left moves in this time.
-const REST_TIME: Duration = Duration::from_secs(1);
-/// How long no more than that is left, and nothing is refused, before they are.
-const SETTLED: Duration = Duration::from_secs(2);
-/// Or so few messages are left.
-const FEW: u64 = 100;
-/// How long a successor may take to serve.
-const SUCCESSOR_TIME: Duration = Duration::from_mins(6);
 
 /// Another broker, and what to do with it.
 #[derive(Debug, Args)]
@@ -85,10 +72,10 @@ pub(super) fn run(
         api.remove(&path(&PATH))?;
         return output.done("the move is ended; messages that have moved stay where they are");
     }
-    let way = if command.to.is_empty() { Way::From } else { Way::To };
+    let way = if command.to.is_empty() { MoveDirection::In } else { MoveDirection::Out };
     let (addresses, management) = match way {
-        Way::To => (&command.to, &command.to_management),
-        Way::From => (&command.from, &command.from_management),
+        MoveDirection::Out => (&command.to, &command.to_management),
+        MoveDirection::In => (&command.from, &command.from_management),
     };
     check_addresses(addresses)?;
     let management = management.as_deref().unwrap_or_default();
@@ -99,6 +86,10 @@ pub(super) fn run(
     let migrate = Migrate { command, api, other, way, addresses, password: &password, output };
     migrate.run()
 }
+
+/// Why a server cannot become a pool.
+const CANNOT_CHANGE: &str = "this server could not become a pool: it needs a data_dir, a listener with a port, and no setting \
+    upstream (upstream is set if it is off as well)";
 
 const PATH: [&str; 2] = ["leveret", "migration"];
 
@@ -119,8 +110,8 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     let status = api.get(&path(&PATH))?;
     output.remark(&format!("phase: {}", status["phase"].as_str().unwrap_or_default()))?;
     let rows = status["queues"].as_array().cloned().unwrap_or_default();
-    let places = ["vhost", "name", "state", "moved", "messages_ready", "messages_unacknowledged", "trouble"];
-    output.rows(&places.map(Column::new), false, rows)
+    let keys = ["vhost", "name", "state", "moved", "messages_ready", "messages_unacknowledged", "trouble"];
+    output.rows(&keys.map(Column::new), false, rows)
 }
 
 /// A move that is steered.
@@ -128,7 +119,7 @@ struct Migrate<'a> {
     command: &'a MigrateCommand,
     api: &'a Api,
     other: Api,
-    way: Way,
+    way: MoveDirection,
     addresses: &'a [String],
     password: &'a str,
     output: &'a Output,
@@ -138,12 +129,14 @@ impl Migrate<'_> {
     fn run(&self) -> Result<(), Failure> {
         let status = self.api.get(&path(&PATH))?;
         match status["phase"].as_str() {
-            Some("moved") if self.way == Way::To => {
+            Some("moved") if self.way == MoveDirection::Out => {
                 self.output.remark("everything has moved already: this server is a pool")?;
                 return report::compare(&status, self.way, self.output);
             }
             // Another command has begun the end, and may be gone.
-            Some("closing" | "last_definitions" | "moving_rest" | "handing_over") if self.way == Way::To => {
+            Some("closing" | "last_definitions" | "moving_rest" | "handing_over")
+                if self.way == MoveDirection::Out =>
+            {
                 return self.wait_for_pool(&status);
             }
             _ => {}
@@ -158,37 +151,68 @@ impl Migrate<'_> {
         if self.command.dry_run {
             return self.dry_run(&status);
         }
-        self.define(true)?;
+        self.check_change(&status)?;
+        self.check_other()?;
+        let skipped = self.define(true)?;
         // On the way in, those that are only here do not matter.
         let vhosts = match self.way {
-            Way::To => Value::Null,
-            Way::From => names(&self.other.get("/api/vhosts")?),
+            MoveDirection::Out => Value::Null,
+            MoveDirection::In => names(&self.other.get("/api/vhosts")?),
         };
         let request = json!({
-            "vhosts": vhosts,
-            "direction": if self.way == Way::To { "to" } else { "from" }, "addresses": self.addresses,
+            "vhosts": vhosts, "skip": skipped,
+            "direction": if self.way == MoveDirection::Out { "to" } else { "from" }, "addresses": self.addresses,
             "user": self.command.other_user, "password": self.password,
         });
         self.api.post(&path(&PATH), request.to_string().into_bytes())?;
         self.wait_for_start()?;
         match self.way {
-            Way::To => self.move_out(),
-            Way::From => self.move_in(),
+            MoveDirection::Out => self.move_out(),
+            MoveDirection::In => self.move_in(),
         }
+    }
+
+    /// Checks, before anything moves, that this server can become a pool, and that its API can be asked then.
+    fn check_change(&self, status: &Value) -> Result<(), Failure> {
+        if self.way == MoveDirection::In || self.command.stay {
+            return Ok(());
+        }
+        if status["can_be_pool"] == false {
+            return Err(Failure::Run(CANNOT_CHANGE.to_owned()));
+        }
+        if !self.api.endpoint().is_local() {
+            return Err(Failure::Usage(
+                "a pool answers only on its own machine: run this there, with a --url of 127.0.0.1 or unix:, or use --stay"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the other broker is another one.
+    fn check_other(&self) -> Result<(), Failure> {
+        let id = |api: &Api| Ok::<_, Failure>(api.get("/api/overview")?["node"].clone());
+        let is_same = self.api.endpoint() == self.other.endpoint();
+        if is_same && id(self.api)? == id(&self.other)? {
+            return Err(Failure::Usage(
+                "the management API of the other broker is that of this server".to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// The definitions of the one side that the other lacks.
     fn plan(&self) -> Result<DefinitionPlan, Failure> {
         let (here, there) = (self.api.get("/api/definitions")?, self.other.get("/api/definitions")?);
         Ok(match self.way {
-            Way::To => compare(&here, &there),
-            Way::From => compare(&there, &here),
+            MoveDirection::Out => compare(&here, &there),
+            MoveDirection::In => compare(&there, &here),
         })
     }
 
     /// The side that the definitions are made at.
     fn target(&self) -> &Api {
-        if self.way == Way::To { &self.other } else { self.api }
+        if self.way == MoveDirection::Out { &self.other } else { self.api }
     }
 
     fn dry_run(&self, status: &Value) -> Result<(), Failure> {
@@ -203,205 +227,16 @@ impl Migrate<'_> {
         for line in self.refused_in_advance(&plan)? {
             output::print(&format!("{line}\n"))?;
         }
-        let source = if self.way == Way::To { self.api } else { &self.other };
+        let source = if self.way == MoveDirection::Out { self.api } else { &self.other };
         let queues = source.get("/api/queues?disable_stats=false")?;
         let mut rows: Vec<Value> = queues.as_array().cloned().unwrap_or_default();
-        rows.iter_mut().for_each(|row| row["remark"] = json!(remark(row)));
+        rows.iter_mut().for_each(|row| row["remark"] = json!(remark(row, self.way)));
         let columns = ["vhost", "name", "type", "messages", "message_bytes", "remark"].map(Column::new);
         self.output.rows(&columns, false, rows)?;
-        if self.way == Way::To && status["can_be_pool"] == false {
-            self.output.remark(
-                "this server could not become a pool: it needs a data_dir, and a listener with a port",
-            )?;
+        if self.way == MoveDirection::Out && status["can_be_pool"] == false {
+            self.output.remark(CANNOT_CHANGE)?;
         }
         self.output.remark("nothing was changed")
-    }
-
-    /// Definitions that the other broker is known to refuse.
-    fn refused_in_advance(&self, plan: &DefinitionPlan) -> Result<Vec<String>, Failure> {
-        let overview = self.target().get("/api/overview")?;
-        let types: Vec<_> = overview["exchange_types"].as_array().into_iter().flatten().collect();
-        let has = |name: &str| types.is_empty() || types.iter().any(|kind| kind["name"] == name);
-        let exchanges =
-            plan.missing.iter().filter_map(|definition| Some((definition, definition.type_name()?)));
-        let unknown = exchanges.filter(|(_, kind)| !has(kind));
-        Ok(unknown
-            .map(|(definition, kind)| format!("{}: no type '{kind}' there", definition.line()))
-            .collect())
-    }
-
-    /// Makes what is missing. All that is refused is told before anything is moved.
-    fn define(&self, is_first: bool) -> Result<(), Failure> {
-        let plan = self.plan()?;
-        let mut refused = plan.conflicting.clone();
-        let mut made = 0;
-        let mut is_granted = false;
-        for definition in &plan.missing {
-            if !definition.is_vhost() && !std::mem::replace(&mut is_granted, true) {
-                self.grant()?;
-            }
-            match definition.make(self.target()) {
-                Ok(()) => made += 1,
-                Err(failure) => refused.push(format!("{}: {}", definition.line(), failure.into_line())),
-            }
-        }
-        for line in &plan.different {
-            self.output.remark(&format!("{line}; it stays as it is there"))?;
-        }
-        for line in &plan.left_out {
-            self.output.remark(&format!("{line} does not move: only a broker gives such names"))?;
-        }
-        if !is_granted {
-            self.grant()?;
-        }
-        let present: usize = plan.present.values().sum();
-        self.output.remark(&format!("{made} definitions made, {present} are there already"))?;
-        for line in &refused {
-            self.output.remark(&format!("refused: {line}"))?;
-        }
-        if refused.is_empty() || self.command.skip_refused || !is_first {
-            return Ok(());
-        }
-        Err(Failure::Run(format!(
-            "{} definitions are refused, and no message is moved; --skip-refused goes on without them",
-            refused.len()
-        )))
-    }
-
-    /// Gives the logins the permissions that moving and defining need, in virtual hosts where they have none.
-    fn grant(&self) -> Result<(), Failure> {
-        let sides = [(&self.other, " there"), (self.api, "")];
-        for (api, place) in sides.into_iter().take(if self.way == Way::To { 1 } else { 2 }) {
-            let (vhosts, user) = (api.get("/api/vhosts")?, api.user());
-            for vhost in vhosts.as_array().into_iter().flatten().filter_map(|vhost| vhost["name"].as_str()) {
-                let path = path(&["permissions", vhost, user]);
-                if api.found(&path)?.is_none() {
-                    api.put(&path, &json!({ "configure": ".*", "write": ".*", "read": ".*" }))?;
-                    let told = format!("user '{user}' has all permissions in virtual host '{vhost}'{place}");
-                    self.output.remark(&told)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_for_start(&self) -> Result<(), Failure> {
-        loop {
-            let status = self.api.get(&path(&PATH))?;
-            match status["phase"].as_str() {
-                Some("starting") => thread::sleep(LOOK),
-                Some("failed") => return Err(failure(&status)),
-                _ => return Ok(()),
-            }
-        }
-    }
-
-    /// Waits until little is left to move.
-    fn wait_for_messages(&self) -> Result<Value, Failure> {
-        let (mut told, begun, mut moved_before, mut few_since) = (Instant::now(), Instant::now(), None, None);
-        loop {
-            let status = self.api.get(&path(&PATH))?;
-            if status["phase"] != "moving" {
-                return Err(failure(&status));
-            }
-            let queues = || status["queues"].as_array().into_iter().flatten();
-            let left = match self.way {
-                Way::To => {
-                    self.api.get("/api/overview")?["queue_totals"]["messages_ready"].as_u64().unwrap_or(0)
-                }
-                Way::From => u64::MAX,
-            };
-            let is_troubled = |queue: &&Value| queue["trouble"].is_string();
-            let is_refused = |queue: &Value| queue["state"] == "refused";
-            let moved: u64 = queues().filter_map(|queue| queue["moved"].as_u64()).sum();
-            // At the rate since the beginning.
-            let rate = (moved - *moved_before.get_or_insert(moved)) as f64 / begun.elapsed().as_secs_f64();
-            let few = FEW.max((rate * REST_TIME.as_secs_f64()) as u64);
-            if left > few || queues().any(|queue| is_troubled(&queue)) {
-                few_since = None;
-            }
-            // Of a queue that has just been looked at, nobody knows yet what is refused.
-            let is_little = left <= few && few_since.get_or_insert_with(Instant::now).elapsed() >= SETTLED;
-            if status["is_done"] == true || is_little {
-                return Ok(status);
-            }
-            let is_active =
-                queues().any(|queue| matches!(queue["state"].as_str(), Some("moving" | "waiting")));
-            if queues().any(is_refused) && !is_active {
-                report::troubles(&status, self.output)?;
-                return Err(Failure::Run(
-                    "messages are refused by the other broker and stay here: remedy that and run the same command again"
-                        .to_owned(),
-                ));
-            }
-            if told.elapsed() >= TELL {
-                told = Instant::now();
-                self.output.remark(&format!("{moved} messages have moved"))?;
-                // Clients may have declared queues meanwhile.
-                if queues().any(|queue| {
-                    queue["trouble"].as_str().is_some_and(|trouble| trouble.contains("no such queue"))
-                }) {
-                    self.define(false)?;
-                }
-                for queue in queues().filter(is_troubled) {
-                    let text = |key: &str| queue[key].as_str().unwrap_or_default();
-                    let (vhost, name, trouble) = (text("vhost"), text("name"), text("trouble"));
-                    self.output.remark(&format!("queue '{name}' of virtual host '{vhost}': {trouble}"))?;
-                }
-            }
-            thread::sleep(LOOK);
-        }
-    }
-
-    fn move_out(&self) -> Result<(), Failure> {
-        let before = self.wait_for_messages()?;
-        if self.command.stay {
-            return self.output.done("few messages are left; the move goes on until --stop");
-        }
-        self.api.post(&path(&["leveret", "migration", "cut-over"]), Vec::new())?;
-        self.output.remark("clients are asked to leave, and the rest moves")?;
-        self.wait_for_pool(&before)
-    }
-
-    /// Sees the change to a pool through.
-    fn wait_for_pool(&self, before: &Value) -> Result<(), Failure> {
-        let deadline = Instant::now() + SUCCESSOR_TIME;
-        loop {
-            // While one process has gone and the other starts, nobody answers.
-            let status = self.api.get(&path(&PATH));
-            let known = status.as_ref().ok();
-            match known.and_then(|status| status["phase"].as_str()) {
-                Some("last_definitions") => {
-                    self.define(false)?;
-                    self.api.post(&path(&["leveret", "migration", "finish"]), Vec::new())?;
-                }
-                Some("moved") => {
-                    let status = status?;
-                    self.output
-                        .remark(&format!("this server is a pool in front of {}", status["addresses"]))?;
-                    return report::compare(&status, self.way, self.output);
-                }
-                Some("failed") => return Err(failure(&status?)),
-                // Another process with nothing to tell: a broker has taken over again.
-                Some("none") if known.is_some_and(|status| status["process"] != before["process"]) => {
-                    return Err(Failure::Run(
-                        "the move is not complete, its log says why, and the server is a broker: run the same command again"
-                            .to_owned(),
-                    ));
-                }
-                _ if Instant::now() > deadline => {
-                    return status.and(Err(Failure::Run("no pool has taken over".to_owned())));
-                }
-                _ => {}
-            }
-            thread::sleep(LOOK);
-        }
-    }
-
-    fn move_in(&self) -> Result<(), Failure> {
-        let status = self.wait_for_messages()?;
-        self.api.remove(&path(&PATH))?;
-        report::compare(&status, self.way, self.output)
     }
 }
 
@@ -410,19 +245,16 @@ fn names(objects: &Value) -> Value {
     objects.as_array().into_iter().flatten().map(|object| object["name"].clone()).collect()
 }
 
-fn failure(status: &Value) -> Failure {
-    let phase = status["phase"].as_str().unwrap_or_default();
-    let why = status["failure"].as_str().map_or_else(|| format!("the move is {phase}"), str::to_owned);
-    Failure::Run(format!("{why}; run the same command again to go on"))
-}
-
 /// A warning about a queue that is to move.
-fn remark(queue: &Value) -> &'static str {
+fn remark(queue: &Value, way: MoveDirection) -> &'static str {
     let text = |key: &str| queue[key].as_str().unwrap_or_default();
     match () {
         () if queue["exclusive"] == true => "exclusive: ends with its client, and does not move",
-        () if text("name").starts_with("amq.") => "named by the broker: does not move",
+        () if is_own_name(&queue["name"]) => "named by the broker: does not move",
         () if text("type") == "stream" => "a stream: does not move",
+        () if queue["auto_delete"] == true && way == MoveDirection::In => {
+            "auto-delete: its messages stay there"
+        }
         () if queue["durable"] == false => "not durable: moves while this process runs",
         () if queue["auto_delete"] == true => "auto-delete: what clients hold at the end goes with it",
         () => "",

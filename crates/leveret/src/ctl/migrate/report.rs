@@ -1,24 +1,18 @@
 //! The tables of `leveret ctl migrate`.
 
 use serde_json::{Value, json};
+use server::MoveDirection;
 
 use crate::Failure;
 use crate::ctl::output::{Column, Output};
 
-/// Whether messages have come to this broker, or have left it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    To,
-    From,
-}
-
 /// The counts of a queue at the end.
-fn verdict(queue: &Value, way: Way) -> &'static str {
+fn verdict(queue: &Value, way: MoveDirection) -> &'static str {
     let count = |key: &str| queue[key].as_u64();
     let (moved, twice) = (count("moved").unwrap_or(0), count("maybe_twice").unwrap_or(0));
     let received = match way {
-        Way::To => count("there"),
-        Way::From => {
+        MoveDirection::Out => count("there"),
+        MoveDirection::In => {
             Some(count("messages_ready").unwrap_or(0) + count("messages_unacknowledged").unwrap_or(0))
         }
     };
@@ -33,22 +27,22 @@ fn verdict(queue: &Value, way: Way) -> &'static str {
 }
 
 /// Prints the counts of each queue, and fails if they differ from what was moved.
-pub(super) fn compare(status: &Value, way: Way, output: &Output) -> Result<(), Failure> {
+pub(super) fn compare(status: &Value, way: MoveDirection, output: &Output) -> Result<(), Failure> {
     let mut rows: Vec<Value> = status["queues"].as_array().cloned().unwrap_or_default();
     let mut differing = 0;
     for row in &mut rows {
         let verdict = verdict(row, way);
         differing += usize::from(verdict != "same");
         row["counts"] = json!(verdict);
-        if way == Way::From {
+        if way == MoveDirection::In {
             row["left"] = row["there"].clone();
         }
     }
-    let places: &[&str] = match way {
-        Way::To => &["vhost", "name", "moved", "before", "there", "maybe_twice", "counts"],
-        Way::From => &["vhost", "name", "moved", "before", "messages_ready", "left", "counts"],
+    let keys: &[&str] = match way {
+        MoveDirection::Out => &["vhost", "name", "moved", "before", "there", "maybe_twice", "counts"],
+        MoveDirection::In => &["vhost", "name", "moved", "before", "messages_ready", "left", "counts"],
     };
-    let columns: Vec<_> = places.iter().map(|place| Column::new(place)).collect();
+    let columns: Vec<_> = keys.iter().map(|key| Column::new(key)).collect();
     output.rows(&columns, false, rows)?;
     if differing > 0 {
         return Err(Failure::Run(format!(
@@ -63,10 +57,8 @@ pub(super) fn compare(status: &Value, way: Way, output: &Output) -> Result<(), F
 pub(super) fn troubles(status: &Value, output: &Output) -> Result<(), Failure> {
     let queues = status["queues"].as_array().into_iter().flatten();
     let rows: Vec<_> = queues.filter(|queue| queue["trouble"].is_string()).cloned().collect();
-    let columns: Vec<_> = ["vhost", "name", "state", "messages_ready", "trouble"]
-        .iter()
-        .map(|place| Column::new(place))
-        .collect();
+    let columns: Vec<_> =
+        ["vhost", "name", "state", "messages_ready", "trouble"].iter().map(|key| Column::new(key)).collect();
     output.rows(&columns, false, rows)
 }
 
@@ -78,14 +70,14 @@ mod tests {
     fn counts_are_compared_with_what_was_moved() {
         let queue = |before: u64, moved: u64, twice: u64, there: u64| {
             let queue = json!({"before": before, "moved": moved, "maybe_twice": twice, "there": there});
-            verdict(&queue, Way::To)
+            verdict(&queue, MoveDirection::Out)
         };
         assert_eq!(queue(1, 5, 0, 6), "same");
         assert_eq!((queue(1, 5, 0, 5), queue(1, 5, 0, 7)), ("fewer", "more"));
         assert_eq!((queue(1, 5, 2, 8), queue(1, 5, 2, 9)), ("same", "more"));
-        assert_eq!(verdict(&json!({"moved": 1, "before": 0, "there": null}), Way::To), "unknown");
+        assert_eq!(verdict(&json!({"moved": 1, "before": 0, "there": null}), MoveDirection::Out), "unknown");
         let here =
             json!({"before": 0, "moved": 3, "messages_ready": 2, "messages_unacknowledged": 1, "there": 0});
-        assert_eq!(verdict(&here, Way::From), "same");
+        assert_eq!(verdict(&here, MoveDirection::In), "same");
     }
 }

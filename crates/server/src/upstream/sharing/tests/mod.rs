@@ -132,6 +132,11 @@ impl Upstream {
         self.is_silent.store(true, Ordering::Relaxed);
     }
 
+    /// Has and answers publishes again.
+    pub(crate) fn answers_again(&self) {
+        self.is_silent.store(false, Ordering::Relaxed);
+    }
+
     /// Loses the connections of all shared queues.
     pub(crate) fn lose(&self) {
         for link in self.open.lock().drain(..) {

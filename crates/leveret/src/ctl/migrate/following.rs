@@ -1,0 +1,197 @@
+//! The progress of a move, up to its end.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use server::MoveDirection;
+
+use super::{Migrate, PATH, report};
+use crate::Failure;
+use crate::ctl::api::path;
+
+/// Interval of questions about the progress.
+const LOOK: Duration = Duration::from_millis(200);
+/// Interval of lines about it.
+const REPORT: Duration = Duration::from_secs(5);
+/// Clients are asked to leave when what is left moves in this time.
+const REST_TIME: Duration = Duration::from_secs(1);
+/// How long no more than that is left, and nothing is refused, before they are.
+const SETTLED: Duration = Duration::from_secs(2);
+/// Or so few messages are left.
+const FEW: u64 = 100;
+/// How long nothing may move while other consumers are served first, or queues are missing.
+const STUCK_TIME: Duration = Duration::from_secs(60);
+/// How long a successor may take to serve.
+const SUCCESSOR_TIME: Duration = Duration::from_mins(6);
+
+impl Migrate<'_> {
+    pub(super) fn wait_for_start(&self) -> Result<(), Failure> {
+        loop {
+            let status = self.api.get(&path(&PATH))?;
+            match status["phase"].as_str() {
+                Some("starting") => thread::sleep(LOOK),
+                Some("failed") => return Err(failure(&status)),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits until little is left to move.
+    fn wait_for_messages(&self) -> Result<Value, Failure> {
+        let begun = Instant::now();
+        let (mut reported, mut since, mut first, mut last) = (begun, begun, None, 0);
+        let mut few_since = None;
+        loop {
+            let status = self.api.get(&path(&PATH))?;
+            if status["phase"] != "moving" {
+                return Err(failure(&status));
+            }
+            let left = match self.way {
+                MoveDirection::Out => status["left"].as_u64().unwrap_or(0),
+                MoveDirection::In => u64::MAX,
+            };
+            let moved: u64 = queues(&status).filter_map(|queue| queue["moved"].as_u64()).sum();
+            if moved != last {
+                (last, since) = (moved, Instant::now());
+            }
+            // At the rate since the beginning.
+            let rate = (moved - *first.get_or_insert(moved)) as f64 / begun.elapsed().as_secs_f64();
+            let few = FEW.max((rate * REST_TIME.as_secs_f64()) as u64);
+            if left > few || queues(&status).any(is_troubled) {
+                few_since = None;
+            }
+            // Of a queue that has just been looked at, nobody knows yet what is refused.
+            let is_little = left <= few && few_since.get_or_insert_with(Instant::now).elapsed() >= SETTLED;
+            if status["is_done"] == true || is_little {
+                return Ok(status);
+            }
+            if is_stuck(&status, since.elapsed()) {
+                report::troubles(&status, self.output)?;
+                return Err(Failure::Run(
+                    "messages of these queues do not move, and stay: remedy that and run the same command again".to_owned(),
+                ));
+            }
+            if reported.elapsed() >= REPORT {
+                reported = Instant::now();
+                self.report(&status, moved)?;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Prints how many messages have moved, and what is in the way; makes queues that are missing.
+    fn report(&self, status: &Value, moved: u64) -> Result<(), Failure> {
+        self.output.remark(&format!("{moved} messages have moved"))?;
+        // Clients may have declared queues meanwhile.
+        if queues(status).any(|queue| queue["cause"] == "missing") {
+            self.define(false)?;
+        }
+        for queue in queues(status).filter(|queue| is_troubled(queue)) {
+            let text = |key: &str| queue[key].as_str().unwrap_or_default();
+            let (vhost, name, trouble) = (text("vhost"), text("name"), text("trouble"));
+            self.output.remark(&format!("queue '{name}' of virtual host '{vhost}': {trouble}"))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn move_out(&self) -> Result<(), Failure> {
+        let before = self.wait_for_messages()?;
+        if self.command.stay {
+            return self.output.done("few messages are left; the move goes on until --stop");
+        }
+        self.api.post(&path(&["leveret", "migration", "cut-over"]), Vec::new())?;
+        self.output.remark("clients are asked to leave, and the rest moves")?;
+        self.wait_for_pool(&before)
+    }
+
+    /// Sees the change to a pool through.
+    pub(super) fn wait_for_pool(&self, before: &Value) -> Result<(), Failure> {
+        let deadline = Instant::now() + SUCCESSOR_TIME;
+        loop {
+            // While one process has gone and the other starts, nobody answers.
+            let status = self.api.get(&path(&PATH));
+            let known = status.as_ref().ok();
+            match known.and_then(|status| status["phase"].as_str()) {
+                Some("last_definitions") => {
+                    self.define(false)?;
+                    self.api.post(&path(&["leveret", "migration", "finish"]), Vec::new())?;
+                }
+                Some("moved") => {
+                    let status = status?;
+                    self.output
+                        .remark(&format!("this server is a pool in front of {}", status["addresses"]))?;
+                    return report::compare(&status, self.way, self.output);
+                }
+                Some("failed") => return Err(failure(&status?)),
+                // Another process with nothing to tell: a broker has taken over again.
+                Some("none") if known.is_some_and(|status| status["process"] != before["process"]) => {
+                    return Err(Failure::Run(
+                        "the move is not complete, its log says why, and the server is a broker: run the same command again"
+                            .to_owned(),
+                    ));
+                }
+                _ if Instant::now() > deadline => {
+                    return status.and(Err(Failure::Run("no pool has taken over".to_owned())));
+                }
+                _ => {}
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    pub(super) fn move_in(&self) -> Result<(), Failure> {
+        let status = self.wait_for_messages()?;
+        self.api.remove(&path(&PATH))?;
+        report::compare(&status, self.way, self.output)
+    }
+}
+
+fn failure(status: &Value) -> Failure {
+    let phase = status["phase"].as_str().unwrap_or_default();
+    let why = status["failure"].as_str().map_or_else(|| format!("the move is {phase}"), str::to_owned);
+    Failure::Run(format!("{why}; run the same command again to go on"))
+}
+
+fn queues(status: &Value) -> impl Iterator<Item = &Value> {
+    status["queues"].as_array().into_iter().flatten()
+}
+
+fn is_troubled(queue: &Value) -> bool {
+    queue["trouble"].is_string()
+}
+
+/// Whether nothing has moved for this time, and nothing will before an operator does something.
+fn is_stuck(status: &Value, idle: Duration) -> bool {
+    let has =
+        |queue: &Value, causes: &[&str]| queue["cause"].as_str().is_some_and(|cause| causes.contains(&cause));
+    let is_active = |queue: &Value| matches!(queue["state"].as_str(), Some("moving" | "waiting"));
+    let lasting: &[&str] =
+        if idle >= STUCK_TIME { &["refused", "consumers", "missing"] } else { &["refused"] };
+    queues(status).any(|queue| has(queue, lasting))
+        && !queues(status).any(|queue| is_active(queue) && !has(queue, lasting))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_move_is_stuck_when_all_that_is_left_needs_an_operator() {
+        let status = |queues: &[(&str, Option<&str>)]| {
+            let queues: Vec<_> =
+                queues.iter().map(|(state, cause)| json!({"state": state, "cause": cause})).collect();
+            json!({ "queues": queues })
+        };
+        let (soon, late) = (Duration::ZERO, STUCK_TIME);
+        let refused = ("refused", Some("refused"));
+        assert!(is_stuck(&status(&[refused, ("empty", None)]), soon));
+        assert!(!is_stuck(&status(&[refused, ("moving", None)]), late));
+        assert!(!is_stuck(&status(&[refused, ("waiting", Some("full"))]), late), "somebody may make room");
+        let consumers = status(&[refused, ("waiting", Some("consumers")), ("waiting", Some("missing"))]);
+        assert!(!is_stuck(&consumers, soon) && is_stuck(&consumers, late));
+        assert!(!is_stuck(&status(&[("empty", None)]), late));
+    }
+}

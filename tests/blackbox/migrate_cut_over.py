@@ -1,0 +1,137 @@
+"""The moments in which a broker becomes a pool: what is started, stopped, published or asked for in them loses no message."""
+
+import os
+import shutil
+import signal
+
+import pytest
+from harness.forwarder import Forwarder
+from harness.instances import leveret
+from harness.leveret import binary
+from harness.management import Management, path
+from harness.metrics import wait_until
+from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to
+from harness.patience import TEST_SECONDS
+
+pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
+cluster, movable = migration_fixtures()
+
+
+def management(movable):
+    return Management(movable.server, f"http://127.0.0.1:{movable.http_port}")
+
+
+def phase(movable):
+    return management(movable).get("leveret/migration")["phase"]
+
+
+def closed(movable, cluster, queue):
+    """The API of a broker that has moved all messages of a queue, and waits for the last definitions."""
+    fill(movable, queue, numbers(10))
+    movable.ctl(*to(cluster, "--stay"))
+    wait_until(lambda: movable.moved() == 10)
+    api = management(movable)
+    assert api.status("POST", "leveret/migration/cut-over") == 200
+    wait_until(lambda: phase(movable) == "last_definitions")
+    return api
+
+
+def becomes_pool(movable, cluster, queue):
+    wait_until(lambda: phase(movable) == "moved")
+    fill(movable, queue, [b"later"])
+    assert bodies(take_all(cluster, queue)) == [*numbers(10), b"later"]
+
+
+def test_no_upgrade_begins_in_the_middle(movable, cluster):
+    api = closed(movable, cluster, "no-upgrade")
+    os.kill(movable.server.pid, signal.SIGUSR2)
+    movable.server.child.wait_line("SIGUSR2: no upgrade.*a successor starts after that")
+    assert api.status("POST", "leveret/upgrade") == 400
+    assert not list(movable.successors())
+    assert api.status("POST", "leveret/migration/finish") == 200
+    becomes_pool(movable, cluster, "no-upgrade")
+
+
+def test_a_successor_that_has_been_started_by_hand_is_the_pool_as_well(tmp_path, movable, cluster):
+    """It finds no record when it starts, and waits for a broker that has written one when it ends."""
+    api = closed(movable, cluster, "by-hand")
+    listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
+    data = ("--data-dir", str(movable.folder / "data"), "--take-over", "on")
+    with leveret(tmp_path / "by-hand", *listeners, *data, wait=False) as successor:
+        wait_until(lambda: successor.child.output() or successor.child.running())
+        assert api.status("POST", "leveret/migration/finish") == 200
+        becomes_pool(movable, cluster, "by-hand")
+        assert "mode: broker" not in successor.child.output()
+
+
+def test_a_signal_in_the_middle_ends_the_broker_without_a_successor(movable, cluster):
+    closed(movable, cluster, "signalled")
+    movable.server.child.send(signal.SIGTERM)
+    assert movable.server.child.wait() == 0
+    assert not list(movable.successors())
+    movable.start()
+    assert phase(movable) == "none"
+    fill(movable, "signalled", [b"rest"])
+    movable.ctl(*to(cluster))
+    assert bodies(take_all(cluster, "signalled")) == [*numbers(10), b"rest"]
+
+
+def test_what_would_be_lost_over_http_is_refused(movable, cluster):
+    api = closed(movable, cluster, "by-http")
+    message = {"properties": {}, "routing_key": "by-http", "payload": "lost", "payload_encoding": "string"}
+    assert api.status("POST", path("exchanges", "/", "amq.default") + "/publish", message) == 503
+    assert api.status("PUT", path("queues", "/", "late"), {"durable": True}) == 503
+    assert api.status("POST", "leveret/migration/finish") == 200
+    becomes_pool(movable, cluster, "by-http")
+
+
+def test_a_setting_that_would_undo_the_move_is_found_before_it(tmp_path, movable, cluster):
+    movable.server.kill()
+    movable.flags = ("--upstream", "off")
+    movable.start()
+    fill(movable, "explicit", numbers(10))
+    assert "could not become a pool" in movable.ctl(*to(cluster, "--dry-run"))
+    assert "upstream is set" in movable.ctl.fails(*to(cluster))
+    assert bodies(take_all(movable, "explicit")) == numbers(10), "nothing has moved"
+    api = management(movable)
+    movable.ctl(*to(cluster, "--stay"))
+    assert api.status("POST", "leveret/migration/cut-over") == 400
+
+
+def test_a_start_that_was_stopped_begins_nothing(movable, cluster):
+    fill(movable, "started", numbers(10))
+    way = Forwarder(cluster.port)
+    try:
+        way.passes_new.clear()
+        api = management(movable)
+        request = {"direction": "to", "addresses": [way.url], "user": "guest", "password": "guest"}
+        assert api.status("POST", "leveret/migration", request) == 200
+        assert phase(movable) == "starting"
+        assert api.status("POST", "leveret/migration", request) == 400, "one at a time"
+        assert api.status("DELETE", "leveret/migration") == 200
+        way.passes_new.set()
+        request["addresses"] = [f"amqp://127.0.0.1:{cluster.port}"]
+        request["password"] = "wrong"
+        assert api.status("POST", "leveret/migration", request) == 200
+        wait_until(lambda: phase(movable) == "failed")
+        assert api.get("leveret/migration")["queues"] == []
+    finally:
+        way.passes_new.set()
+        way.stop()
+    assert bodies(take_all(movable, "started")) == numbers(10)
+
+
+def test_without_a_successor_the_process_fails_and_is_the_pool_when_it_starts_again(tmp_path, movable, cluster):
+    movable.server.kill()
+    program = tmp_path / "leveret"
+    shutil.copy(binary(), program)
+    listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
+    with leveret(tmp_path / "gone", *listeners, "--data-dir", str(movable.folder / "data"), program=program) as server:
+        movable.server = server
+        api = closed(movable, cluster, "no-successor")
+        program.unlink()
+        assert api.status("POST", "leveret/migration/finish") == 200
+        assert server.child.wait() == 1
+        assert "no successor has taken over" in server.child.output()
+    movable.start()
+    becomes_pool(movable, cluster, "no-successor")
