@@ -2,7 +2,7 @@
 //!
 //! `leveret ctl migrate` copies the definitions and steers the rest over HTTP: it starts the move ([`Migrator::start`]), and
 //! once most of it is done asks for the change ([`Migrator::cut_over`]). For that the process drains, lets the last
-//! definitions be copied, moves the rest, writes the [record](record), and starts a successor, which finds it and is a pool.
+//! definitions be copied, moves the rest, writes the [`record`], and starts a successor, which finds it and is a pool.
 
 mod cut_over;
 mod record;

@@ -23,8 +23,8 @@ use crate::http_client::Endpoint;
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("way").required(true).multiple(false).args(["to", "from", "status", "stop"]))]
 pub(super) struct MigrateCommand {
-    /// Move out: the AMQP addresses of the cluster that everything moves to (amqp://HOST[:PORT] or amqps://, by commas). At the
-    /// end this server is the pool in front of it
+    /// Move out: the AMQP addresses of the cluster that everything moves to (amqp://HOST or amqps://HOST, with or without a
+    /// port, by commas). At the end this server is the pool in front of it
     #[arg(long, value_name = "URL", value_delimiter = ',', requires = "to_management")]
     to: Vec<String>,
     /// The management API of that cluster: http://HOST:PORT or https://HOST:PORT

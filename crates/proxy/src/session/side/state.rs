@@ -1,4 +1,4 @@
-//! The part of a side that goes on in another process: see [`crate::session::state`].
+//! The part of a side that goes on in another process: see [`crate::SessionState`].
 
 use serde::{Deserialize, Serialize};
 

@@ -32,7 +32,7 @@ pub(crate) struct Carried {
     pub(crate) lost_since: Option<Instant>,
 }
 
-/// A consumer that the broker has, or will have once the method arrives. Part of [`crate::session::state`].
+/// A consumer that the broker has, or will have once the method arrives. Part of [`crate::SessionState`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Consumer {
     tag: Box<str>,
@@ -165,7 +165,7 @@ impl Consumer {
     }
 }
 
-/// Maps the messages of a lease to the client's numbers. Part of [`crate::session::state`].
+/// Maps the messages of a lease to the client's numbers. Part of [`crate::SessionState`].
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Numbers {
     /// The number before that of the first message.

@@ -9,7 +9,7 @@ use amqp::{ContentHeader, FieldTable, FieldValue, Properties, RawTable};
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
 
-/// The position of a consumer. Part of [`crate::session::state`].
+/// The position of a consumer. Part of [`crate::SessionState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum StreamPosition {
     /// It began at the next message, at this time in seconds since 1970, and nothing was delivered.

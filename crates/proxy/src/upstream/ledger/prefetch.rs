@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The limits of a channel; 0 is none. The default is that of a channel that nobody has used. Part of
-/// [`crate::session::state`].
+/// [`crate::SessionState`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PrefetchState {
     /// The latest without the flag `global`.
