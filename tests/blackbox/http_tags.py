@@ -135,6 +135,9 @@ OWN = {
     ("POST", "leveret/drain"),
     ("POST", "leveret/upgrade"),
     ("DELETE", "leveret/auth-cache"),
+    ("POST", "leveret/migration"),
+    ("DELETE", "leveret/migration"),
+    *(("POST", f"leveret/migration/{step}") for step in ("cut-over", "finish")),
     ("DELETE", "leveret/spool/parked"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
 }

@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import threading
+from pathlib import Path
 
 import pika
 import pytest
@@ -47,6 +48,9 @@ class Succession:
 
     def start_successor(self):
         """Returns when it serves; the process before hands its clients over then."""
+        # One that has just taken over is found once the process before it has gone out of the way.
+        address = f"@leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{self.now.port}"
+        wait_until(lambda: address in Path("/proc/net/unix").read_text())
         self.now = self._start("--take-over")
         return self.now
 

@@ -561,7 +561,8 @@ pub(crate) fn run<P: ProtocolState>(
         let config = &shared.config;
         let ended =
             drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
-        succession::finish(&shared, stream, connection, (id, peer), ended, outbox.sent()).await;
+        // Boxed: what it takes to hand a client over is large, and needed only at the end.
+        Box::pin(succession::finish(&shared, stream, connection, (id, peer), ended, outbox.sent())).await;
         drop(listed);
     }
 }

@@ -81,6 +81,10 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     let mut config = effective.config.clone();
     // Without a folder there is no record; a broker says why there is none.
     let Ok(Some(file)) = RecordFile::of(&config) else { return Ok(config) };
+    // One that is none, or cannot be read, is told by who opens it.
+    if file.path().parent().is_some_and(|folder| fs::read_dir(folder).is_err()) {
+        return Ok(config);
+    }
     let path = file.path().display().to_string();
     let at_fault = |error: io::Error| SettingError::new("data_dir", error).about(&path);
     let Some(MovedTo { upstream, .. }) = file.read().map_err(at_fault)?.and_then(|record| record.moved)

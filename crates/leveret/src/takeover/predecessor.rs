@@ -15,6 +15,9 @@ use crate::config::Config;
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
 const SUCCEEDED_TIME: Duration = Duration::from_millis(500);
 
+/// How long a process is looked for where none is: one that has just taken over is found in that time.
+const CHANGE_TIME: Duration = Duration::from_millis(200);
+
 /// The process whose place this one takes.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
@@ -36,14 +39,16 @@ impl Predecessor {
         if !config.take_over.0 {
             return Ok(None);
         }
-        let last = Instant::now() + SUCCEEDED_TIME;
+        let began = Instant::now();
         let mut shuts_down = false;
         loop {
             let found = Self::ask(config, inherited);
             shuts_down |= found.as_ref().is_err_and(is_gone);
+            let patience = if shuts_down { SUCCEEDED_TIME } else { CHANGE_TIME };
             match found {
-                // Another one may have taken its place, and be found in a moment.
-                Ok(None) | Err(_) if shuts_down && Instant::now() < last => thread::sleep(BIND_PAUSE),
+                // Another one may just have taken over, and be found in a moment.
+                Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
+                Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Ok(None) | Err(_) if shuts_down => {
                     tracing::info!("take_over: the process that runs shuts down");
                     return Ok(None);

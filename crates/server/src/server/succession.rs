@@ -162,7 +162,7 @@ async fn resume(
     let listed = Listed::new(&shared, id, &outbox);
     let limits = (shared.config.outbox_limit, shared.config.write_timeout);
     let ended = drive_on(&mut stream, &mut connection, &outbox, limits, (&*input).into()).await;
-    finish(&shared, stream, connection, (id, peer), ended, outbox.sent()).await;
+    Box::pin(finish(&shared, stream, connection, (id, peer), ended, outbox.sent())).await;
     drop(listed);
 }
 
