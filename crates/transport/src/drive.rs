@@ -120,19 +120,19 @@ pub fn now() -> Instant {
 /// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
 /// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
 /// otherwise.
-pub async fn drive<S, P>(
-    stream: &mut S,
-    protocol: &mut P,
-    outbox: &Arc<Outbox>,
+pub fn drive<'c, S, P>(
+    stream: &'c mut S,
+    protocol: &'c mut P,
+    outbox: &'c Arc<Outbox>,
     read_limit: usize,
     write_timeout: Duration,
-) -> Ended
+) -> impl Future<Output = Ended> + use<'c, S, P>
 where
     S: AsyncRead + AsyncWrite + Unpin,
     P: Protocol,
 {
-    let input = BytesMut::new();
-    drive_on(stream, protocol, outbox, (read_limit, write_timeout), input).await
+    // Not a future around another: idle connections are many, and each would have its state twice.
+    drive_on(stream, protocol, outbox, (read_limit, write_timeout), BytesMut::new())
 }
 
 /// Runs a connection as [`drive`] does, with its `read_limit` and `write_timeout`, of which `input` was read before. The
