@@ -534,10 +534,10 @@ mod tests {
     use super::*;
     use crate::turn::AT_ONCE;
 
-    /// Echoes whole lines; `quit` ends.
+    /// Echoes whole lines; `quit` ends, and `go` hands the socket over.
     pub(super) struct Lines {
         outbox: Arc<Outbox>,
-        pub(super) intent: Intent,
+        intent: Intent,
         deadline: Option<Instant>,
         /// Backlog, in bytes, at which no further line is taken.
         stop_at: usize,
@@ -552,8 +552,13 @@ mod tests {
                 let line = &input[consumed..=consumed + end];
                 self.outbox.append(|buf| buf.tail().extend_from_slice(line));
                 consumed += end + 1;
-                if line == b"quit\n" {
-                    self.intent = Intent::Finish;
+                match line {
+                    b"quit\n" => self.intent = Intent::Finish,
+                    b"go\n" => {
+                        self.intent = Intent::HandOver;
+                        break;
+                    }
+                    _ => {}
                 }
             }
             consumed

@@ -58,7 +58,7 @@ impl ProxySession {
                 .flat_map(|(_, channel)| channel.sides())
                 .any(|side| side.depends_on_its_channel())
         };
-        let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.declarations().is_none());
+        let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.is_forgotten());
         if self.life != Life::Open {
             Some("it closes its connection")
         } else if self.exclusive {

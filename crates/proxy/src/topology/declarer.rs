@@ -114,6 +114,11 @@ impl Declarer {
             .unwrap_or(Some(Vec::new()))
     }
 
+    /// Whether the client has declared something that is not remembered.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.topologies.with(&self.virtual_host, |vhost| vhost.is_forgotten(self.id)) == Some(true)
+    }
+
     /// Remembers one of the [declarations](Self::declarations) that the client has made in another process.
     pub(crate) fn remember_again(&self, link: &Arc<ClientLink>, payload: &[u8]) {
         match Method::decode(payload) {

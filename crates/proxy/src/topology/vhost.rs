@@ -236,6 +236,11 @@ impl Vhost {
         self.torn.clients.remove(&id);
     }
 
+    /// Whether nothing is remembered of a client any more, although it has declared something.
+    pub(super) fn is_forgotten(&self, id: u64) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.lost.is_some())
+    }
+
     /// The methods of a client's declarations: exchanges, queues, bindings. `None` if nothing is remembered of it any more.
     pub(super) fn declarations_of(&self, id: u64) -> Option<Vec<Vec<u8>>> {
         let Some(client) = self.clients.get(&id) else { return Some(Vec::new()) };
