@@ -6,6 +6,7 @@ import threading
 import time
 from urllib.parse import parse_qsl, urlsplit
 
+from harness.http_service import serving
 from harness.patience import PATIENCE
 
 KINDS = ("user", "vhost", "resource", "topic")
@@ -138,11 +139,5 @@ class Authority:
 @contextlib.contextmanager
 def authority(**options):
     service = Authority(**options)
-    thread = threading.Thread(target=service.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(service.server):
         yield service
-    finally:
-        service.server.shutdown()
-        service.server.server_close()
-        thread.join()

@@ -4,11 +4,12 @@ import base64
 import contextlib
 import http.server
 import json
-import threading
 import time
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa, utils
+
+from harness.http_service import serving
 
 RESOURCE = "rabbitmq"
 ALL = ("configure:*/*", "write:*/*/*", "read:*/*/*")
@@ -110,11 +111,5 @@ class KeyService:
 @contextlib.contextmanager
 def key_service(*keys):
     service = KeyService(*keys)
-    thread = threading.Thread(target=service.server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(service.server):
         yield service
-    finally:
-        service.server.shutdown()
-        service.server.server_close()
-        thread.join()
