@@ -34,6 +34,7 @@ def knocking(port):
     over, served, troubles, refusals = threading.Event(), [], [], []
 
     def knock():
+        may_be_dropped = True
         while not over.is_set():
             client = None
             try:
@@ -42,10 +43,13 @@ def knocking(port):
                 served.append(1)
             except Exception as trouble:  # noqa: BLE001: whatever a client meets
                 troubles.append(repr(trouble))
-                # A process that ends may close a client in the middle of its login, with 320 or without a word.
+                # A broker that ends closes a client in the middle of its login, with 320 or without a word, and one that it has
+                # accepted in this moment. Those that come later wait, so that no caller is dropped twice.
                 is_closed = isinstance(trouble, (Closed, BrokenPipeError)) or "320" in str(trouble)
-                if not (client and client.is_answered and is_closed):
+                is_answered = client is not None and client.is_answered
+                if not is_closed or not (is_answered or may_be_dropped):
                     refusals.append(repr(trouble))
+                may_be_dropped = may_be_dropped and is_answered
 
     clients = [threading.Thread(target=knock) for _ in range(4)]
     for client in clients:
@@ -86,9 +90,7 @@ def replaceable(tmp_path, *more):
                 yield server, program, callers
         finally:
             server.kill()
-            # The successor is no child of the tests, which would end with them.
-            for pid in running(program):
-                os.kill(pid, signal.SIGKILL)
+            kill_all(program)
 
 
 def running(program):
@@ -99,6 +101,12 @@ def running(program):
             if path.readlink() == program:
                 found.append(int(path.parent.name))
     return found
+
+
+def kill_all(program):
+    """Ends successors as well: they are no children of the tests, which would end with these."""
+    for pid in running(program):
+        os.kill(pid, signal.SIGKILL)
 
 
 def replace(program):
