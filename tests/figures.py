@@ -4,6 +4,7 @@ ports and in folders of its own, and lets `leveret bench` compare them, round by
     make figures                          # everything, about 15 minutes
     make figures ARGS="--quick"           # to see that it works
     make figures ARGS="--only durable"    # what has this in its title, which begins with that of its section
+    make figures ARGS="--pinned"          # each server on one core and the generator on the others: who is the limit is plain
     make figures ARGS="--beside /tmp/old" # against an older build alone: no rate and no CPU time may be worse than by 3%
 
 The tables of the page go to standard output, what `leveret bench` prints to standard error. Folders are temporary: TMPDIR names
@@ -80,18 +81,15 @@ FLAGS = ["--consumers 0", "--auto-ack", "--prefetch 200", "--consumers 0 --confi
 
 def main():
     options = arguments()
+    generator = apart() if options.pinned else ()
     with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
         if options.beside:
-            return 0 if beside(servers, options) else 1
-        figures = Figures(servers, options)
-        for section in (
-            figures.throughput,
-            figures.proxy,
-            figures.durable,
-            figures.written,
-            figures.one_core,
-            figures.costs,
-        ):
+            return 0 if beside(servers, options, generator) else 1
+        figures = Figures(servers, options, generator)
+        sections = [figures.throughput, figures.proxy, figures.durable]
+        # The others confine servers themselves, or do not measure what a generator can be the limit of.
+        sections += [] if options.pinned else [figures.written, figures.one_core, figures.costs]
+        for section in sections:
             section()
     return 0 if figures.met else 1
 
@@ -102,15 +100,18 @@ def arguments():
     arguments.add_argument("--rounds", default="5")
     arguments.add_argument("--time", default="4", help="seconds a round")
     arguments.add_argument("--beside", type=Path, metavar="BIN", help="compare with this older build only")
+    apart = "servers on one core, and the generator on the others"
+    arguments.add_argument("--pinned", action="store_true", help=apart)
     arguments.add_argument("--only", default="", metavar="TEXT", help="rows with this in their section's title or their own")
     return arguments.parse_args()
 
 
 class Figures:
-    """The sections of the page. `met` is whether everything so far was reached that is asked for."""
+    """The sections of the page. `met` is whether everything so far was reached that is asked for. `generator` are the cores of
+    the generator, if it has some of its own."""
 
-    def __init__(self, servers, options):
-        self.servers, self.options = servers, options
+    def __init__(self, servers, options, generator=()):
+        self.servers, self.options, self.generator = servers, options, generator
         self.releases = compared()
         self.met = True
 
@@ -263,7 +264,8 @@ class Figures:
         heading(title)
         flags = [flag.format(folder=self.servers.folder) for flag in flags]
         flags += [word for condition in expected if condition for word in ("--expect", condition)]
-        met, report = bench("stream", systems, *flags, *self.length())
+        wrapper = on_cores(self.generator) if self.generator else ()
+        met, report = bench("stream", systems, *flags, *self.length(), wrapper=wrapper)
         self.met &= met
         return report
 
@@ -291,9 +293,9 @@ def length(options):
     return ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
 
 
-def beside(servers, options):
+def beside(servers, options, generator):
     """Compares this build's broker and proxy with those of an older build."""
-    figures = Figures(servers, options)
+    figures = Figures(servers, options, generator)
     for section, rows in {THROUGHPUT: WORKLOADS, PROXY: PROXIED, DURABLE: DURABLES}.items():
         if section == PROXY and not figures.releases:
             # None to be in front of.
@@ -311,6 +313,16 @@ def beside(servers, options):
             expected = [f"ratio(leveret/before)>={NOT_SLOWER}", f"ratio(leveret/before, cpu_per_message)<={NOT_DEARER}"]
             figures.stream(f"{section}: {title}", systems, flags, *expected)
     return figures.met
+
+
+def apart():
+    """Has this process run on the first core alone, and so each server that it starts from now on, which takes that core for all
+    there are. Returns the other cores."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        sys.exit("--pinned needs two cores")
+    os.sched_setaffinity(0, [first])
+    return others
 
 
 def on_cores(cores):

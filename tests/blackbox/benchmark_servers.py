@@ -1,9 +1,14 @@
 """The servers of the commands behind docs/benchmarks.md: each release of RabbitMQ, and where its CPU time and memory are read."""
 
 import json
+import os
+import subprocess
+import sys
+
+import pytest
 
 from harness.benchmark import RELEASES, Servers, compared, system
-from harness.leveret import run
+from harness.leveret import ROOT, run
 from harness.releases import missing
 
 
@@ -15,6 +20,24 @@ def test_a_release_that_does_not_take_part_is_named(monkeypatch, capsys):
     monkeypatch.setattr("harness.benchmark.missing", lambda version: "no mirror" if version == "4" else None)
     assert compared() == ["rabbitmq"]
     assert capsys.readouterr().err == "RabbitMQ 4 is left out: no mirror\n"
+
+
+# As `make figures ARGS="--pinned"` starts a server, and the generator.
+PINNED = """
+import subprocess, sys
+from figures import apart, on_cores
+others = apart()
+show = [sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))"]
+for wrapper in ((), on_cores(others)):
+    subprocess.run([*wrapper, *show], check=True)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_pinned_servers_have_one_core_and_the_generator_the_others():
+    done = subprocess.run([sys.executable, "-c", PINNED], cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True, check=True)
+    server, generator = ([int(core) for core in line.split()] for line in done.stdout.splitlines())
+    assert [server, generator] == [sorted(os.sched_getaffinity(0))[:1], sorted(os.sched_getaffinity(0))[1:]]
 
 
 def test_cpu_time_and_memory_of_each_release_are_those_of_its_erlang_machine(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 //! Dead-lettering: the message that is published in place of a dropped one (RabbitMQ, "Dead Letter
 //! Exchanges").
 
-use std::sync::Arc;
-
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -10,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::inspect::with_headers;
 use crate::message::{Body, BodyView, Message, Traits};
+use crate::names::ExchangeName;
 use crate::queue::{DeadLetter, DeathReason, Queue};
 use crate::table_view::{ValueView, entries, texts_in};
 use crate::time::Timestamp;
@@ -27,7 +26,7 @@ impl Letter {
     /// Writes the letter that `queue` sends to its dead-letter exchange.
     pub(crate) fn write(
         queue: &Queue,
-        exchange: &Arc<str>,
+        exchange: &ExchangeName,
         routing_key: Option<&str>,
         dead: &DeadLetter,
         now: Timestamp,

@@ -85,7 +85,7 @@ pub use limits::VirtualHostLimits;
 pub use manage::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};
 pub use message::{ANNOTATION, Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter};
-pub use names::generated_name;
+pub use names::{ExchangeName, generated_name};
 pub use paging::PagingStatus;
 pub use permissions::{
     AskedUser, AuthorisedSession, Authority, Pattern, PatternError, PendingQuestion, PendingVerdict,

@@ -1,29 +1,27 @@
 //! The immutable message that all its queues share.
 
-use std::ops::Range;
-use std::sync::Arc;
-
 use bytes::Bytes;
-use smallvec::SmallVec;
+
+use crate::names::ExchangeName;
 
 /// Bodies up to this size in bytes are copied next to the key and the properties; larger ones stay in the
 /// chunks they arrived in. Below it the copy costs less than the bookkeeping, and does not keep a whole read
 /// buffer alive.
 pub const MAX_INLINE_BODY: usize = 1024;
 
-/// Bytes stored inside the message itself, for key, properties and small body. A body of 16 bytes fits with a
-/// usual key, so that such a message is one allocation.
-const INLINE_BYTES: usize = 56;
+/// Bytes stored inside the message itself, for key, properties and small body. A body of 16 bytes fits with the key of a
+/// usual queue, so that such a message is one allocation of 64 bytes.
+const INLINE_BYTES: usize = 29;
 
-/// The weight of a message with `bytes` bytes of content that is shared by `queues` queues.
-fn weight(bytes: usize, queues: usize) -> u32 {
-    u32::try_from((bytes + OWN_BYTES) / queues + PLACE_BYTES).unwrap_or(u32::MAX)
+/// The weight of a message with `outside` bytes of content in other allocations that is shared by `queues` queues.
+fn weight(outside: usize, queues: usize) -> u32 {
+    u32::try_from((outside + OWN_BYTES) / queues + PLACE_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Bytes that a message takes beside its content, approximately.
-const OWN_BYTES: usize = 128;
+/// Bytes of a message, with the counts of its references.
+const OWN_BYTES: usize = size_of::<Message>() + 2 * size_of::<usize>();
 
-/// Bytes of one entry in a queue.
+/// Bytes of one entry in a queue, with some of the room that queues have for more of them.
 const PLACE_BYTES: usize = 32;
 
 /// The body of a message to be published.
@@ -47,6 +45,14 @@ impl Body<'_> {
     /// Whether the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        let (copied, chunks) = match *self {
+            Self::Copied(bytes) => (bytes, &[][..]),
+            Self::Chunks(chunks) => (&[][..], chunks),
+        };
+        std::iter::once(copied).chain(chunks.iter().map(|chunk| &chunk[..]))
     }
 }
 
@@ -105,72 +111,151 @@ pub struct Traits {
 pub const ANNOTATION: &str = "\0";
 
 /// A published message: immutable, shared by all queues it was routed to.
+///
+/// Very many of them may be ready at a time, and most of those are small: every field has its least size, and what few
+/// messages have is boxed ([`Rare`]).
 #[derive(Debug)]
 pub struct Message {
-    exchange: Arc<str>,
-    /// Routing key, property flags and list, small body.
-    bytes: SmallVec<[u8; INLINE_BYTES]>,
-    key_len: u32,
-    properties_end: u32,
-    traits: Traits,
+    exchange: ExchangeName,
+    content: Content,
     /// Bytes of memory charged to each of its queues.
     weight: u32,
-    /// Fields that few messages need, boxed so that the others stay small.
-    rare: Option<Box<Rare>>,
+    /// The length of the routing key, unless the content is [`Content::Rare`], which has it.
+    key_len: u8,
+    marks: u8,
+    /// The priority property, if [`HAS_PRIORITY`] is among the marks.
+    priority: u8,
 }
+
+/// A message's routing key, property flags and list, and small body, in one piece.
+#[derive(Debug)]
+enum Content {
+    /// Up to [`INLINE_BYTES`].
+    Inline { properties_end: u8, len: u8, bytes: [u8; INLINE_BYTES] },
+    /// More.
+    Boxed { properties_end: u32, bytes: Box<[u8]> },
+    /// With something that few messages have.
+    Rare(Box<Rare>),
+}
+
+/// Flags of [`Message::marks`], for [`Traits`].
+const PERSISTENT: u8 = 1;
+const DEAD_LETTER: u8 = 2;
+const ANNOTATED: u8 = 4;
+const HAS_PRIORITY: u8 = 8;
 
 #[derive(Debug, Default)]
 struct Rare {
+    /// The content as in [`Content::Boxed`].
+    bytes: Box<[u8]>,
+    key_len: u32,
+    properties_end: u32,
     /// The body, if it is larger than [`MAX_INLINE_BODY`].
     chunks: Vec<Bytes>,
     chunks_len: usize,
     /// Routing keys from the header BCC, which has been removed from the properties.
     blind_copies: Vec<Box<str>>,
+    /// See [`Traits::expiration`].
+    expiration: Option<u64>,
+    /// See [`Traits::failures`].
+    failures: u32,
 }
 
 impl Message {
     /// Creates a message. `properties` are flags and list as in a content header, and must be well-formed.
     pub fn new(
-        exchange: Arc<str>,
+        exchange: ExchangeName,
         routing_key: &str,
         properties: &[u8],
         body: Body<'_>,
         traits: Traits,
     ) -> Self {
-        let len = body.len();
-        let inline = if len <= MAX_INLINE_BODY { len } else { 0 };
-        let mut bytes = SmallVec::with_capacity(routing_key.len() + properties.len() + inline);
-        bytes.extend_from_slice(routing_key.as_bytes());
-        bytes.extend_from_slice(properties);
-        let properties_end = bytes.len() as u32;
-        let mut rare = None;
-        match body {
-            Body::Copied(body) if len <= MAX_INLINE_BODY => bytes.extend_from_slice(body),
-            Body::Copied(body) => rare = Some(Rare::large(vec![Bytes::copy_from_slice(body)], len)),
-            Body::Chunks(chunks) if len <= MAX_INLINE_BODY => {
-                chunks.iter().for_each(|chunk| bytes.extend_from_slice(chunk));
+        let (len, key_len) = (body.len(), routing_key.len());
+        let properties_end = key_len + properties.len();
+        let (small, chunks) = match body {
+            small if len <= MAX_INLINE_BODY => (small, Vec::new()),
+            Body::Copied(body) => (Body::Copied(&[]), vec![Bytes::copy_from_slice(body)]),
+            Body::Chunks(chunks) => (Body::Copied(&[]), chunks.to_vec()),
+        };
+        let whole = properties_end + small.len();
+        let is_rare = !chunks.is_empty()
+            || traits.expiration.is_some()
+            || traits.failures > 0
+            || key_len > usize::from(u8::MAX);
+        let content = if whole <= INLINE_BYTES && !is_rare {
+            let mut bytes = [0; INLINE_BYTES];
+            bytes[..key_len].copy_from_slice(routing_key.as_bytes());
+            bytes[key_len..properties_end].copy_from_slice(properties);
+            let mut at = properties_end;
+            for part in small.parts() {
+                bytes[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
             }
-            Body::Chunks(chunks) => rare = Some(Rare::large(chunks.to_vec(), len)),
-        }
-        let key_len = routing_key.len() as u32;
-        let weight = weight(bytes.len() + len - inline, 1);
-        Self { exchange, bytes, key_len, properties_end, traits, weight, rare }
+            Content::Inline { properties_end: properties_end as u8, len: whole as u8, bytes }
+        } else {
+            let mut bytes = Vec::with_capacity(whole);
+            bytes.extend_from_slice(routing_key.as_bytes());
+            bytes.extend_from_slice(properties);
+            small.parts().for_each(|part| bytes.extend_from_slice(part));
+            let (bytes, properties_end) = (bytes.into_boxed_slice(), properties_end as u32);
+            if is_rare {
+                let Traits { expiration, failures, .. } = traits;
+                let (key_len, chunks_len) = (key_len as u32, if chunks.is_empty() { 0 } else { len });
+                let blind_copies = Vec::new();
+                Content::Rare(Box::new(Rare {
+                    bytes,
+                    key_len,
+                    properties_end,
+                    chunks,
+                    chunks_len,
+                    blind_copies,
+                    expiration,
+                    failures,
+                }))
+            } else {
+                Content::Boxed { properties_end, bytes }
+            }
+        };
+        let (marks, priority) = (marks_of(traits), traits.priority.unwrap_or_default());
+        Self { exchange, content, weight: 0, key_len: key_len as u8, marks, priority }.weighed(1)
     }
 
     /// Adds routing keys that receivers must not see.
     #[must_use]
-    pub(crate) fn with_blind_copies(mut self, keys: &[&str]) -> Self {
-        if !keys.is_empty() {
-            self.rare.get_or_insert_default().blind_copies = keys.iter().map(|&key| key.into()).collect();
+    pub(crate) fn with_blind_copies(self, keys: &[&str]) -> Self {
+        if keys.is_empty() {
+            return self;
         }
-        self
+        let blind_copies = keys.iter().map(|&key| key.into()).collect();
+        let (key_len, properties_end) = (self.key_len() as u32, self.properties_end() as u32);
+        let plain = |bytes| Rare { bytes, key_len, properties_end, ..Rare::default() };
+        let rare = match self.content {
+            Content::Inline { len, bytes, .. } => plain(bytes[..usize::from(len)].into()),
+            Content::Boxed { bytes, .. } => plain(bytes),
+            Content::Rare(rare) => *rare,
+        };
+        let content = Content::Rare(Box::new(Rare { blind_copies, ..rare }));
+        Self { content, ..self }.weighed(1)
     }
 
     /// Sets the number of queues that will share it.
     #[inline]
     pub(crate) fn share(&mut self, queues: usize) {
         if queues > 1 {
-            self.weight = weight(self.bytes.len() + self.large().map_or(0, |rare| rare.chunks_len), queues);
+            self.weight = weight(self.outside(), queues);
+        }
+    }
+
+    fn weighed(self, queues: usize) -> Self {
+        Self { weight: weight(self.outside(), queues), ..self }
+    }
+
+    /// Bytes of content that are not in the message itself.
+    fn outside(&self) -> usize {
+        match &self.content {
+            Content::Inline { .. } => 0,
+            Content::Boxed { bytes, .. } => bytes.len(),
+            Content::Rare(rare) => size_of::<Rare>() + rare.bytes.len() + rare.chunks_len,
         }
     }
 
@@ -181,11 +266,11 @@ impl Message {
     }
 
     pub(crate) fn blind_copies(&self) -> impl Iterator<Item = &str> {
-        self.rare.iter().flat_map(|rare| rare.blind_copies.iter().map(|key| &**key))
+        self.rare().into_iter().flat_map(|rare| rare.blind_copies.iter().map(|key| &**key))
     }
 
     /// The exchange, as it is shared by the messages that it has.
-    pub(crate) fn shared_exchange(&self) -> &Arc<str> {
+    pub(crate) fn shared_exchange(&self) -> &ExchangeName {
         &self.exchange
     }
 
@@ -197,53 +282,79 @@ impl Message {
     /// The routing key it was published with.
     pub fn routing_key(&self) -> &str {
         // Copied from a `&str` in `new`.
-        std::str::from_utf8(&self.bytes[..self.key_len as usize]).unwrap_or_default()
+        std::str::from_utf8(&self.bytes()[..self.key_len()]).unwrap_or_default()
     }
 
     /// Property flags and list, as received.
     pub fn properties(&self) -> &[u8] {
-        &self.bytes[self.property_range()]
+        &self.bytes()[self.key_len()..self.properties_end()]
     }
 
     /// Routing key, properties and, if it is small, the body, concatenated.
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
+        match &self.content {
+            Content::Inline { len, bytes, .. } => &bytes[..usize::from(*len)],
+            Content::Boxed { bytes, .. } => bytes,
+            Content::Rare(rare) => &rare.bytes,
+        }
     }
 
     /// The body, in one piece if it is small.
     pub fn body(&self) -> BodyView<'_> {
-        match self.large() {
-            None => BodyView::Inline(&self.bytes[self.properties_end as usize..]),
-            Some(rare) => BodyView::Chunks(&rare.chunks),
+        match self.rare() {
+            Some(rare) if rare.chunks_len > 0 => BodyView::Chunks(&rare.chunks),
+            _ => BodyView::Inline(&self.bytes()[self.properties_end()..]),
         }
     }
 
     /// Length of the body in bytes.
     pub fn body_len(&self) -> usize {
-        match self.large() {
-            None => self.bytes.len() - self.properties_end as usize,
-            Some(rare) => rare.chunks_len,
+        match self.rare() {
+            Some(rare) if rare.chunks_len > 0 => rare.chunks_len,
+            _ => self.bytes().len() - self.properties_end(),
         }
     }
 
     /// The traits that the broker has read from the properties.
     pub fn traits(&self) -> Traits {
-        self.traits
+        let rare = self.rare();
+        Traits {
+            persistent: self.marks & PERSISTENT != 0,
+            priority: (self.marks & HAS_PRIORITY != 0).then_some(self.priority),
+            expiration: rare.and_then(|rare| rare.expiration),
+            is_dead_letter: self.marks & DEAD_LETTER != 0,
+            is_annotated: self.marks & ANNOTATED != 0,
+            failures: rare.map_or(0, |rare| rare.failures),
+        }
     }
 
-    fn large(&self) -> Option<&Rare> {
-        self.rare.as_deref().filter(|rare| rare.chunks_len > 0)
+    fn key_len(&self) -> usize {
+        self.rare().map_or(usize::from(self.key_len), |rare| rare.key_len as usize)
     }
 
-    fn property_range(&self) -> Range<usize> {
-        self.key_len as usize..self.properties_end as usize
+    /// Where the properties end in [`Message::bytes`], and the body begins.
+    fn properties_end(&self) -> usize {
+        match &self.content {
+            Content::Inline { properties_end, .. } => usize::from(*properties_end),
+            Content::Boxed { properties_end, .. } => *properties_end as usize,
+            Content::Rare(rare) => rare.properties_end as usize,
+        }
+    }
+
+    fn rare(&self) -> Option<&Rare> {
+        match &self.content {
+            Content::Rare(rare) => Some(rare),
+            Content::Inline { .. } | Content::Boxed { .. } => None,
+        }
     }
 }
 
-impl Rare {
-    fn large(chunks: Vec<Bytes>, chunks_len: usize) -> Box<Self> {
-        Box::new(Self { chunks, chunks_len, blind_copies: Vec::new() })
-    }
+fn marks_of(traits: Traits) -> u8 {
+    let mark = |is_set, mark| if is_set { mark } else { 0 };
+    mark(traits.persistent, PERSISTENT)
+        | mark(traits.is_dead_letter, DEAD_LETTER)
+        | mark(traits.is_annotated, ANNOTATED)
+        | mark(traits.priority.is_some(), HAS_PRIORITY)
 }
 
 #[cfg(test)]
@@ -277,6 +388,8 @@ mod tests {
     fn a_small_message_is_one_allocation() {
         let message =
             Message::new("e".into(), "benchmark", &[0x10, 0, 2], Body::Copied(&[0; 16]), Traits::default());
-        assert!(!message.bytes.spilled());
+        assert!(matches!(message.content, Content::Inline { .. }));
+        // With the two counts of its `Arc`, one of the allocator's sizes.
+        assert_eq!(size_of::<Message>() + 2 * size_of::<usize>(), 64);
     }
 }

@@ -1,10 +1,43 @@
 //! Names of queues and exchanges: sanitising, reserved prefixes, and generation.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::BrokerError;
+
+/// The name of an exchange, shared by its messages: one word in each of them, where an `Arc<str>` is two.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExchangeName(Arc<Arc<str>>);
+
+impl ExchangeName {
+    /// The name, to be shared by what outlives its exchange.
+    pub(crate) fn text(&self) -> &Arc<str> {
+        &self.0
+    }
+}
+
+impl Deref for ExchangeName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for ExchangeName {
+    fn borrow(&self) -> &str {
+        self
+    }
+}
+
+impl From<&str> for ExchangeName {
+    fn from(name: &str) -> Self {
+        Self(Arc::new(name.into()))
+    }
+}
 
 /// The type of a resource, as RabbitMQ writes it before its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, has_annotation, inspect};
 use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
+use crate::names::ExchangeName;
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
 use crate::queue::{DeadLetter, Load, Overdraft, PublisherHold, Queue, Sender};
@@ -144,7 +145,7 @@ struct Through {
 
 /// The queues for messages with one exchange and routing key, and perhaps the same headers.
 struct Route {
-    exchange: Arc<str>,
+    exchange: ExchangeName,
     /// The counters of the exchange.
     flow: Arc<ExchangeFlow>,
     key: Box<str>,

@@ -29,7 +29,7 @@ impl VirtualHost {
         let name: Arc<str> = generated_name(REPLY_PREFIX).into();
         let queue = Queue::new(NewQueue {
             name: name.clone(),
-            vhost: self.name().into(),
+            context: self.reply_context(),
             properties: QueueProperties {
                 durable: false,
                 auto_delete: false,
@@ -44,14 +44,8 @@ impl VirtualHost {
                 overflow: Overflow::RejectPublish,
                 ..QueueArguments::default()
             },
-            // It is not in the topology, so nothing has to take it out.
             number: None,
             stored: None,
-            home: std::sync::Weak::new(),
-            metrics: self.shared_metrics(),
-            deadlines: self.deadlines(),
-            paging: self.paging(),
-            compatibility: self.compatibility(),
         });
         self.reply_queues().write().insert(name, queue.clone());
         queue

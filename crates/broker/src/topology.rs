@@ -16,6 +16,7 @@ use hashbrown::{HashMap, HashSet, HashTable};
 use slab::Slab;
 
 use crate::ledger::Ledger;
+use crate::names::ExchangeName;
 use crate::queue::Queue;
 use crate::rates::ExchangeFlow;
 use crate::routing::{BindingPattern, ExchangeKind, Routed, Router};
@@ -23,7 +24,7 @@ use crate::routing::{BindingPattern, ExchangeKind, Routed, Router};
 /// The properties that an exchange was declared with.
 #[derive(Debug, Clone)]
 pub(crate) struct Exchange {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: ExchangeName,
     pub(crate) kind: ExchangeKind,
     pub(crate) durable: bool,
     pub(crate) auto_delete: bool,
@@ -97,7 +98,7 @@ pub(crate) struct Topology {
     /// The storage of durable exchanges, queues and bindings.
     ledger: Option<Ledger>,
     exchanges: Slab<ExchangeSlot>,
-    exchange_names: HashMap<Arc<str>, u32, RandomState>,
+    exchange_names: HashMap<ExchangeName, u32, RandomState>,
     queues: Slab<QueueSlot>,
     queue_names: HashMap<Arc<str>, u32, RandomState>,
     bindings: Slab<PackedBinding>,

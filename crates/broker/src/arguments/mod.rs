@@ -13,6 +13,7 @@ pub(crate) use equivalence::{check_argument, check_field, check_flag, check_queu
 
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
+use crate::names::ExchangeName;
 use crate::queue::QueueCapacity;
 
 /// The kind of queue asked for by `x-queue-type`.
@@ -83,7 +84,7 @@ pub enum Overflow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLettering {
     /// `x-dead-letter-exchange`; empty for the default exchange.
-    pub exchange: Arc<str>,
+    pub exchange: ExchangeName,
     /// `x-dead-letter-routing-key`; without it messages keep their own.
     pub routing_key: Option<Arc<str>>,
 }

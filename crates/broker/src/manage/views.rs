@@ -231,7 +231,7 @@ impl Broker {
 
 fn view_of(exchange: &Exchange) -> ExchangeView {
     ExchangeView {
-        name: exchange.name.clone(),
+        name: Arc::clone(exchange.name.text()),
         kind: exchange.kind.name(),
         durable: exchange.durable,
         auto_delete: exchange.auto_delete,
@@ -247,11 +247,11 @@ impl Topology {
         let (is_exchange, slot) = destination.slot();
         let source = self.exchange_at(source);
         let (destination, destination_type) = match is_exchange {
-            true => (self.exchange_at(slot).name.clone(), BindingEnd::Exchange),
+            true => (self.exchange_at(slot).name.text().clone(), BindingEnd::Exchange),
             false => (self.queue_at(slot).name().clone(), BindingEnd::Queue),
         };
         Some(BindingView {
-            source: source.name.clone(),
+            source: source.name.text().clone(),
             destination,
             destination_type,
             routing_key: key.to_owned(),

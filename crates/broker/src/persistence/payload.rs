@@ -13,12 +13,11 @@
 //! Numbers have seven bits in each byte, the lowest first, with the top bit set if more bytes follow; a text
 //! is its length and its bytes. Traits are not stored, but read from the properties again.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use crate::inspect::traits_of;
 use crate::message::{Body, BodyView, Message, Traits};
+use crate::names::ExchangeName;
 
 /// Passes the payload of a message to `write`, in parts that are not copied.
 pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
@@ -55,7 +54,7 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
 /// Decodes payloads; consecutive messages of the same exchange share its name.
 #[derive(Default)]
 pub(super) struct Decoder {
-    exchange: Option<Arc<str>>,
+    exchange: Option<ExchangeName>,
 }
 
 impl Decoder {
@@ -79,7 +78,7 @@ impl Decoder {
         Some(message.with_blind_copies(&blind_copies))
     }
 
-    fn shared(&mut self, exchange: &str) -> Arc<str> {
+    fn shared(&mut self, exchange: &str) -> ExchangeName {
         match &self.exchange {
             Some(last) if **last == *exchange => last.clone(),
             _ => self.exchange.insert(exchange.into()).clone(),

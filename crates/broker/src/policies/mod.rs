@@ -91,8 +91,8 @@ impl PolicyTable {
             ranking.of_queue(queue).map_or(&NO_ARGUMENTS, |policy| &policy.definition.arguments)
         });
         let arguments = QueueArguments::read(&queue.own_arguments(), &[policy, operator]);
-        match queue.properties().capacity {
-            Some(capacity) => arguments.within(capacity),
+        match &queue.properties().capacity {
+            Some(capacity) => arguments.within(**capacity),
             None => arguments,
         }
     }

@@ -7,6 +7,7 @@ mod looks;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use slab::Slab;
@@ -14,6 +15,42 @@ use slab::Slab;
 use self::looks::Looks;
 use super::delivery::{Consumer, ConsumerId, ConsumerRoom};
 use crate::SessionId;
+
+/// A queue's consumers, which take no memory before there is one: of very many queues most never have any.
+#[derive(Default)]
+pub(super) struct QueueConsumers(Option<Box<Consumers>>);
+
+impl QueueConsumers {
+    pub(super) fn new(single_active: bool) -> Self {
+        Self(single_active.then(|| Box::new(Consumers::new(true))))
+    }
+}
+
+impl Deref for QueueConsumers {
+    type Target = Consumers;
+
+    #[inline]
+    fn deref(&self) -> &Consumers {
+        self.0.as_deref().unwrap_or(&NOBODY)
+    }
+}
+
+impl DerefMut for QueueConsumers {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Consumers {
+        self.0.get_or_insert_default()
+    }
+}
+
+static NOBODY: Consumers = Consumers {
+    entries: Slab::new(),
+    rings: BTreeMap::new(),
+    joined: 0,
+    exclusive: 0,
+    single: None,
+    listed: Vec::new(),
+    looks: None,
+};
 
 /// All consumers of a queue, keyed by slot.
 #[derive(Default)]

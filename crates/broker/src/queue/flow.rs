@@ -58,7 +58,7 @@ impl PublisherHold {
         let is_held = !state.deleted && state.credit.hold(backlog, *added, now, waiter);
         queue.schedule(&mut state);
         drop(state);
-        queue.metrics.publisher_holds.add(is_held.into());
+        queue.context.metrics.publisher_holds.add(is_held.into());
         is_held
     }
 }
@@ -103,20 +103,20 @@ impl Queue {
     /// 403 `… in exclusive use`; 406 for a wrong `x-priority`; 404 when the queue has just been deleted.
     pub fn consume(&self, spec: ConsumerSpec<'_>) -> Result<ConsumerId, BrokerError> {
         let arguments = spec.arguments.decode();
-        let priority = check_consumer_priority(&arguments, &self.name, &self.vhost)?;
+        let priority = check_consumer_priority(&arguments, &self.name, &self.context.vhost)?;
         let mut state = self.state.lock();
         if state.deleted {
-            return Err(BrokerError::no_queue(&self.name, &self.vhost));
+            return Err(BrokerError::no_queue(&self.name, &self.context.vhost));
         }
         let consumers = &mut state.consumers;
         // Quorum queues ignore the flag.
         let exclusive = spec.exclusive && self.kind() != QueueKind::Quorum;
         let alone = consumers.is_empty() && !consumers.is_single_active();
         if consumers.has_exclusive() || (exclusive && !alone) {
-            let queue = Resource::Queue.describe(&self.name, &self.vhost);
+            let queue = Resource::Queue.describe(&self.name, &self.context.vhost);
             return Err(BrokerError::access(format!("{queue} in exclusive use")));
         }
-        self.metrics.consumers.add(1);
+        self.context.metrics.consumers.add(1);
         let entry =
             ConsumerEntry::new(spec.consumer, spec.session, spec.tag, spec.no_ack, exclusive, priority);
         self.has_consumers.store(true, Ordering::Release);
@@ -130,7 +130,7 @@ impl Queue {
         if state.consumers.remove(consumer).is_none() {
             return;
         }
-        self.metrics.consumers.sub(1);
+        self.context.metrics.consumers.sub(1);
         if state.consumers.is_empty() {
             self.has_consumers.store(false, Ordering::Release);
             state.last_used = now;
@@ -191,15 +191,15 @@ impl Queue {
         match &got {
             None => {
                 state.passing.add(0, Leaving::got_nothing(), now);
-                self.metrics.gets_empty.add(1);
+                self.context.metrics.gets_empty.add(1);
             }
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
                 state.passing.add(0, Leaving::got(no_ack, got.delivery.redelivered()), now);
                 got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
-                self.metrics.messages_got.add(1);
-                self.metrics.messages_got_auto_ack.add(usize::from(no_ack));
-                self.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
+                self.context.metrics.messages_got.add(1);
+                self.context.metrics.messages_got_auto_ack.add(usize::from(no_ack));
+                self.context.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
             }
         }
         self.finish(state, effects, now);
@@ -209,7 +209,7 @@ impl Queue {
     /// Settles deliveries of this queue. Returns the log position up to which the log must be on disk so that
     /// they do not come back: the end of their own record; `None` if none of them is on disk.
     pub fn ack(&self, deliveries: Vec<Delivery>, now: Timestamp) -> Option<Lsn> {
-        self.metrics.messages_acked.add(deliveries.len());
+        self.context.metrics.messages_acked.add(deliveries.len());
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         if !deliveries.is_empty() && !state.deleted {
@@ -228,7 +228,7 @@ impl Queue {
         if state.deleted {
             return;
         }
-        self.metrics.messages_requeued.add(deliveries.len());
+        self.context.metrics.messages_requeued.add(deliveries.len());
         let arguments = self.arguments.load();
         let limit = self.delivery_limit_of(&arguments);
         let failure = self.failure_of(returned);
@@ -252,7 +252,7 @@ impl Queue {
     /// The number of failures that a delivery counts for which is given back in this way.
     fn failure_of(&self, returned: Returned) -> u32 {
         let is_forgiven = match returned {
-            Returned::Released => self.compatibility.forgives_releases(),
+            Returned::Released => self.context.compatibility.forgives_releases(),
             Returned::Failed => false,
             Returned::Unseen => true,
         };
@@ -345,8 +345,8 @@ impl Queue {
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
         effects.published =
             if matches!(sender, Sender::Publisher(_) | Sender::Foreign) { taken + refusals } else { 0 };
-        self.metrics.messages_enqueued.add(taken);
-        self.metrics.messages_refused.add(refusals);
+        self.context.metrics.messages_enqueued.add(taken);
+        self.context.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
         while !state.trim(&arguments, &mut effects) {
             drop(state);
@@ -359,8 +359,8 @@ impl Queue {
             Sender::Tracer | Sender::Foreign | Sender::DeadLetters { .. } => false,
         };
         let (dead, lined_up) = self.conclude(state, effects, now);
-        let full = long && self.paging.is_behind();
-        self.metrics.paging_pauses.add(full.into());
+        let full = long && self.context.paging.is_behind();
+        self.context.metrics.paging_pauses.add(full.into());
         Appended { dead, lined_up, until, full, holds }
     }
 
@@ -400,7 +400,7 @@ impl Queue {
         if lined_up {
             self.wait_for_letters();
         } else if !dead.is_empty()
-            && let Some(home) = self.home.upgrade()
+            && let Some(home) = self.context.home.upgrade()
         {
             home.dead_letter(self, dead, now);
         }
@@ -428,7 +428,7 @@ impl Queue {
         if !dead.is_empty() {
             if self.properties.capacity.is_some() {
                 let over = dead.iter().filter(|dead| dead.reason == DeathReason::MaxLength).count();
-                self.metrics.mqtt_messages_dropped.add(over);
+                self.context.metrics.mqtt_messages_dropped.add(over);
             }
             if self.arguments.load().dead_lettering.is_none() {
                 dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
@@ -439,9 +439,9 @@ impl Queue {
         }
         drop(state);
         released.wake();
-        self.metrics.messages_delivered.add(delivered);
-        self.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
-        self.metrics.messages_redelivered.add(redelivered);
+        self.context.metrics.messages_delivered.add(delivered);
+        self.context.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
+        self.context.metrics.messages_redelivered.add(redelivered);
         self.write_down(&marks);
         (dead, lined_up)
     }

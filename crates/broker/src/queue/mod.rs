@@ -18,8 +18,9 @@ mod view;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use amqp::{FieldTable, FieldValue};
 use arc_swap::ArcSwap;
@@ -53,12 +54,24 @@ use state::QueueState;
 /// A queue's state, locked.
 type StateGuard<'a> = MutexGuard<'a, QueueState, { Rank::TopologyOrQueue as u8 }>;
 
-/// A queue of one virtual host.
+/// The parts that all queues of a virtual host share.
+pub(crate) struct QueueContext {
+    /// The name of the virtual host.
+    pub(crate) vhost: Arc<str>,
+    pub(crate) home: Weak<VirtualHost>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) deadlines: Arc<Deadlines>,
+    pub(crate) paging: Arc<Paging>,
+    pub(crate) compatibility: Compatibility,
+}
+
+/// A queue of one virtual host. There may be very many that are idle: what only some of them need is boxed, and what they
+/// have in common is shared.
 pub struct Queue {
     name: Arc<str>,
-    vhost: Arc<str>,
+    context: Arc<QueueContext>,
     properties: QueueProperties,
-    declared: QueueArguments,
+    declared: Arc<QueueArguments>,
     /// `x-expires` in milliseconds, in place of the declared value; 0 for none
     /// (`VirtualHost::set_queue_expires`).
     own_expires: AtomicU64,
@@ -67,17 +80,12 @@ pub struct Queue {
     /// Unlike the name, never reused.
     id: u64,
     /// The number of a durable queue on disk.
-    number: Option<u64>,
+    number: Option<NonZeroU64>,
     /// Storage of persistent messages, if the queue is durable and there is a store.
     stored: Option<StoredQueue>,
     /// Its slot in the topology.
     slot: AtomicU32,
     this: Weak<Queue>,
-    home: Weak<VirtualHost>,
-    metrics: Arc<Metrics>,
-    deadlines: Arc<Deadlines>,
-    paging: Arc<Paging>,
-    compatibility: Compatibility,
     /// A copy of the argument, which is read for each batch.
     lazy: AtomicBool,
     /// Set under the lock, read without it.
@@ -103,7 +111,7 @@ pub struct QueueProperties {
     /// The name of its type, if that is not its kind's.
     pub type_name: Option<&'static str>,
     /// The most that it keeps, if its front end limits it.
-    pub capacity: Option<QueueCapacity>,
+    pub capacity: Option<Box<QueueCapacity>>,
 }
 
 /// The most ready messages that a queue of a front end keeps, whatever its policies say. It then drops the oldest ones, which
@@ -119,18 +127,13 @@ pub struct QueueCapacity {
 /// The parts of a new queue.
 pub(crate) struct NewQueue {
     pub(crate) name: Arc<str>,
-    pub(crate) vhost: Arc<str>,
+    pub(crate) context: Arc<QueueContext>,
     pub(crate) properties: QueueProperties,
     pub(crate) arguments: QueueArguments,
     /// The number on disk, for a durable queue.
     pub(crate) number: Option<u64>,
     /// The storage of the queue, if it is durable and there is a store.
     pub(crate) stored: Option<StoredQueue>,
-    pub(crate) home: Weak<VirtualHost>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) deadlines: Arc<Deadlines>,
-    pub(crate) paging: Arc<Paging>,
-    pub(crate) compatibility: Compatibility,
 }
 
 /// A consumer, for introspection.
@@ -166,27 +169,27 @@ pub(crate) enum DeleteRefused {
 impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let order = new.compatibility.delivery_order(&new.arguments);
+        // Those of most queues.
+        static NO_ARGUMENTS: LazyLock<Arc<QueueArguments>> = LazyLock::new(Arc::default);
+        let order = new.context.compatibility.delivery_order(&new.arguments);
         let stores = StoredMessages::of(new.arguments.kind, new.stored.as_ref());
         let state = Mutex::new(QueueState::new(&new.arguments, order, stores));
+        let declared =
+            if new.arguments == **NO_ARGUMENTS { Arc::clone(&NO_ARGUMENTS) } else { new.arguments.into() };
         Arc::new_cyclic(|this| Self {
             name: new.name,
-            vhost: new.vhost,
+            context: new.context,
             properties: new.properties,
-            lazy: AtomicBool::new(new.arguments.lazy),
-            arguments: ArcSwap::from_pointee(new.arguments.clone()),
-            own_expires: AtomicU64::new(new.arguments.expires.unwrap_or(0)),
-            declared: new.arguments,
+            lazy: AtomicBool::new(declared.lazy),
+            arguments: ArcSwap::new(Arc::clone(&declared)),
+            own_expires: AtomicU64::new(declared.expires.unwrap_or(0)),
+            declared,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            number: new.number,
+            // Numbers begin with 1.
+            number: new.number.and_then(NonZeroU64::new),
             stored: new.stored,
             slot: AtomicU32::new(u32::MAX),
             this: this.clone(),
-            home: new.home,
-            metrics: new.metrics,
-            deadlines: new.deadlines,
-            paging: new.paging,
-            compatibility: new.compatibility,
             deleted: AtomicBool::new(false),
             has_consumers: AtomicBool::new(false),
             state,
@@ -205,7 +208,7 @@ impl Queue {
     }
 
     pub(crate) fn compatibility(&self) -> Compatibility {
-        self.compatibility
+        self.context.compatibility
     }
 
     /// Its type, which policies cannot change.
@@ -225,13 +228,13 @@ impl Queue {
 
     /// The order in which it delivers messages; policies cannot change it.
     pub(crate) fn delivery_order(&self) -> DeliveryOrder {
-        self.compatibility.delivery_order(&self.declared)
+        self.context.compatibility.delivery_order(&self.declared)
     }
 
     /// The number of failed deliveries of a message after which these arguments drop it; `None` for no limit.
     fn delivery_limit_of(&self, arguments: &QueueArguments) -> Option<u64> {
         let is_quorum = arguments.kind == QueueKind::Quorum;
-        is_quorum.then(|| self.compatibility.delivery_limit(arguments.delivery_limit)).flatten()
+        is_quorum.then(|| self.context.compatibility.delivery_limit(arguments.delivery_limit)).flatten()
     }
 
     /// Its own `x-expires` in milliseconds.
@@ -353,7 +356,7 @@ impl Queue {
 
     /// The number of a durable queue on disk; a queue that is declared again has another.
     pub fn number(&self) -> Option<u64> {
-        self.number
+        self.number.map(NonZeroU64::get)
     }
 
     pub(crate) fn slot(&self) -> u32 {
@@ -368,7 +371,7 @@ impl Queue {
     /// Refuses access if the queue is exclusive to another session.
     pub(crate) fn check_access(&self, session: SessionId) -> Result<(), BrokerError> {
         match self.properties.owner {
-            Some(owner) if owner != session => Err(BrokerError::locked(&self.name, &self.vhost)),
+            Some(owner) if owner != session => Err(BrokerError::locked(&self.name, &self.context.vhost)),
             _ => Ok(()),
         }
     }
@@ -430,7 +433,7 @@ impl Queue {
         let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();
         let Some(due) = due else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {
-            self.deadlines.replace(state.scheduled, due, self.id, &self.this);
+            self.context.deadlines.replace(state.scheduled, due, self.id, &self.this);
             state.scheduled = Some(due);
         }
     }
@@ -438,7 +441,7 @@ impl Queue {
     /// Deletes the queue when its lease is over or its last consumer has gone.
     fn delete_locked(&self, state: StateGuard<'_>) {
         self.mark_deleted(state);
-        if let Some(home) = self.home.upgrade() {
+        if let Some(home) = self.context.home.upgrade() {
             home.forget_queue(self);
         }
     }
@@ -447,7 +450,7 @@ impl Queue {
         state.deleted = true;
         self.deleted.store(true, Ordering::Release);
         if let Some(scheduled) = state.scheduled.take() {
-            self.deadlines.remove(scheduled, self.id);
+            self.context.deadlines.remove(scheduled, self.id);
         }
         let messages = state.ready.take_all();
         let passed = std::mem::take(&mut state.passing);
@@ -457,14 +460,14 @@ impl Queue {
         let released = state.credit.release_all();
         self.look_at_paging(&mut state, Timestamp::default());
         if let Some(passed) = passed.last_read()
-            && let Some(home) = self.home.upgrade()
+            && let Some(home) = self.context.home.upgrade()
         {
             home.queue_has_passed(passed);
         }
         drop(state);
         waiting.wake();
         released.wake();
-        self.metrics.consumers.sub(consumers.len());
+        self.context.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64
     }

@@ -28,7 +28,7 @@ impl Moving {
     /// It gets other properties, flags and list as they are on the wire, and another body.
     pub fn changed(delivery: Delivery, properties: &[u8], body: Body<'_>) -> Self {
         let old = delivery.message();
-        let exchange = Arc::clone(old.shared_exchange());
+        let exchange = old.shared_exchange().clone();
         let message = Message::new(exchange, old.routing_key(), properties, body, old.traits());
         Self { message: Arc::new(message), delivery }
     }
@@ -79,7 +79,7 @@ impl Queue {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());
         let last = LastStoring::of(std::slice::from_ref(self));
-        let stored = StoredBatch::keep(self.paging.store(), last, &messages);
+        let stored = StoredBatch::keep(self.context.paging.store(), last, &messages);
         let sender = Sender::Foreign;
         let appended = self.append(messages.into_iter(), stored.at(0), now, sender, |at| refused.push(at));
         if self.is_deleted() {
@@ -88,7 +88,7 @@ impl Queue {
         if appended.lined_up {
             self.wait_for_letters();
         } else if !appended.dead.is_empty()
-            && let Some(home) = self.home.upgrade()
+            && let Some(home) = self.context.home.upgrade()
         {
             home.dead_letter(self, appended.dead, now);
         }
@@ -113,7 +113,7 @@ impl Queue {
         let (deliveries, messages): (Vec<_>, Vec<_>) =
             moving.into_iter().map(|moving| (moving.delivery, moving.message)).unzip();
         let (last, mut transfer) = (LastStoring::of(std::slice::from_ref(to)), Transfer::default());
-        let stored = StoredBatch::keep(self.paging.store(), last, &messages);
+        let stored = StoredBatch::keep(self.context.paging.store(), last, &messages);
         let kept = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
         let sender = Sender::DeadLetters { budget: 0 };
         let appended = to.append(messages.into_iter(), kept, now, sender, |_| {});

@@ -75,19 +75,19 @@ impl Queue {
     pub(super) fn look_at_paging(&self, state: &mut QueueState, now: Timestamp) {
         let counted = state.counted();
         if counted != state.paging.counted {
-            self.paging.count(state.paging.counted, counted);
+            self.context.paging.count(state.paging.counted, counted);
             state.paging.counted = counted;
         }
         if !state.paging.listed && state.is_long() {
             state.paging.listed = true;
-            self.paging.is_long(&self.this);
+            self.context.paging.is_long(&self.this);
         }
         if !state.paging.busy
             && self.has_paging_to_do(state, now)
             && let Some(this) = self.this.upgrade()
         {
             state.paging.busy = true;
-            self.paging.ask(this);
+            self.context.paging.ask(this);
         }
     }
 
@@ -109,8 +109,8 @@ impl Queue {
     /// Whether messages that can be on disk are to leave memory.
     #[inline]
     pub(super) fn should_page(&self) -> bool {
-        (self.paging.is_over_watermark() || self.lazy.load(Ordering::Relaxed))
-            && self.paging.store().is_some()
+        (self.context.paging.is_over_watermark() || self.lazy.load(Ordering::Relaxed))
+            && self.context.paging.store().is_some()
     }
 
     fn load(&self, plan: &Plan, now: Timestamp) {
@@ -122,9 +122,12 @@ impl Queue {
             }
             Err(error) => return self.paging_failed("read", &error, now),
         };
-        self.metrics.paging_reads.add(1);
-        self.metrics.messages_paged_in.add(loaded.deliveries.len());
-        self.metrics.bytes_paged_in.add(body_bytes(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
+        self.context.metrics.paging_reads.add(1);
+        self.context.metrics.messages_paged_in.add(loaded.deliveries.len());
+        self.context
+            .metrics
+            .bytes_paged_in
+            .add(body_bytes(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
         let through = loaded.through;
         let arguments = self.arguments.load();
         let limit = self.delivery_limit_of(&arguments);
@@ -151,7 +154,7 @@ impl Queue {
     }
 
     fn page_out<'q>(&'q self, mut state: StateGuard<'q>, now: Timestamp) {
-        let Some(store) = self.paging.store() else { return };
+        let Some(store) = self.context.paging.store() else { return };
         for _ in 0..MAX_STEPS {
             if state.deleted || !self.should_page() || !state.ready.can_let_go() {
                 return;
@@ -192,18 +195,18 @@ impl Queue {
         let freed = state.ready.written(to_write);
         self.look_at_paging(&mut state, now);
         drop(state);
-        self.metrics.paging_writes.add(1);
+        self.context.metrics.paging_writes.add(1);
         self.count_paged_out(&freed);
         true
     }
 
     fn count_paged_out(&self, freed: &[Delivery]) {
-        self.metrics.messages_paged_out.add(freed.len());
-        self.metrics.bytes_paged_out.add(body_bytes(freed.iter()));
+        self.context.metrics.messages_paged_out.add(freed.len());
+        self.context.metrics.bytes_paged_out.add(body_bytes(freed.iter()));
     }
 
     fn paging_failed(&self, what: &str, error: &PagingError, now: Timestamp) {
-        self.metrics.paging_failures.add(1);
+        self.context.metrics.paging_failures.add(1);
         let mut state = self.state.lock();
         let attempt = state.paging.failures;
         state.paging.failures = attempt.saturating_add(1);
@@ -211,7 +214,7 @@ impl Queue {
         state.paging.retry_at = Some(now.after(pause));
         drop(state);
         if attempt == 0 {
-            let (queue, vhost) = (&*self.name, &*self.vhost);
+            let (queue, vhost) = (&*self.name, &*self.context.vhost);
             tracing::error!(queue, vhost, %error, "messages cannot be {what}; they stay where they are, and it is tried again");
         }
     }

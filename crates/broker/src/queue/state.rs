@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sync::work;
 
-use super::consumers::Consumers;
+use super::consumers::QueueConsumers;
 use super::credit::{Load, PublisherCredit, Released};
 use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
@@ -20,7 +20,7 @@ use crate::time::Timestamp;
 
 pub(super) struct QueueState {
     pub(super) ready: ReadyStore,
-    pub(super) consumers: Consumers,
+    pub(super) consumers: QueueConsumers,
     /// The number of deliveries not settled by their sessions.
     pub(super) unacked: u64,
     pub(super) deleted: bool,
@@ -38,7 +38,8 @@ pub(super) struct QueueState {
     /// Holds publishers while the backlog grows.
     pub(super) credit: PublisherCredit,
     /// Set while a thread sends dead letters on: later letters, which have to wait for those.
-    letters: Option<Vec<DeadLetter>>,
+    #[expect(clippy::box_collection, reason = "a queue is small, and hardly ever has any")]
+    letters: Option<Box<Vec<DeadLetter>>>,
     /// Counters of messages that came and went.
     pub(super) passing: Passing,
 }
@@ -114,7 +115,7 @@ impl QueueState {
     pub(super) fn new(arguments: &QueueArguments, order: DeliveryOrder, stores: StoredMessages) -> Self {
         Self {
             ready: ReadyStore::new(order, stores),
-            consumers: Consumers::new(arguments.single_active_consumer),
+            consumers: QueueConsumers::new(arguments.single_active_consumer),
             unacked: 0,
             deleted: false,
             last_used: Timestamp::default(),
@@ -193,7 +194,7 @@ impl QueueState {
                 Vec::new()
             }
             none => {
-                *none = Some(Vec::new());
+                *none = Some(Box::default());
                 letters
             }
         }
@@ -202,7 +203,7 @@ impl QueueState {
     /// The letters that lined up while others were sent on. If there are none, later letters need not wait
     /// any more.
     pub(super) fn next_letters(&mut self) -> Vec<DeadLetter> {
-        let next = self.letters.as_mut().map(std::mem::take).unwrap_or_default();
+        let next = self.letters.as_deref_mut().map(std::mem::take).unwrap_or_default();
         if next.is_empty() {
             self.letters = None;
         }
@@ -323,3 +324,16 @@ const DELIVERY: u32 = 60;
 /// Most messages that one call of a consumer may take, so that the consumer's own lock is released now and
 /// then.
 const MAX_TURN: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Queue;
+
+    #[test]
+    fn an_idle_queue_is_small() {
+        // With the two counts of its `Arc`, one of the allocator's sizes.
+        assert!(size_of::<Queue>() <= 512 - 2 * size_of::<usize>(), "{}", size_of::<Queue>());
+        assert!(size_of::<QueueState>() <= 304, "{}", size_of::<QueueState>());
+    }
+}

@@ -11,7 +11,7 @@ pub(crate) use exchanges::{check_deletable, check_not_default};
 pub(crate) use restoring::Restoring;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use amqp::{FieldTable, RawTable};
 use hashbrown::HashMap;
@@ -28,12 +28,12 @@ use crate::firehose::{TRACE_EXCHANGE, TracedConnection, Tracer};
 use crate::ledger::Ledger;
 use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
-use crate::names::Resource;
+use crate::names::{ExchangeName, Resource};
 use crate::paging::Paging;
 use crate::permissions::{Access, ClientName, Grant, Grants};
 use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
-use crate::queue::{Queue, QueueCapacity};
+use crate::queue::{Queue, QueueCapacity, QueueContext};
 use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
@@ -120,7 +120,7 @@ pub(crate) struct Allowed<'a> {
 
 /// The result of [`VirtualHost::route`].
 pub(crate) struct Found {
-    pub(crate) exchange: Arc<str>,
+    pub(crate) exchange: ExchangeName,
     pub(crate) flow: Arc<ExchangeFlow>,
     pub(crate) routes: Routes,
     /// The generation for which the routes are valid.
@@ -150,9 +150,12 @@ pub struct VirtualHost {
     /// Connections that have the virtual host open.
     connections: Tally,
     metrics: Arc<Metrics>,
-    deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
     compatibility: Compatibility,
+    /// For the queues in the topology.
+    queue_context: Arc<QueueContext>,
+    /// For reply queues, which have no home: they are not in the topology, so nothing has to take them out.
+    reply_context: Arc<QueueContext>,
     /// Whether durable queues are quorum queues unless their declarations say otherwise.
     prefers_quorum: AtomicBool,
     /// Counters of the default exchange, which is not in the topology.
@@ -170,8 +173,19 @@ impl VirtualHost {
         paging: Arc<Paging>,
         compatibility: Compatibility,
     ) -> Arc<Self> {
-        let vhost = Arc::new(Self {
-            name: name.into(),
+        let name: Arc<str> = name.into();
+        let context = |home: Weak<Self>| QueueContext {
+            vhost: Arc::clone(&name),
+            home,
+            metrics: Arc::clone(&metrics),
+            deadlines: Arc::clone(&deadlines),
+            paging: Arc::clone(&paging),
+            compatibility,
+        };
+        let vhost = Arc::new_cyclic(|this| Self {
+            queue_context: context(Weak::clone(this)).into(),
+            reply_context: context(Weak::new()).into(),
+            name: Arc::clone(&name),
             node,
             traced: AtomicBool::new(false),
             store: OnceLock::new(),
@@ -183,9 +197,8 @@ impl VirtualHost {
             limits: RwLock::default(),
             connections: Tally::default(),
             replies: ReplyQueues::default(),
-            metrics,
-            deadlines,
-            paging,
+            metrics: Arc::clone(&metrics),
+            paging: Arc::clone(&paging),
             compatibility,
             prefers_quorum: AtomicBool::new(false),
             default_flow: Arc::default(),
@@ -296,16 +309,8 @@ impl VirtualHost {
         &self.metrics
     }
 
-    pub(crate) fn shared_metrics(&self) -> Arc<Metrics> {
-        self.metrics.clone()
-    }
-
-    pub(crate) fn deadlines(&self) -> Arc<Deadlines> {
-        self.deadlines.clone()
-    }
-
-    pub(crate) fn paging(&self) -> Arc<Paging> {
-        self.paging.clone()
+    pub(crate) fn reply_context(&self) -> Arc<QueueContext> {
+        Arc::clone(&self.reply_context)
     }
 
     pub(crate) fn reply_queues(&self) -> &ReplyQueues {

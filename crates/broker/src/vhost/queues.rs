@@ -118,22 +118,17 @@ impl VirtualHost {
             owner,
             arguments: arguments.clone(),
             type_name: declare.type_name,
-            capacity: declare.capacity,
+            capacity: declare.capacity.map(Box::new),
         };
         // Only a durable queue is in the store, under a number that is never reused.
         let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());
         let new = NewQueue {
             name: name.into(),
-            vhost: self.name.clone(),
+            context: Arc::clone(&self.queue_context),
             properties,
             arguments: parsed,
             number,
             stored: self.store().zip(number).map(|(store, number)| store.queue(QueueId(number))),
-            home: Arc::downgrade(self),
-            metrics: self.metrics.clone(),
-            deadlines: self.deadlines.clone(),
-            paging: self.paging.clone(),
-            compatibility: self.compatibility,
         };
         let queue = Queue::new(new);
         // Held until the queue can be found, so that a change of policies does not miss it.

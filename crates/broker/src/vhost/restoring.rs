@@ -77,7 +77,7 @@ impl<'b> Restoring<'b> {
         let parsed = QueueArguments::read(&arguments, &[]);
         let queue = Queue::new(NewQueue {
             name: written.name.into(),
-            vhost: vhost.name.clone(),
+            context: Arc::clone(&vhost.queue_context),
             properties: QueueProperties {
                 durable: true,
                 auto_delete: written.auto_delete,
@@ -89,11 +89,6 @@ impl<'b> Restoring<'b> {
             arguments: parsed,
             number: Some(written.number),
             stored: Some(self.store.queue(QueueId(written.number))),
-            home: Arc::downgrade(vhost),
-            metrics: vhost.metrics.clone(),
-            deadlines: vhost.deadlines.clone(),
-            paging: vhost.paging.clone(),
-            compatibility: vhost.compatibility,
         });
         queue.set_arguments(vhost.policies.read().arguments_of(&queue));
         vhost.topology.write().insert_queue(queue.clone());

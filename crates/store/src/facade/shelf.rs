@@ -34,7 +34,7 @@ pub(super) struct Shelf {
     order: Mutex<(), { Rank::ShelfOrder as u8 }>,
     forgotten: AtomicBool,
     /// The first message at the location in the segments that was read last and found damaged, and how often in a row.
-    damaged: Mutex<(u64, u32), { Rank::Leaf as u8 }>,
+    damaged: Mutex<Option<Box<(u64, u32)>>, { Rank::Leaf as u8 }>,
 }
 
 impl Shelves {
@@ -111,6 +111,7 @@ impl Shelf {
     /// happened in a row.
     pub(super) fn found_damaged(&self, position: u64) -> u32 {
         let mut damaged = self.damaged.lock();
+        let damaged = damaged.get_or_insert_default();
         damaged.1 = if damaged.0 == position { damaged.1 + 1 } else { 1 };
         damaged.0 = position;
         damaged.1
@@ -178,3 +179,15 @@ pub(super) fn inclusive(range: &Range) -> RangeInclusive<u64> {
 
 /// Messages that are moved under one lock, for which the queue's publishers and consumers wait: some microseconds.
 const CHUNK: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_queue_takes_little() {
+        // With the two counts of an `Arc`, up to one of the allocator's sizes.
+        assert!(size_of::<Shelf>() <= 64 - 16, "{}", size_of::<Shelf>());
+        assert!(size_of::<QueueLog>() <= 80 - 16, "{}", size_of::<QueueLog>());
+    }
+}

@@ -10,8 +10,10 @@ pub(super) struct JournalIndex {
     slots: VecDeque<Slot>,
     /// Settled slots that are still there.
     settled: usize,
-    /// Position and expiry time of the messages that expire, in order of position; most queues have none.
-    expiries: VecDeque<(u64, u64)>,
+    /// Position and expiry time of the messages that expire, in order of position; most queues have none. An index of
+    /// nothing is small, since there may be very many idle queues.
+    #[expect(clippy::box_collection, reason = "most queues never have any")]
+    expiries: Option<Box<VecDeque<(u64, u64)>>>,
 }
 
 /// A message that the journal holds for a queue.
@@ -63,8 +65,9 @@ impl JournalIndex {
             self.slots.insert(at, slot)
         }
         if entry.expires != 0 {
-            let at = self.expiries.partition_point(|(position, _)| *position < entry.position);
-            self.expiries.insert(at, (entry.position, entry.expires));
+            let expiries = self.expiries.get_or_insert_default();
+            let at = expiries.partition_point(|(position, _)| *position < entry.position);
+            expiries.insert(at, (entry.position, entry.expires));
         }
         true
     }
@@ -120,11 +123,14 @@ impl JournalIndex {
 
     fn live(&self, slot: Slot) -> Option<LiveMessage> {
         let position = slot.position();
-        let expires = self.expiries.binary_search_by_key(&position, |(position, _)| *position);
+        let expires = self.expiries.as_ref().and_then(|expiries| {
+            let at = expiries.binary_search_by_key(&position, |(position, _)| *position).ok()?;
+            Some(expiries[at].1)
+        });
         (slot.message != 0).then(|| LiveMessage {
             position,
             message: MessageRef::from_u64(slot.message),
-            expires: expires.map_or(0, |at| self.expiries[at].1),
+            expires: expires.unwrap_or(0),
             deliveries: slot.deliveries(),
         })
     }
@@ -144,8 +150,10 @@ impl JournalIndex {
             self.settled = 0;
         }
         let first = self.slots.front().map_or(u64::MAX, |slot| slot.position());
-        while self.expiries.front().is_some_and(|(position, _)| *position < first) {
-            self.expiries.pop_front();
+        if let Some(expiries) = &mut self.expiries {
+            while expiries.front().is_some_and(|(position, _)| *position < first) {
+                expiries.pop_front();
+            }
         }
         if self.slots.is_empty() && self.slots.capacity() > KEPT_CAPACITY {
             self.slots.shrink_to(KEPT_CAPACITY);

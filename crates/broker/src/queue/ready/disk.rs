@@ -119,7 +119,7 @@ impl ReadyStore {
             self.pinned += pinned;
             let mut freed = Vec::new();
             while freed.len() < STEP_MESSAGES
-                && self.levels[at].next_of_tail().is_some_and(|next| self.stores.includes(&next.message))
+                && self.levels[at].next_of_tail().is_some_and(|next| self.stores.includes(next.message()))
             {
                 self.move_to_run(at, single, &mut freed);
             }
@@ -144,7 +144,7 @@ impl ReadyStore {
         let Ok(at) = self.find_level(written.rank) else { return freed };
         let single = self.levels.len() == 1;
         // A level that was joined in the meantime no longer uses its segments.
-        while self.levels[at].next_of_tail().is_some_and(|next| next.position <= last) {
+        while self.levels[at].next_of_tail().is_some_and(|waiting| waiting.next().position <= last) {
             self.move_to_run(at, single, &mut freed);
         }
         freed

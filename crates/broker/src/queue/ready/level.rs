@@ -6,6 +6,7 @@ use std::sync::Arc;
 use store::pages::QueueSegments;
 
 use super::run::{Plan, Run};
+use super::waiting::{Next, Waiting};
 use crate::queue::delivery::Delivery;
 
 /// Messages that were returned to their place wait in a separate tree in front of those that have never left: they are older
@@ -16,7 +17,7 @@ pub(super) struct Level {
     /// By their positions, or by the order of their return where returned messages come first.
     pub(super) returned: BTreeMap<u64, Delivery>,
     /// The messages that have never left; in a split level, only the first of them.
-    head: VecDeque<Delivery>,
+    head: VecDeque<Waiting>,
     split: Option<Box<Split>>,
 }
 
@@ -24,7 +25,7 @@ pub(super) struct Level {
 #[derive(Default)]
 struct Split {
     run: Run,
-    tail: VecDeque<Delivery>,
+    tail: VecDeque<Waiting>,
     /// Bytes of memory that messages in the head take.
     head_weight: u64,
 }
@@ -54,14 +55,17 @@ impl Level {
     #[inline]
     pub(super) fn push(&mut self, delivery: Delivery) {
         match &mut self.split {
-            None => self.head.push_back(delivery),
-            Some(split) => split.tail.push_back(delivery),
+            None => self.head.push_back(delivery.into()),
+            Some(split) => split.tail.push_back(delivery.into()),
         }
     }
 
     #[inline]
-    pub(super) fn front(&self) -> Option<&Delivery> {
-        self.returned.first_key_value().map(|(_, delivery)| delivery).or_else(|| self.head.front())
+    pub(super) fn front(&self) -> Option<Next> {
+        match self.returned.first_key_value() {
+            Some((_, delivery)) => Some(Next::of(delivery)),
+            None => self.head.front().map(Waiting::next),
+        }
     }
 
     /// Whether the level has messages, and the next one is on disk.
@@ -80,7 +84,7 @@ impl Level {
         if let Some((_, delivery)) = self.returned.pop_first() {
             return Some(Popped { delivery, pinned: true, needs_load: false, joins: false });
         }
-        let delivery = self.head.pop_front()?;
+        let delivery = self.head.pop_front()?.into_delivery();
         if let Some(split) = &mut self.split {
             split.head_weight -= delivery.message.weight();
             let on_disk = !split.run.is_empty();
@@ -95,18 +99,19 @@ impl Level {
     }
 
     /// All messages in memory.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Delivery> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Delivery> {
         let tail = self.split.iter().flat_map(|split| &split.tail);
-        self.returned.values().chain(&self.head).chain(tail)
+        self.returned.values().cloned().chain(self.head.iter().chain(tail).map(Waiting::to_delivery))
     }
 
     /// Removes the selected messages from memory, and returns how many bytes of memory belonged to the head
     /// of a split level.
     pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool, taken: &mut Vec<Delivery>) -> u64 {
-        let mut keep = |delivery: &Delivery| {
-            let out = which(delivery);
+        let mut keep = |waiting: &Waiting| {
+            let delivery = waiting.to_delivery();
+            let out = which(&delivery);
             if out {
-                taken.push(delivery.clone());
+                taken.push(delivery);
             }
             !out
         };
@@ -161,7 +166,7 @@ impl Level {
         if let Some(split) = &mut self.split {
             split.head_weight += weight;
         }
-        self.head.push_back(delivery);
+        self.head.push_back(delivery.into());
     }
 
     /// Splits the level behind the head's window, if it is not split. Returns the bytes of memory that have
@@ -173,10 +178,10 @@ impl Level {
         let mut window = VecDeque::new();
         let mut head_weight = 0;
         while head_weight < WINDOW
-            && let Some(delivery) = self.head.pop_front()
+            && let Some(waiting) = self.head.pop_front()
         {
-            head_weight += delivery.message.weight();
-            window.push_back(delivery);
+            head_weight += waiting.message().weight();
+            window.push_back(waiting);
         }
         let tail = std::mem::replace(&mut self.head, window);
         if tail.is_empty() {
@@ -187,7 +192,7 @@ impl Level {
     }
 
     /// The next message that would leave memory.
-    pub(super) fn next_of_tail(&self) -> Option<&Delivery> {
+    pub(super) fn next_of_tail(&self) -> Option<&Waiting> {
         self.split.as_ref()?.tail.front()
     }
 
@@ -196,18 +201,18 @@ impl Level {
         let mut bytes = 0;
         let tail = self.split.as_ref()?.tail.iter().take(most);
         let first: Vec<_> = tail
-            .take_while(|delivery| {
+            .take_while(|waiting| {
                 let fits = bytes < most_bytes;
-                bytes += delivery.message.weight();
+                bytes += waiting.message().weight();
                 fits
             })
-            .cloned()
+            .map(Waiting::to_delivery)
             .collect();
         (!first.is_empty()).then_some(first)
     }
 
     pub(super) fn pop_tail(&mut self) -> Option<(Delivery, u64)> {
-        let delivery = self.split.as_mut()?.tail.pop_front()?;
+        let delivery = self.split.as_mut()?.tail.pop_front()?.into_delivery();
         let weight = delivery.message.weight();
         Some((delivery, weight))
     }
@@ -228,8 +233,8 @@ impl Level {
         if tail.len() < self.head.len() {
             self.head.append(&mut tail);
         } else {
-            while let Some(delivery) = self.head.pop_back() {
-                tail.push_front(delivery);
+            while let Some(waiting) = self.head.pop_back() {
+                tail.push_front(waiting);
             }
             self.head = tail;
         }
@@ -237,8 +242,8 @@ impl Level {
     }
 }
 
-fn weight_of(deliveries: &VecDeque<Delivery>) -> u64 {
-    deliveries.iter().map(|delivery| delivery.message.weight()).sum()
+fn weight_of(messages: &VecDeque<Waiting>) -> u64 {
+    messages.iter().map(|waiting| waiting.message().weight()).sum()
 }
 
 /// Bytes of memory that stay at the front when a level is split: consumers start with them while more are

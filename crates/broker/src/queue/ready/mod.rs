@@ -10,6 +10,7 @@ mod level;
 mod run;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use crate::compatibility::DeliveryOrder;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
 pub(crate) use run::{Plan, Run};
+use waiting::Next;
 
 /// Ready messages: the highest priority first, the oldest first within it.
 pub(super) struct ReadyStore {
@@ -152,7 +154,7 @@ impl ReadyStore {
 
     /// The next message; `None` also when it [is on disk](Self::is_on_disk).
     #[inline]
-    pub(super) fn front(&self) -> Option<&Delivery> {
+    pub(super) fn front(&self) -> Option<Next> {
         for level in self.levels.iter().rev() {
             match level.front() {
                 None if level.is_on_disk() => return None,
@@ -248,7 +250,7 @@ impl ReadyStore {
     }
 
     /// All messages in memory, the lowest priority first, the oldest first within it.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Delivery> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Delivery> {
         self.levels.iter().flat_map(Level::iter)
     }
 

@@ -67,7 +67,7 @@ fn a_restart_puts_what_was_delivered_before_in_front() {
     let mut store = ReadyStore::new(returned_first(), StoredMessages::Persistent);
     let found = [(0, 3, 0), (1, 3, 1), (2, 9, 2), (3, 9, 1), (4, 31, 0)];
     for (position, priority, deliveries) in found {
-        store.restore(Delivery { deliveries, ..delivery(position, priority) });
+        store.restore(Delivery { deliveries, failures: deliveries, ..delivery(position, priority) });
     }
     let first = store.pop().unwrap();
     assert_eq!(first.position, 2);

@@ -1,0 +1,105 @@
+//! A message that waits to be delivered for the first time, or for the first time since the broker started, in 24 bytes.
+
+use std::sync::Arc;
+
+use crate::message::Message;
+use crate::queue::delivery::Delivery;
+
+/// An entry of a level's head or tail. A queue may have millions of them, so that it has no field for what the message
+/// tells: a [`Delivery`] counts failures apart from deliveries, but until it is delivered here they are as many as a
+/// restart has found, or those of the message that a dead letter was made from.
+pub(super) struct Waiting {
+    /// The position in the lower bits, and above it the number of deliveries before the restart, up to 4095, as in the
+    /// journal's index.
+    place: u64,
+    expires: u64,
+    message: Arc<Message>,
+}
+
+/// Position and expiry of a message, known without taking it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::queue) struct Next {
+    pub(in crate::queue) position: u64,
+    /// As [`Delivery::expires`].
+    pub(in crate::queue) expires: u64,
+}
+
+impl Waiting {
+    #[inline]
+    pub(super) fn next(&self) -> Next {
+        Next { position: self.place % MAX_POSITION, expires: self.expires }
+    }
+
+    #[inline]
+    pub(super) fn message(&self) -> &Arc<Message> {
+        &self.message
+    }
+
+    #[inline]
+    pub(super) fn into_delivery(self) -> Delivery {
+        let Next { position, expires } = self.next();
+        let deliveries = (self.place / MAX_POSITION) as u32;
+        let failures = deliveries.max(self.message.traits().failures);
+        Delivery { position, expires, message: self.message, deliveries, failures }
+    }
+
+    /// The delivery that it would be.
+    pub(super) fn to_delivery(&self) -> Delivery {
+        Self { message: Arc::clone(&self.message), ..*self }.into_delivery()
+    }
+}
+
+impl From<Delivery> for Waiting {
+    #[inline]
+    fn from(delivery: Delivery) -> Self {
+        let Delivery { position, expires, message, deliveries, failures } = delivery;
+        debug_assert!(position < MAX_POSITION);
+        debug_assert_eq!(
+            failures,
+            deliveries.max(message.traits().failures),
+            "it has not been delivered since"
+        );
+        Self { place: position + u64::from(deliveries.min(MAX_DELIVERIES)) * MAX_POSITION, expires, message }
+    }
+}
+
+impl Next {
+    pub(super) fn of(delivery: &Delivery) -> Self {
+        Self { position: delivery.position, expires: delivery.expires }
+    }
+}
+
+/// The journal has none above it.
+const MAX_POSITION: u64 = 1 << 52;
+
+const MAX_DELIVERIES: u32 = (1 << 12) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Body, Traits};
+    use crate::queue::delivery::NEVER;
+
+    fn message(failures: u32) -> Arc<Message> {
+        let traits = Traits { failures, ..Traits::default() };
+        Arc::new(Message::new("".into(), "k", &[0, 0], Body::Copied(b"body"), traits))
+    }
+
+    #[test]
+    fn it_is_small_and_nothing_is_lost() {
+        assert_eq!(size_of::<Waiting>(), 24);
+        for (position, expires) in [(0, NEVER), (MAX_POSITION - 1, 1)] {
+            for (found, of_letter) in [(0, 0), (0, 9), (7, 0), (MAX_DELIVERIES, 0)] {
+                let (deliveries, failures) = (found, found.max(of_letter));
+                let message = message(of_letter);
+                let delivery = Delivery { position, expires, message, deliveries, failures };
+                let waiting = Waiting::from(delivery);
+                assert_eq!(waiting.next(), Next { position, expires });
+                for back in [waiting.to_delivery(), waiting.into_delivery()] {
+                    assert_eq!((back.position, back.expires), (position, expires));
+                    assert_eq!((back.deliveries, back.failures), (deliveries, failures));
+                }
+            }
+        }
+    }
+}
