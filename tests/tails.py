@@ -33,9 +33,9 @@ PROMISED = 20
 KINDS = {"transient": [], "durable": ["--persistent"]}
 LOAD = ["--producers", "5", "--consumers", "5", "--size", "1024", "--confirms", "100", "--prefetch", "100"]
 PRODUCERS = 5
-# What nobody consumes at first: pieces of 64 KiB, 32 MB a second, as long as it is measured. It has Leveret page it out, or retire segments of
+# What nobody consumes at first: pieces of 64 KiB, 50 MB a second, as long as it is measured. It has Leveret page it out, or retire segments of
 # its journal, and then page it in.
-BACKLOG = ["--size", "65536", "--rate", "500"]
+BACKLOG = ["--size", "65536", "--rate", "800"]
 BACKLOG_QUEUE = "tails.backlog"
 WATERMARK = "32MB"
 # Descriptors that servers need for other things.
@@ -56,11 +56,11 @@ def main():
         idle = min(options.idle, allowed - SPARE)
         print(f"{idle:,} idle connections, of {options.idle:,} that were wanted", file=sys.stderr)
         rates = {kind: options.rate or half_of_slowest(servers, kind, options) for kind in KINDS}
-        found = {}
+        found, titles = {}, {}
         for name in names:
             with started(servers, name, options) as server:
+                titles[name] = server.title
                 measure(Measured(server, name, rates, options, found), idle)
-        titles = {name: servers.title(name) for name in names}
     for kind, rate in rates.items():
         print(f"{kind.capitalize()} messages of 1 KiB, {per_second(rate)}:\n\n{table_of(kind, found, titles)}\n", flush=True)
     longest = max((figures[1] for (name, _, _), figures in found.items() if name == LEVERET), default=0)
@@ -114,6 +114,7 @@ def started(servers, name, options):
             server = alone.rabbitmq(name, *settings, plugins=PLUGINS)
             server.management, server.metrics = f"127.0.0.1:{management}", f"127.0.0.1:{prometheus}"
             server.objects = options.objects_of_rabbitmq
+        server.title = alone.title(name)
         yield server
 
 

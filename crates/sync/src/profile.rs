@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_thread_that_has_to_wait_is_counted_with_its_time() {
         let measured = Measured::of::<Waited>(Rank::Policies as u8);
-        measured.take(|| None, || std::thread::yield_now());
+        measured.take(|| None, std::thread::yield_now);
         let LockFigures { acquisitions, contended, waited, .. } = figures_of::<Waited>();
         assert_eq!((acquisitions, contended), (1, 1));
         assert!(waited > 0);
