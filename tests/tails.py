@@ -156,8 +156,8 @@ def opened(port, count):
 
 
 def declare(port, count):
-    """Transient queues that nothing is ever published to."""
-    declare_all(port, [f"tails.object.{number}" for number in range(count)])
+    """Queues that nothing is ever published to, durable ones, since definitions have no others."""
+    declare_all(port, [f"tails.object.{number}" for number in range(count)], DURABLE)
 
 
 def declare_all(port, names, flags=0):

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// A queue in chunks. One that has to move to a larger place when it is full would have a queue of four million messages stand
-/// still for a tenth of a second, with its publishers and consumers.
+/// A queue in chunks. One that moves to a larger place when it is full would copy 160 MB for four million messages, while the
+/// publishers and consumers of the queue wait for its lock.
 #[derive(Debug)]
 pub(super) struct ChunkedDeque<T> {
     /// The first elements. Empty only if there are no others.
