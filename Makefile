@@ -27,7 +27,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander upgrades spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander lock-profile tails upgrades spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -138,6 +138,20 @@ spool-study: setup leveret
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret
 	cd tests && ../.cache/venv/bin/python bystander.py $(ARGS)
+
+# How long threads wait for each lock and hold it, with 64 connections on 16 queues and on one (docs/scaling.md): with a build of its own,
+# which is moved away, so that the next build of the release puts its own there again.
+LOCK_PROFILE := $(CURDIR)/target/lock-profile/leveret
+lock-profile: setup
+	$(CARGO) build --release --locked --quiet --package leveret --features lock-profile
+	mkdir -p $(dir $(LOCK_PROFILE))
+	mv target/release/leveret $(LOCK_PROFILE)
+	cd tests && LEVERET_BIN=$(LOCK_PROFILE) ../.cache/venv/bin/python lock_profile.py $(ARGS)
+
+# The longest times from publish to delivery beside both releases of RabbitMQ, with 10,000 idle connections around and during what might
+# cause a pause: some eight minutes.
+tails: setup leveret
+	cd tests && ../.cache/venv/bin/python tails.py $(ARGS)
 
 # Clients of a pool that go on through UPGRADES of it: pika with confirms and acknowledgements, and a Java and a PHP publisher.
 CLIENTS ?= 1000

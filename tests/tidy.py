@@ -66,6 +66,35 @@ SHORT_SENTENCES = ("operations.md", "benchmarks.md")
 NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
 NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
 
+# Locks of parking_lot itself are seen neither by the order of locks (crate sync) nor by the test of those that a message takes
+# (crates/server/src/amqp/simulation/locks.rs). In the crates on the path of a message, only these files may have one, and only because no
+# message takes it unless the reason says so.
+PLAIN_LOCK = re.compile(r"\bparking_lot\b|\bstd::sync::(?:\{[^}]*)?\b(?:Mutex|RwLock)\b")
+MESSAGE_PATH = ("broker", "server", "store", "transport")
+PLAIN_LOCKS = {
+    "server/src/access/writer.rs": "the access log: opened and closed connections",
+    "server/src/alarms.rs": "connections that an alarm blocks",
+    "server/src/amqp/incomplete.rs": "a connection whose incomplete messages exceed 64 KiB, once for each time",
+    "server/src/client.rs": "logins",
+    "server/src/limits/mod.rs": "connections, and reads where receive_rate is set",
+    "server/src/migration/mod.rs": "moves to another broker",
+    "server/src/migration/progress.rs": "moves to another broker",
+    "server/src/registry/bytes.rs": "lists for operators",
+    "server/src/spool/": "the spool, whose queues have locks of their own",
+    "store/src/catalogue/mod.rs": "changes of definitions",
+    "store/src/disk/simulated/": "tests",
+    "store/src/facade/brake.rs": "publishers that wait for room on the disk",
+    "store/src/facade/mover_thread.rs": "retirement",
+    "store/src/journal/spares.rs": "a segment of the journal, once for each",
+    "store/src/journal/writer.rs": "reads of the journal's files, and a segment, once for each",
+    "store/src/pages/files.rs": "paging",
+    "store/src/pages/queue.rs": "paging",
+    "transport/src/blocking.rs": "a round of the journal in a turn",
+    "transport/src/inherited.rs": "the start",
+    "transport/src/tls/client.rs": "TLS handshakes",
+    "transport/src/tls/server.rs": "TLS handshakes",
+}
+
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
@@ -90,6 +119,7 @@ def check(root):
         place = path.relative_to(root)
         yield from terse_docs(place, text)
         yield from errors_of_text(place, text)
+        yield from plain_locks(place, text)
     yield from unused_public(root, files, production)
     yield from homonyms(root, production)
     yield from names_of_architecture(root, files)
@@ -192,6 +222,16 @@ def errors_of_text(place, text):
             parts = [*parts, ""] if code[at] == "," and depth == 1 else [*parts[:-1], parts[-1] + code[at]]
         if len(parts) > 1 and parts[1].strip() == "String":
             yield f"{place}:{code.count(chr(10), 0, match.start()) + 1}: an error that is a text; errors are types"
+
+
+def plain_locks(place, text):
+    _, crate, *rest = place.parts
+    name = "/".join([crate, *rest])
+    if crate not in MESSAGE_PATH or any(name.startswith(known) for known in PLAIN_LOCKS):
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if PLAIN_LOCK.search(line) and not COMMENT.match(line):
+            yield f"{place}:{number}: a lock that tests do not see: take one of crate sync, or say in tests/tidy.py when it is taken"
 
 
 def unused_public(root, files, production):

@@ -28,6 +28,8 @@ BREACHES = {
     "a text as an error": ({STRICT: "fn a() -> Result<Vec<(u8, String)>, String> {}\n"}, "errors are types"),
     "one over several lines": ({STRICT: "fn a(\n) -> Result<\n    u8,\n    String,\n> {}\n"}, "errors are types"),
     "a public function without a user": ({STRICT: "pub const fn unused() {}\n", LIB: "// unused\n"}, "no other crate uses unused"),
+    "a lock that no test sees": ({"crates/broker/src/lib.rs": "use parking_lot::Mutex;\n"}, "a lock that tests do not see"),
+    "one of the standard library": ({"crates/store/src/a.rs": "use std::sync::{Arc, Mutex};\n"}, "a lock that tests do not see"),
     "a path that is gone": ({LIB: "", "ARCHITECTURE.md": "See `crates/one/src/gone.rs`.\n"}, "gone.rs does not exist"),
     "a function that is gone": ({LIB: "fn here() {}\n", "ARCHITECTURE.md": "See `one::gone`.\n"}, "there is no one::gone"),
     "a hop in another file": (
@@ -71,7 +73,9 @@ mod tests {
 }
 """,
     "crates/amqp/benches/plan.rs": "fn main() { measure() }\n",
-    "crates/two/src/lib.rs": "fn all() { execute() }\n",
+    "crates/two/src/lib.rs": "use parking_lot::Mutex;\nfn all() { execute() }\n",
+    "crates/server/src/alarms.rs": "use parking_lot::Mutex;\n",
+    "crates/broker/src/lib.rs": "use std::sync::{Arc, MutexGuard};\nuse sync::Mutex;\n",
     "ARCHITECTURE.md": "`crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.\n",
 }
 

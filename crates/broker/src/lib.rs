@@ -84,7 +84,7 @@ pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
 pub use manage::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};
 pub use message::{ANNOTATION, Body, BodyView, MAX_INLINE_BODY, Message, Traits};
-pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter};
+pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter, SharedGauge};
 pub use names::{ExchangeName, generated_name};
 pub use paging::PagingStatus;
 pub use permissions::{

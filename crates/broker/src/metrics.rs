@@ -1,16 +1,18 @@
-//! Counters, as plain atomics that may be read at any time.
+//! Counters, which may be read at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sync::ShardedCounters;
+
 macro_rules! counters {
-    ($($(#[doc = $help:literal])+ $name:ident),* $(,)?) => {
+    ($($(#[doc = $help:literal])+ $name:ident: $kind:ident),* $(,)?) => {
         /// Counts of a broker's operations since it started, and of its current contents. Each value is
         /// exact; two values read one after the other need not belong to the same moment.
         ///
         /// The documentation of a counter is also its help text in the metrics.
         #[derive(Debug, Default)]
         pub struct Metrics {
-            $($(#[doc = $help])+ pub $name: SharedCounter,)*
+            $($(#[doc = $help])+ pub $name: $kind,)*
             published: [Published; FrontEnd::COUNT],
         }
 
@@ -25,78 +27,78 @@ macro_rules! counters {
 
 counters! {
     /// Messages published by clients that reached at least one queue; each counts once, when it is routed.
-    messages_routed,
+    messages_routed: SharedCounter,
     /// Messages published by clients that reached no queue, whether returned or not; each counts once.
-    messages_unroutable,
+    messages_unroutable: SharedCounter,
     /// Messages put into queues, dead letters and traces included; each counts once for each of its queues.
-    messages_enqueued,
+    messages_enqueued: SharedCounter,
     /// Messages delivered to consumers, when they are passed to their connection; each redelivery counts again.
-    messages_delivered,
+    messages_delivered: SharedCounter,
     /// Messages delivered to consumers that do not acknowledge; also part of messages_delivered.
-    messages_delivered_auto_ack,
+    messages_delivered_auto_ack: SharedCounter,
     /// Messages fetched with basic.get or over HTTP, when they leave the queue.
-    messages_got,
+    messages_got: SharedCounter,
     /// Messages fetched with basic.get or over HTTP without acknowledgement; also part of messages_got.
-    messages_got_auto_ack,
+    messages_got_auto_ack: SharedCounter,
     /// Fetches, with basic.get or over HTTP, that found their queue empty.
-    gets_empty,
+    gets_empty: SharedCounter,
     /// Messages delivered or fetched that had been delivered or fetched before; each time counts.
-    messages_redelivered,
+    messages_redelivered: SharedCounter,
     /// Messages acknowledged by clients, when the acknowledgement arrives; in a transaction, at its commit.
-    messages_acked,
+    messages_acked: SharedCounter,
     /// Messages returned to their queue by reject, nack or recover, or because their channel or session ended.
-    messages_requeued,
+    messages_requeued: SharedCounter,
     /// Messages that a full queue with overflow reject-publish or reject-publish-dlx refused; each queue counts.
-    messages_refused,
+    messages_refused: SharedCounter,
     /// Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).
-    mqtt_messages_dropped,
+    mqtt_messages_dropped: SharedCounter,
     /// Messages passed on to the dead-letter exchange of their queue, for any reason; each hop counts.
-    messages_dead_lettered,
+    messages_dead_lettered: SharedCounter,
     /// Messages dead-lettered because a consumer rejected them; also part of messages_dead_lettered.
-    messages_dead_lettered_rejected,
+    messages_dead_lettered_rejected: SharedCounter,
     /// Messages dead-lettered because their time to live was over; also part of messages_dead_lettered.
-    messages_dead_lettered_expired,
+    messages_dead_lettered_expired: SharedCounter,
     /// Messages dead-lettered because a queue exceeded its maximum length; also part of messages_dead_lettered.
-    messages_dead_lettered_maxlen,
+    messages_dead_lettered_maxlen: SharedCounter,
     /// Messages dead-lettered because they exceeded a delivery limit; also part of messages_dead_lettered.
-    messages_dead_lettered_delivery_limit,
+    messages_dead_lettered_delivery_limit: SharedCounter,
     /// Dead letters dropped because the death of one message had led to too many dead letters.
-    dead_letters_dropped,
+    dead_letters_dropped: SharedCounter,
     /// Ready messages removed from their queue's memory and left on disk; each time counts.
-    messages_paged_out,
+    messages_paged_out: SharedCounter,
     /// Bytes of the bodies of the messages of messages_paged_out.
-    bytes_paged_out,
+    bytes_paged_out: SharedCounter,
     /// Paged-out messages that were read back into memory, before their delivery; each time counts.
-    messages_paged_in,
+    messages_paged_in: SharedCounter,
     /// Bytes of the bodies of the messages of messages_paged_in.
-    bytes_paged_in,
+    bytes_paged_in: SharedCounter,
     /// Writes of a batch of messages to disk so that they can leave memory; persistent messages of durable
     /// queues need none.
-    paging_writes,
+    paging_writes: SharedCounter,
     /// Reads of a batch of paged-out messages from disk.
-    paging_reads,
+    paging_reads: SharedCounter,
     /// Batches of publishes after which their client was not read until enough messages had left memory; each
     /// queue counts.
-    paging_pauses,
+    paging_pauses: SharedCounter,
     /// Times that a publisher was held, for at most 50 ms, because the backlog of its queue grew though the queue's consumers
     /// could take more.
-    publisher_holds,
+    publisher_holds: SharedCounter,
     /// Failed reads and writes of messages that are paged; each is repeated within half a minute.
-    paging_failures,
+    paging_failures: SharedCounter,
     /// Queues that exist, in all virtual hosts.
-    queues,
+    queues: SharedGauge,
     /// Queue declarations that succeeded, of new and of existing queues; passive ones do not count.
-    queues_declared,
+    queues_declared: SharedCounter,
     /// Queues created by a declaration; those restored at the start do not count.
-    queues_created,
+    queues_created: SharedCounter,
     /// Queues deleted, expired ones and those of closed connections included.
-    queues_deleted,
+    queues_deleted: SharedCounter,
     /// Exchanges that exist, in all virtual hosts; those that every virtual host has are included.
-    exchanges,
+    exchanges: SharedGauge,
     /// Bindings that exist, in all virtual hosts; those of the default exchange do not count.
-    bindings,
+    bindings: SharedGauge,
     /// Consumers that exist, in all virtual hosts.
-    consumers,
+    consumers: SharedGauge,
 }
 
 /// The protocol of a client, by which publish metrics are split.
@@ -124,7 +126,7 @@ pub struct Published {
     /// Messages that reached none.
     pub unroutable: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
-    pub publishers: SharedCounter,
+    pub publishers: SharedGauge,
     /// Sizes of the bodies of all of them, counted only where the release that is followed tells them.
     pub sizes: MessageSizes,
 }
@@ -181,26 +183,39 @@ impl Metrics {
     }
 }
 
-/// A counter, or a gauge.
+/// A counter that only grows. All connections add to the same few, from all cores: each of the busy ones is split among
+/// threads, and shares no line of the caches with another.
 #[derive(Debug, Default)]
-pub struct SharedCounter(AtomicU64);
+#[repr(align(64))]
+pub struct SharedCounter(ShardedCounters<1>);
 
 impl SharedCounter {
-    /// The count since the start, or the current value of a gauge.
+    /// The count since the start.
+    pub fn get(&self) -> u64 {
+        self.0.get(0)
+    }
+
+    pub(crate) fn add(&self, n: usize) {
+        self.0.add([n as u64]);
+    }
+}
+
+/// A number of objects that exist now.
+#[derive(Debug, Default)]
+pub struct SharedGauge(AtomicU64);
+
+impl SharedGauge {
+    /// Objects at this moment.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add(&self, n: usize) {
-        if n > 0 {
-            self.0.fetch_add(n as u64, Ordering::Relaxed);
-        }
+        self.0.fetch_add(n as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn sub(&self, n: usize) {
-        if n > 0 {
-            self.0.fetch_sub(n as u64, Ordering::Relaxed);
-        }
+        self.0.fetch_sub(n as u64, Ordering::Relaxed);
     }
 }
 

@@ -5,6 +5,8 @@
 //! [`Broker::page`]: threads, in a server; no queue is locked meanwhile. A publisher that fills a
 //! long queue faster than that [waits](crate::VirtualHost::wait_for_room).
 
+mod memory;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -12,6 +14,7 @@ use store::{Store, WaitList, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
+use self::memory::{Memory, Told};
 use crate::broker::Broker;
 use crate::queue::Queue;
 use crate::time::Timestamp;
@@ -32,7 +35,7 @@ pub struct PagingStatus {
 
 /// A broker's paging. Its locks are acquired after those of queues.
 pub(crate) struct Paging {
-    resident: AtomicU64,
+    resident: Memory,
     paged_messages: AtomicU64,
     paged_bytes: AtomicU64,
     to_page_out: AtomicU64,
@@ -80,7 +83,7 @@ impl Broker {
 impl Paging {
     pub(crate) fn new(watermark: u64, waker: Option<Arc<dyn Waiter>>) -> Self {
         Self {
-            resident: AtomicU64::new(0),
+            resident: Memory::new(watermark),
             paged_messages: AtomicU64::new(0),
             paged_bytes: AtomicU64::new(0),
             to_page_out: AtomicU64::new(0),
@@ -118,7 +121,26 @@ impl Paging {
     /// Updates the counts after a queue's contents have changed. Called under the queue's lock.
     #[inline]
     pub(crate) fn count(&self, before: Counted, now: Counted) {
-        let resident = change(&self.resident, before.resident, now.resident);
+        let resident = self.resident.change(before.resident, now.resident);
+        if let Some(Told { now: resident, .. }) = resident {
+            self.compare_with_watermark(resident);
+        }
+        if before.paged_messages != now.paged_messages {
+            change(&self.paged_messages, before.paged_messages, now.paged_messages);
+            change(&self.paged_bytes, before.paged_bytes, now.paged_bytes);
+        }
+        let paid = before.to_page_out != now.to_page_out
+            && change(&self.to_page_out, before.to_page_out, now.to_page_out) == 0;
+        let has_room = resident.is_some_and(|told| told.before > self.limit() && told.now <= self.limit());
+        if paid || has_room {
+            // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
+            // set.
+            let waiting = self.for_room.lock().take();
+            waiting.wake();
+        }
+    }
+
+    fn compare_with_watermark(&self, resident: u64) {
         if resident > self.watermark {
             if !self.is_over_watermark()
                 && self.store().is_some()
@@ -130,25 +152,12 @@ impl Paging {
         } else if self.is_over_watermark() && resident < self.watermark - self.watermark / 8 {
             self.is_over_watermark.store(false, Ordering::Relaxed);
         }
-        if before.paged_messages != now.paged_messages {
-            change(&self.paged_messages, before.paged_messages, now.paged_messages);
-            change(&self.paged_bytes, before.paged_bytes, now.paged_bytes);
-        }
-        let paid = before.to_page_out != now.to_page_out
-            && change(&self.to_page_out, before.to_page_out, now.to_page_out) == 0;
-        let was = (resident + before.resident).wrapping_sub(now.resident);
-        if paid || was > self.limit() && resident <= self.limit() {
-            // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
-            // set.
-            let waiting = self.for_room.lock().take();
-            waiting.wake();
-        }
     }
 
     /// Whether far more is in memory than should be, and some of it can be paged out.
     pub(crate) fn is_behind(&self) -> bool {
         self.is_over_watermark()
-            && self.resident.load(Ordering::Relaxed) > self.limit()
+            && self.resident.known() > self.limit()
             && self.to_page_out.load(Ordering::Relaxed) > 0
     }
 
@@ -195,7 +204,7 @@ impl Paging {
 
     fn held(&self) -> PagingStatus {
         PagingStatus {
-            resident: self.resident.load(Ordering::Relaxed),
+            resident: self.resident.exact(),
             paged_messages: self.paged_messages.load(Ordering::Relaxed),
             paged_bytes: self.paged_bytes.load(Ordering::Relaxed),
             watermark: self.watermark,

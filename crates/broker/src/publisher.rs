@@ -462,6 +462,9 @@ impl Publisher {
         let allowed = Allowed { grant, client, routing_key, at: allowed_at, may_be_internal: self.is_tracer };
         let found = self.vhost.route(publish.exchange, routed, &allowed)?;
         let Found { exchange, flow, mut routes, generation } = found;
+        // A copy for this publisher: each of its messages counts references to the name, which others would do, too.
+        let same = self.route.as_ref().filter(|last| *last.exchange == *exchange);
+        let exchange = same.map_or_else(|| ExchangeName::from(&*exchange), |last| last.exchange.clone());
         work::charge(ROUTE, 1);
         work::charge(MATCH, routes.queues.len());
         let counts = !routes.queues.is_empty();

@@ -9,6 +9,8 @@ mod ticks;
 
 use std::ops::{Add, AddAssign};
 
+use sync::ShardedCounters;
+
 use self::ticks::{Rated, SharedRated, TICK};
 use crate::time::Timestamp;
 
@@ -216,9 +218,9 @@ impl Publishing {
     }
 }
 
-/// Counters of an exchange: messages published to it, and queue entries that resulted.
+/// Counters of an exchange: messages published to it, and queue entries that resulted. All its publishers share them.
 #[derive(Debug, Default)]
-pub(crate) struct ExchangeFlow(SharedRated<2>);
+pub(crate) struct ExchangeFlow(SharedRated<2, ShardedCounters<2>>);
 
 impl ExchangeFlow {
     pub(crate) fn add(&self, published: u64, enqueued: u64, now: Timestamp) {

@@ -1,8 +1,7 @@
-//! Counters of the front end, as plain atomics that can be read at any time.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! Counters of the front end, which can be read at any time.
 
 use broker::FrontEnd;
+use sync::ShardedCounters;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -56,17 +55,18 @@ impl ServerMetrics {
     }
 }
 
-/// A counter that only grows, from 0 at the start of the process.
+/// A counter that only grows, from 0 at the start of the process. A busy one is split among threads.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+#[repr(align(64))]
+pub struct Counter(ShardedCounters<1>);
 
 impl Counter {
     /// The number of events since the start of the process.
     pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.get(0)
     }
 
     pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
+        self.0.add([n]);
     }
 }

@@ -5,7 +5,11 @@
 //! that the memory model allows (`make loom`). Such a build is for these tests only.
 //!
 //! Each of these locks has a [`Rank`], and debug builds panic when a thread takes one out of order. In a release build
-//! the types of locks are aliases of parking_lot's.
+//! the types of locks are aliases of parking_lot's. With the feature `lock-profile` locks also measure how often and how long
+//! threads wait for them, and how long they are held (`make lock-profile`), in place of the check in a release build. Debug
+//! builds can tell which locks a thread takes, so that a test sees a new one on the path of a message.
+//!
+//! Counters that many threads add to are [`ShardedCounters`].
 //!
 //! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
 //! waiting.
@@ -14,28 +18,40 @@
 
 #[cfg(feature = "loom")]
 mod explored;
+#[cfg(feature = "lock-profile")]
+pub mod profile;
 mod rank;
-#[cfg(any(debug_assertions, feature = "loom"))]
+#[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
 mod ranked;
-#[cfg(not(any(debug_assertions, feature = "loom")))]
+mod sharded;
+#[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
+mod taken;
+#[cfg(not(any(debug_assertions, feature = "loom", feature = "lock-profile")))]
 mod unchecked;
+#[cfg(all(any(debug_assertions, feature = "loom"), not(feature = "lock-profile")))]
+mod unmeasured;
 #[cfg(not(feature = "loom"))]
 mod waker;
 pub mod work;
 
 #[cfg(feature = "loom")]
 use explored as unranked;
-#[cfg(all(debug_assertions, not(feature = "loom")))]
+#[cfg(all(any(debug_assertions, feature = "lock-profile"), not(feature = "loom")))]
 use parking_lot as unranked;
+#[cfg(all(any(debug_assertions, feature = "loom"), not(feature = "lock-profile")))]
+use unmeasured as profile;
 
 #[cfg(feature = "loom")]
 pub use explored::{AtomicWaker, explore, explore_timeouts};
 #[cfg(feature = "loom")]
 pub use loom;
 pub use rank::Rank;
-#[cfg(any(debug_assertions, feature = "loom"))]
+#[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
 pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-#[cfg(not(any(debug_assertions, feature = "loom")))]
+pub use sharded::{OwnLine, ShardedCounters, Shards};
+#[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
+pub use taken::{TakenLock, locks_taken};
+#[cfg(not(any(debug_assertions, feature = "loom", feature = "lock-profile")))]
 pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(feature = "loom"))]
 pub use waker::AtomicWaker;

@@ -11,7 +11,7 @@ macro_rules! ranks {
             $($rank,)*
         }
 
-        #[cfg(any(debug_assertions, feature = "loom"))]
+        #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
         impl Rank {
             /// All ranks, by number.
             pub(crate) const ALL: &[Self] = &[$(Self::$rank,)*];

@@ -1,4 +1,4 @@
-//! Locks that check the order in which a thread takes them.
+//! Locks that check the order in which a thread takes them, or measure how long it waits for them.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -10,23 +10,34 @@ use std::time::Duration;
 #[cfg(feature = "loom")]
 use loom::thread_local;
 
-use crate::{Rank, unranked};
+use crate::profile::{Held, Measured};
+use crate::{Rank, taken, unranked};
 
 /// A mutex of this [`Rank`].
-#[derive(Debug, Default)]
-pub struct Mutex<T, const RANK: u8>(unranked::Mutex<T>);
+#[derive(Debug)]
+pub struct Mutex<T, const RANK: u8> {
+    lock: unranked::Mutex<T>,
+    measured: Measured,
+}
 
 /// The guard of [`Mutex`].
 #[derive(Debug)]
 pub struct MutexGuard<'a, T, const RANK: u8> {
     guard: unranked::MutexGuard<'a, T>,
-    _held: HeldRank<RANK>,
+    held: Held,
+    _rank: HeldRank<RANK>,
+}
+
+impl<T: Default, const RANK: u8> Default for Mutex<T, RANK> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
 }
 
 impl<T, const RANK: u8> Mutex<T, RANK> {
     /// Creates a mutex.
     pub fn new(value: T) -> Self {
-        Self(unranked::Mutex::new(value))
+        Self { lock: unranked::Mutex::new(value), measured: Measured::of::<T>(RANK) }
     }
 
     /// Locks the mutex.
@@ -35,8 +46,9 @@ impl<T, const RANK: u8> Mutex<T, RANK> {
     /// If the thread holds a lock of this rank or a later one.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T, RANK> {
-        let held = HeldRank::take();
-        MutexGuard { guard: self.0.lock(), _held: held }
+        let rank = HeldRank::take::<T, _>(self);
+        let guard = self.measured.take(|| self.lock.try_lock(), || self.lock.lock());
+        MutexGuard { guard, held: self.measured.begin_to_hold(), _rank: rank }
     }
 
     /// Locks the mutex unless it is locked.
@@ -45,13 +57,13 @@ impl<T, const RANK: u8> Mutex<T, RANK> {
     /// If the thread holds a lock of this rank or a later one.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T, RANK>> {
-        let held = HeldRank::take();
-        Some(MutexGuard { guard: self.0.try_lock()?, _held: held })
+        let rank = HeldRank::take::<T, _>(self);
+        Some(MutexGuard { guard: self.lock.try_lock()?, held: self.measured.begin_to_hold(), _rank: rank })
     }
 
     /// The value, which nobody else can lock now.
     pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut()
+        self.lock.get_mut()
     }
 }
 
@@ -70,27 +82,38 @@ impl<T, const RANK: u8> DerefMut for MutexGuard<'_, T, RANK> {
 }
 
 /// A reader-writer lock of this [`Rank`].
-#[derive(Debug, Default)]
-pub struct RwLock<T, const RANK: u8>(unranked::RwLock<T>);
+#[derive(Debug)]
+pub struct RwLock<T, const RANK: u8> {
+    lock: unranked::RwLock<T>,
+    measured: Measured,
+}
 
 /// The guard of a reader.
 #[derive(Debug)]
 pub struct RwLockReadGuard<'a, T, const RANK: u8> {
     guard: unranked::RwLockReadGuard<'a, T>,
-    _held: HeldRank<RANK>,
+    _held: Held,
+    _rank: HeldRank<RANK>,
 }
 
 /// The guard of a writer.
 #[derive(Debug)]
 pub struct RwLockWriteGuard<'a, T, const RANK: u8> {
     guard: unranked::RwLockWriteGuard<'a, T>,
-    held: HeldRank<RANK>,
+    held: Held,
+    rank: HeldRank<RANK>,
+}
+
+impl<T: Default, const RANK: u8> Default for RwLock<T, RANK> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
 }
 
 impl<T, const RANK: u8> RwLock<T, RANK> {
     /// Creates a lock.
     pub fn new(value: T) -> Self {
-        Self(unranked::RwLock::new(value))
+        Self { lock: unranked::RwLock::new(value), measured: Measured::of::<T>(RANK) }
     }
 
     /// Locks it for reading.
@@ -99,8 +122,9 @@ impl<T, const RANK: u8> RwLock<T, RANK> {
     /// If the thread holds a lock of this rank or a later one.
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T, RANK> {
-        let held = HeldRank::take();
-        RwLockReadGuard { guard: self.0.read(), _held: held }
+        let rank = HeldRank::take::<T, _>(self);
+        let guard = self.measured.take(|| self.lock.try_read(), || self.lock.read());
+        RwLockReadGuard { guard, _held: self.measured.begin_to_hold(), _rank: rank }
     }
 
     /// Locks it for writing.
@@ -109,8 +133,9 @@ impl<T, const RANK: u8> RwLock<T, RANK> {
     /// If the thread holds a lock of this rank or a later one.
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T, RANK> {
-        let held = HeldRank::take();
-        RwLockWriteGuard { guard: self.0.write(), held }
+        let rank = HeldRank::take::<T, _>(self);
+        let guard = self.measured.take(|| self.lock.try_write(), || self.lock.write());
+        RwLockWriteGuard { guard, held: self.measured.begin_to_hold(), rank }
     }
 }
 
@@ -118,7 +143,7 @@ impl<T, const RANK: u8> RwLockWriteGuard<'_, T, RANK> {
     /// Unlocks it, and hands it to a thread that waits.
     pub fn unlock_fair(self) {
         unranked::RwLockWriteGuard::unlock_fair(self.guard);
-        drop(self.held);
+        drop((self.held, self.rank));
     }
 }
 
@@ -156,6 +181,7 @@ impl Condvar {
 
     /// Waits until it is notified.
     pub fn wait<T, const RANK: u8>(&self, guard: &mut MutexGuard<'_, T, RANK>) {
+        guard.held.pause();
         self.0.wait(&mut guard.guard);
     }
 
@@ -165,6 +191,7 @@ impl Condvar {
         guard: &mut MutexGuard<'_, T, RANK>,
         time: Duration,
     ) -> unranked::WaitTimeoutResult {
+        guard.held.pause();
         self.0.wait_for(&mut guard.guard, time)
     }
 
@@ -184,13 +211,21 @@ thread_local! {
     static HELD: RefCell<Vec<(u8, &'static Location<'static>)>> = RefCell::default();
 }
 
+/// A release build that measures locks does not check their order as well.
+const CHECKS: bool = cfg!(any(debug_assertions, feature = "loom"));
+
 /// The thread's entry for a lock, from before it waits for the lock until after it has released it.
 #[derive(Debug)]
 struct HeldRank<const RANK: u8>;
 
 impl<const RANK: u8> HeldRank<RANK> {
+    /// Makes the entry for `lock`, which protects a `T`.
     #[track_caller]
-    fn take() -> Self {
+    fn take<T, L>(lock: &L) -> Self {
+        taken::note::<T>(RANK, std::ptr::from_ref(lock).addr());
+        if !CHECKS {
+            return Self;
+        }
         let here = Location::caller();
         // A thread that ends has dropped its list, and holds nothing.
         let _ = HELD.try_with(|held| {
@@ -211,6 +246,9 @@ impl<const RANK: u8> HeldRank<RANK> {
 
 impl<const RANK: u8> Drop for HeldRank<RANK> {
     fn drop(&mut self) {
+        if !CHECKS {
+            return;
+        }
         let _ = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
             if let Some(at) = held.iter().rposition(|(rank, _)| *rank == RANK) {

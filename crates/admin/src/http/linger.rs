@@ -1,7 +1,7 @@
 //! The end of a connection: bytes that the client still sends are read for a moment, so that it receives the
 //! last response.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +60,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -121,5 +133,18 @@ mod tests {
         theirs.write_all(&[7; 10]).await.unwrap();
         let hour = Duration::from_hours(1);
         Lingering::new(mine, hour, MoreComes::default()).shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn several_buffers_are_written_at_once() {
+        let (mine, mut theirs) = tokio::io::duplex(16);
+        let mut stream = Lingering::new(mine, Duration::from_millis(10), MoreComes::default());
+        assert!(stream.is_write_vectored());
+        let buffers = [&b"head "[..], b"body"].map(IoSlice::new);
+        assert_eq!(stream.write_vectored(&buffers).await.unwrap(), 9);
+        drop(stream);
+        let mut text = String::new();
+        theirs.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "head body");
     }
 }

@@ -3,7 +3,7 @@
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sync::{Mutex, Rank};
+use sync::{Mutex, Rank, ShardedCounters};
 
 use super::Count;
 use crate::time::Timestamp;
@@ -67,10 +67,50 @@ impl<const N: usize> Rated<N> {
     }
 }
 
+/// Counters that any thread may add to at a time.
+pub(super) trait Totals<const N: usize>: Default {
+    /// Adds to each of them.
+    fn add(&self, counted: [u64; N]);
+    /// The total so far of the counter at `at`.
+    fn get(&self, at: usize) -> u64;
+}
+
+/// For threads that rarely add at the same moment.
+#[derive(Debug)]
+pub(super) struct PlainTotals<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> Default for PlainTotals<N> {
+    fn default() -> Self {
+        Self(array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl<const N: usize> Totals<N> for PlainTotals<N> {
+    fn add(&self, counted: [u64; N]) {
+        for (count, counted) in self.0.iter().zip(counted).filter(|(_, counted)| *counted > 0) {
+            count.fetch_add(counted, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.0[at].load(Ordering::Relaxed)
+    }
+}
+
+impl<const N: usize> Totals<N> for ShardedCounters<N> {
+    fn add(&self, counted: [u64; N]) {
+        ShardedCounters::add(self, counted);
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        ShardedCounters::get(self, at)
+    }
+}
+
 /// Counters that many threads add to, without waiting for each other except at the end of a tick.
 #[derive(Debug)]
-pub(super) struct SharedRated<const N: usize> {
-    counts: [AtomicU64; N],
+pub(super) struct SharedRated<const N: usize, T = PlainTotals<N>> {
+    counts: T,
     /// The end of the current tick, in milliseconds. Changed with `ticks` locked.
     ends: AtomicU64,
     ticks: Mutex<Ticks<N>, { Rank::Leaf as u8 }>,
@@ -84,29 +124,25 @@ struct Ticks<const N: usize> {
     last: [u64; N],
 }
 
-impl<const N: usize> Default for SharedRated<N> {
+impl<const N: usize, T: Totals<N>> Default for SharedRated<N, T> {
     fn default() -> Self {
         Self {
-            counts: array::from_fn(|_| AtomicU64::new(0)),
+            counts: T::default(),
             ends: AtomicU64::new(0),
             ticks: Mutex::new(Ticks { began: [0; N], last: [0; N] }),
         }
     }
 }
 
-impl<const N: usize> SharedRated<N> {
+impl<const N: usize, T: Totals<N>> SharedRated<N, T> {
     pub(super) fn add(&self, counted: [u64; N], now: Timestamp) {
         self.turn(now);
-        for (count, counted) in self.counts.iter().zip(counted) {
-            if counted > 0 {
-                count.fetch_add(counted, Ordering::Relaxed);
-            }
-        }
+        self.counts.add(counted);
     }
 
     /// The total so far of the counter at `at`.
     pub(super) fn total(&self, at: usize) -> u64 {
-        self.counts[at].load(Ordering::Relaxed)
+        self.counts.get(at)
     }
 
     pub(super) fn read(&self, now: Timestamp) -> [Count; N] {
@@ -208,13 +244,16 @@ pub(super) mod tests {
     #[test]
     fn shared_counts_tell_the_same() {
         let (mut rated, shared) = (Rated::<2>::default(), SharedRated::<2>::default());
+        let sharded = SharedRated::<2, ShardedCounters<2>>::default();
         for (now, step) in
             [at(0, 1), at(0, 2), at(1, 0), at(1, 4_999), at(4, 0), at(5, 0)].into_iter().zip(0_u32..)
         {
             let present = rated.present(now);
             *present = [present[0] + step, present[1] + 1];
             shared.add([step.into(), 1], now);
+            sharded.add([step.into(), 1], now);
             assert_eq!(rated.read(now), shared.read(now), "{now:?}");
+            assert_eq!(rated.read(now), sharded.read(now), "{now:?}");
         }
         for now in [at(6, 0), at(7, 0), at(100, 0)] {
             assert_eq!(rated.read(now), shared.read(now), "{now:?}");
@@ -223,7 +262,11 @@ pub(super) mod tests {
 
     #[test]
     fn threads_that_count_at_the_end_of_a_tick_lose_nothing() {
-        let shared = SharedRated::<1>::default();
+        count_in_threads(&SharedRated::<1>::default());
+        count_in_threads(&SharedRated::<1, ShardedCounters<1>>::default());
+    }
+
+    fn count_in_threads<T: Totals<1> + Sync>(shared: &SharedRated<1, T>) {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..1_000).for_each(|step| shared.add([1], at(step / 100, step % 100))));

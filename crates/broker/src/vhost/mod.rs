@@ -18,7 +18,7 @@ use hashbrown::HashMap;
 use store::catalogue::{Catalogue, Ticket};
 use store::{Store, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Mutex, Rank, RwLock, RwLockWriteGuard};
+use sync::{Mutex, OwnLine, Rank, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
 use crate::compatibility::Compatibility;
@@ -137,7 +137,8 @@ pub struct VirtualHost {
     traced: AtomicBool,
     /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
-    topology: RwLock<Topology, { Rank::TopologyOrQueue as u8 }>,
+    /// Publishers that look up a route change its lock; those whose route is known read what lies beside it.
+    topology: OwnLine<RwLock<Topology, { Rank::TopologyOrQueue as u8 }>>,
     /// Incremented with every change of the topology, before its lock is released. Routes found at one value
     /// are valid until the next.
     generation: AtomicU64,
@@ -189,7 +190,7 @@ impl VirtualHost {
             node,
             traced: AtomicBool::new(false),
             store: OnceLock::new(),
-            topology: RwLock::default(),
+            topology: OwnLine::default(),
             generation: AtomicU64::new(1),
             exclusive: Mutex::default(),
             grants: Grants::default(),

@@ -9,6 +9,9 @@ mod fairness;
 mod firehose;
 mod flow;
 mod incomplete;
+// Only debug builds know which locks a thread takes.
+#[cfg(debug_assertions)]
+mod locks;
 mod memory;
 mod paging;
 mod semantics;

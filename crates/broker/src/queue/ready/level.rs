@@ -1,10 +1,11 @@
 //! The ready messages of one rank: of one priority, or all returned messages where these come first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use store::pages::QueueSegments;
 
+use super::chunked::ChunkedDeque;
 use super::run::{Plan, Run};
 use super::waiting::{Next, Waiting};
 use crate::queue::delivery::Delivery;
@@ -17,15 +18,14 @@ pub(super) struct Level {
     /// By their positions, or by the order of their return where returned messages come first.
     pub(super) returned: BTreeMap<u64, Delivery>,
     /// The messages that have never left; in a split level, only the first of them.
-    head: VecDeque<Waiting>,
+    head: ChunkedDeque<Waiting>,
     split: Option<Box<Split>>,
 }
 
 /// The part behind the head. The head can only be empty while the run is not.
-#[derive(Default)]
 struct Split {
     run: Run,
-    tail: VecDeque<Waiting>,
+    tail: ChunkedDeque<Waiting>,
     /// Bytes of memory that messages in the head take.
     head_weight: u64,
 }
@@ -43,7 +43,7 @@ pub(super) struct Popped {
 
 impl Level {
     pub(super) fn new(rank: u8) -> Self {
-        Self { rank, returned: BTreeMap::new(), head: VecDeque::new(), split: None }
+        Self { rank, returned: BTreeMap::new(), head: ChunkedDeque::new(), split: None }
     }
 
     /// The number of messages, including those on disk.
@@ -92,15 +92,12 @@ impl Level {
             let joins = !on_disk && self.head.is_empty();
             return Some(Popped { delivery, pinned: true, needs_load, joins });
         }
-        if self.head.is_empty() && self.head.capacity() > KEPT_CAPACITY {
-            self.head = VecDeque::new();
-        }
         Some(Popped { delivery, pinned: false, needs_load: false, joins: false })
     }
 
     /// All messages in memory.
     pub(super) fn iter(&self) -> impl Iterator<Item = Delivery> {
-        let tail = self.split.iter().flat_map(|split| &split.tail);
+        let tail = self.split.iter().flat_map(|split| split.tail.iter());
         self.returned.values().cloned().chain(self.head.iter().chain(tail).map(Waiting::to_delivery))
     }
 
@@ -152,7 +149,7 @@ impl Level {
     /// head now.
     pub(super) fn restore_run(&mut self, run: Run) -> u64 {
         let head_weight = weight_of(&self.head);
-        self.split = Some(Box::new(Split { run, tail: VecDeque::new(), head_weight }));
+        self.split = Some(Box::new(Split { run, tail: ChunkedDeque::new(), head_weight }));
         head_weight
     }
 
@@ -175,7 +172,7 @@ impl Level {
         if self.split.is_some() {
             return Some(0);
         }
-        let mut window = VecDeque::new();
+        let mut window = ChunkedDeque::new();
         let mut head_weight = 0;
         while head_weight < WINDOW
             && let Some(waiting) = self.head.pop_front()
@@ -229,20 +226,13 @@ impl Level {
     /// head's, and the segments that are no longer needed.
     pub(super) fn join(&mut self) -> Option<(u64, Option<Arc<QueueSegments>>)> {
         let split = self.split.take_if(|split| split.run.is_empty())?;
-        let Split { run, mut tail, head_weight } = *split;
-        if tail.len() < self.head.len() {
-            self.head.append(&mut tail);
-        } else {
-            while let Some(waiting) = self.head.pop_back() {
-                tail.push_front(waiting);
-            }
-            self.head = tail;
-        }
+        let Split { run, tail, head_weight } = *split;
+        self.head.append(tail);
         Some((head_weight, run.page_segments))
     }
 }
 
-fn weight_of(messages: &VecDeque<Waiting>) -> u64 {
+fn weight_of(messages: &ChunkedDeque<Waiting>) -> u64 {
     messages.iter().map(|waiting| waiting.message().weight()).sum()
 }
 
@@ -253,7 +243,3 @@ const WINDOW: u64 = 64 << 10;
 /// Bytes below which the head is loaded to: a consumer takes this in some milliseconds, and a disk reads more
 /// in that time.
 const LOW_HEAD: u64 = 512 << 10;
-
-/// Capacity that an empty queue keeps, in messages, so that a steady flow does not allocate; the rest of a
-/// backlog's is freed.
-const KEPT_CAPACITY: usize = 1024;

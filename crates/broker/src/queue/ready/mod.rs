@@ -5,6 +5,7 @@
 //! tail, to which they are added, are in memory, and the run between them is on disk. A run is only loaded from its
 //! front, to the end of the head, and only grows at its end, by the front of the tail.
 
+mod chunked;
 mod disk;
 mod level;
 mod run;

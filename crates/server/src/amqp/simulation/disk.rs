@@ -12,15 +12,15 @@ use sync::work::Turn;
 use super::*;
 
 /// A server with a disk that is written to step by step.
-struct Durable {
-    shared: Arc<Shared>,
+pub(super) struct Durable {
+    pub(super) shared: Arc<Shared>,
     store: Arc<Store>,
     rounds: Rounds,
     disk: SimDisk,
 }
 
 impl Durable {
-    fn new(seed: u64, pending_limit: usize) -> Self {
+    pub(super) fn new(seed: u64, pending_limit: usize) -> Self {
         let disk = SimDisk::new(seed, 1 << 30);
         let settings =
             JournalSettings { segment_size: 64 << 10, pending_limit, ..JournalSettings::default() };
@@ -37,7 +37,7 @@ impl Durable {
         self.disk.set_faults(Faults { write: rate, sync: rate, names: rate });
     }
 
-    fn write_all(&mut self) {
+    pub(super) fn write_all(&mut self) {
         self.breaks(false);
         while !matches!(self.rounds.step(), CommitOutcome::Idle) {}
     }
@@ -45,7 +45,7 @@ impl Durable {
 
 impl Conversation {
     /// Nudges the connection and shows held input again.
-    fn nudged(&mut self) -> Vec<String> {
+    pub(super) fn nudged(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);
         if self.connection.intent() == Intent::Run {
@@ -55,7 +55,7 @@ impl Conversation {
     }
 }
 
-fn declare_durable(out: &mut Vec<u8>, name: &str) {
+pub(super) fn declare_durable(out: &mut Vec<u8>, name: &str) {
     frame::write_method(out, 1, queue::Declare { queue: name, durable: true, ..Default::default() });
 }
 

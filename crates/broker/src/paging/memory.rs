@@ -1,0 +1,127 @@
+//! The memory of all queues, which every batch of messages changes.
+
+// A share of the sum that nobody waits for need not be tested in every interleaving.
+use std::sync::atomic::AtomicI64;
+
+use sync::Shards;
+use sync::atomic::{AtomicU64, Ordering};
+
+/// A sum of bytes. Threads keep small changes to themselves: a sum that all cores change with each batch would go from cache
+/// to cache for it.
+///
+/// An example: with a slack of 256 KiB a thread that adds 100 KiB three times changes the sum once, by 300 KiB.
+pub(super) struct Memory {
+    /// All that threads have told; off from the exact sum by [`Memory::slack`] for each of the shares, at most.
+    told: AtomicU64,
+    untold: Shards<AtomicI64>,
+    /// Bytes that a thread may keep to itself.
+    slack: i64,
+}
+
+/// A change of what all threads know of the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) before: u64,
+    pub(super) now: u64,
+}
+
+impl Memory {
+    /// A sum of which something depends on whether it exceeds `watermark` bytes: it is known to a sixty-fourth of those, and
+    /// to 4 MiB.
+    pub(super) fn new(watermark: u64) -> Self {
+        let share = watermark / MOST_UNTOLD_PART / Shards::<AtomicI64>::COUNT as u64;
+        Self {
+            told: AtomicU64::new(0),
+            untold: Shards::default(),
+            slack: i64::try_from(share).unwrap_or(MOST_UNTOLD).min(MOST_UNTOLD),
+        }
+    }
+
+    /// Replaces a queue's share. Returns the change of the known sum, which one thread sees for each change; `None` if it
+    /// stays as it is.
+    #[inline]
+    pub(super) fn change(&self, before: u64, now: u64) -> Option<Told> {
+        let change = now.wrapping_sub(before).cast_signed();
+        if change == 0 {
+            return None;
+        }
+        let own = self.untold.own();
+        let untold = own.fetch_add(change, Ordering::Relaxed) + change;
+        if untold.abs() <= self.slack {
+            return None;
+        }
+        // Another thread with the same share may have told it.
+        let change = own.swap(0, Ordering::Relaxed).cast_unsigned();
+        let before = self.told.fetch_add(change, Ordering::Relaxed);
+        (change != 0).then(|| Told { before: as_bytes(before), now: as_bytes(before.wrapping_add(change)) })
+    }
+
+    /// The known sum, by which all decisions are made.
+    pub(super) fn known(&self) -> u64 {
+        as_bytes(self.told.load(Ordering::Relaxed))
+    }
+
+    /// The sum; exact while nothing changes it.
+    pub(super) fn exact(&self) -> u64 {
+        let untold = self.untold.iter().map(|untold| untold.load(Ordering::Relaxed).cast_unsigned());
+        as_bytes(untold.fold(self.told.load(Ordering::Relaxed), u64::wrapping_add))
+    }
+}
+
+/// A thread may tell that memory was freed before another tells that it was taken.
+fn as_bytes(sum: u64) -> u64 {
+    u64::try_from(sum.cast_signed()).unwrap_or(0)
+}
+
+/// The known sum is off by this part of the watermark at most.
+const MOST_UNTOLD_PART: u64 = 64;
+
+/// Bytes that a thread keeps to itself at most: some hundred batches of small messages.
+const MOST_UNTOLD: i64 = 256 << 10;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_tells_large_changes_and_the_sum_is_exact_all_the_same() {
+        let memory = Memory::new(u64::MAX);
+        let slack = MOST_UNTOLD as u64;
+        assert_eq!(memory.change(0, slack), None);
+        assert_eq!((memory.known(), memory.exact()), (0, slack));
+        assert_eq!(memory.change(10, 11), Some(Told { before: 0, now: slack + 1 }));
+        assert_eq!((memory.known(), memory.exact()), (slack + 1, slack + 1));
+        assert_eq!(memory.change(slack, 0), None);
+        assert_eq!((memory.known(), memory.exact()), (slack + 1, 1));
+        assert_eq!(memory.change(7, 7), None);
+    }
+
+    #[test]
+    fn a_small_watermark_has_every_change_told() {
+        let memory = Memory::new(1000);
+        assert_eq!(memory.change(0, 1), Some(Told { before: 0, now: 1 }));
+        assert_eq!(memory.change(1, 0), Some(Told { before: 1, now: 0 }));
+    }
+
+    #[test]
+    fn what_another_thread_has_freed_before_is_never_less_than_nothing() {
+        let memory = Memory::new(1000);
+        memory.change(50, 0);
+        assert_eq!((memory.known(), memory.exact()), (0, 0));
+        memory.change(0, 50);
+        assert_eq!((memory.known(), memory.exact()), (0, 0));
+    }
+
+    #[test]
+    fn no_change_is_lost_between_threads() {
+        let memory = Memory::new(u64::MAX);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    (0..10_000_u64).for_each(|step| _ = memory.change(step * 100, step * 100 + 99))
+                });
+            }
+        });
+        assert_eq!(memory.exact(), 4 * 10_000 * 99);
+    }
+}
