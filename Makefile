@@ -69,6 +69,7 @@ setup:
 
 unit:
 	$(UNIT) --no-fail-fast
+	$(CARGO) test --package sync --features lock-profile --lib --locked --quiet
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.

@@ -145,7 +145,8 @@ class Figures:
         rows, reports = [], {}
         for title, flags in self.wanted(section, workloads):
             systems = [system(name, self.broker(name)) for name in self.names()]
-            expected = EXPECTED.get(title)
+            # What is expected holds for servers that have all cores.
+            expected = None if self.generator else EXPECTED.get(title)
             # Of what is left out nothing can be expected.
             if expected and "/rabbitmq)" in expected and "rabbitmq" not in self.releases:
                 expected = None
@@ -175,7 +176,8 @@ class Figures:
             for name in self.releases:
                 server, pool = self.broker(name), self.pool(name)
                 systems += [system(f"direct-{name}", server), system(f"proxy-{name}", pool, server)]
-                expected.append(f"ratio(proxy-{name}/direct-{name})>={NEARLY_DIRECT}")
+                if not self.generator:
+                    expected.append(f"ratio(proxy-{name}/direct-{name})>={NEARLY_DIRECT}")
             report = self.stream(f"{PROXY}: {title}", systems, flags, *expected)
             for name in self.releases:
                 pair = (f"direct-{name}", f"proxy-{name}")

@@ -21,6 +21,9 @@ fn weight(outside: usize, queues: usize) -> u32 {
 /// Bytes of a message, with the counts of its references.
 const OWN_BYTES: usize = size_of::<Message>() + 2 * size_of::<usize>();
 
+/// Bytes of an allocation at least.
+const LEAST: usize = 16;
+
 /// Bytes of one entry in a queue, with some of the room that queues have for more of them.
 const PLACE_BYTES: usize = 32;
 
@@ -132,11 +135,14 @@ pub struct Message {
 enum Content {
     /// Up to [`INLINE_BYTES`].
     Inline { properties_end: u8, len: u8, bytes: [u8; INLINE_BYTES] },
-    /// More.
-    Boxed { properties_end: u32, bytes: Box<[u8]> },
+    /// More, or with an expiration in milliseconds, which is [`NO_EXPIRATION`] without one.
+    Boxed { properties_end: u32, expiration: u64, bytes: Box<[u8]> },
     /// With something that few messages have.
     Rare(Box<Rare>),
 }
+
+/// The expiration of a message that has none. No property is as large: RabbitMQ's longest is 2^32 - 1.
+const NO_EXPIRATION: u64 = u64::MAX;
 
 /// Flags of [`Message::marks`], for [`Traits`].
 const PERSISTENT: u8 = 1;
@@ -178,11 +184,8 @@ impl Message {
             Body::Chunks(chunks) => (Body::Copied(&[]), chunks.to_vec()),
         };
         let whole = properties_end + small.len();
-        let is_rare = !chunks.is_empty()
-            || traits.expiration.is_some()
-            || traits.failures > 0
-            || key_len > usize::from(u8::MAX);
-        let content = if whole <= INLINE_BYTES && !is_rare {
+        let is_rare = !chunks.is_empty() || traits.failures > 0 || key_len > usize::from(u8::MAX);
+        let content = if whole <= INLINE_BYTES && traits.expiration.is_none() && !is_rare {
             let mut bytes = [0; INLINE_BYTES];
             bytes[..key_len].copy_from_slice(routing_key.as_bytes());
             bytes[key_len..properties_end].copy_from_slice(properties);
@@ -213,7 +216,8 @@ impl Message {
                     failures,
                 }))
             } else {
-                Content::Boxed { properties_end, bytes }
+                let expiration = traits.expiration.unwrap_or(NO_EXPIRATION);
+                Content::Boxed { properties_end, expiration, bytes }
             }
         };
         let (marks, priority) = (marks_of(traits), traits.priority.unwrap_or_default());
@@ -228,7 +232,8 @@ impl Message {
         }
         let blind_copies = keys.iter().map(|&key| key.into()).collect();
         let (key_len, properties_end) = (self.key_len() as u32, self.properties_end() as u32);
-        let plain = |bytes| Rare { bytes, key_len, properties_end, ..Rare::default() };
+        let expiration = self.expiration();
+        let plain = |bytes| Rare { bytes, key_len, properties_end, expiration, ..Rare::default() };
         let rare = match self.content {
             Content::Inline { len, bytes, .. } => plain(bytes[..usize::from(len)].into()),
             Content::Boxed { bytes, .. } => plain(bytes),
@@ -255,7 +260,10 @@ impl Message {
         match &self.content {
             Content::Inline { .. } => 0,
             Content::Boxed { bytes, .. } => bytes.len(),
-            Content::Rare(rare) => size_of::<Rare>() + rare.bytes.len() + rare.chunks_len,
+            Content::Rare(rare) => {
+                let copies = rare.blind_copies.iter().map(|key| size_of::<Box<str>>() + key.len().max(LEAST));
+                size_of::<Rare>() + rare.bytes.len() + rare.chunks_len + copies.sum::<usize>()
+            }
         }
     }
 
@@ -315,13 +323,21 @@ impl Message {
         }
     }
 
+    fn expiration(&self) -> Option<u64> {
+        match &self.content {
+            Content::Inline { .. } => None,
+            Content::Boxed { expiration, .. } => Some(*expiration).filter(|time| *time != NO_EXPIRATION),
+            Content::Rare(rare) => rare.expiration,
+        }
+    }
+
     /// The traits that the broker has read from the properties.
     pub fn traits(&self) -> Traits {
         let rare = self.rare();
         Traits {
             persistent: self.marks & PERSISTENT != 0,
             priority: (self.marks & HAS_PRIORITY != 0).then_some(self.priority),
-            expiration: rare.and_then(|rare| rare.expiration),
+            expiration: self.expiration(),
             is_dead_letter: self.marks & DEAD_LETTER != 0,
             is_annotated: self.marks & ANNOTATED != 0,
             failures: rare.map_or(0, |rare| rare.failures),
@@ -391,5 +407,17 @@ mod tests {
         assert!(matches!(message.content, Content::Inline { .. }));
         // With the two counts of its `Arc`, one of the allocator's sizes.
         assert_eq!(size_of::<Message>() + 2 * size_of::<usize>(), 64);
+    }
+
+    #[test]
+    fn an_expiration_takes_no_allocation_of_its_own_and_is_kept() {
+        let traits = Traits { expiration: Some(5), ..Traits::default() };
+        let message = Message::new("e".into(), "k", &[0, 0], Body::Copied(b"b"), traits);
+        assert!(matches!(message.content, Content::Boxed { .. }));
+        assert_eq!(message.traits(), traits);
+        let weight = message.weight();
+        let message = message.with_blind_copies(&["one", "two"]);
+        assert_eq!((message.traits(), message.blind_copies().count()), (traits, 2));
+        assert!(message.weight() > weight);
     }
 }

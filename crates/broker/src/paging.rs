@@ -101,6 +101,8 @@ impl Paging {
     /// Enables paging, to the disk of this store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let _ = self.store.set(store.clone());
+        // The threads that have restored messages before may change nothing any more.
+        self.compare_with_watermark(self.resident.exact());
     }
 
     /// The store, without which nothing can be paged out.

@@ -4,7 +4,7 @@ mod traced;
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -145,7 +145,11 @@ struct Through {
 
 /// The queues for messages with one exchange and routing key, and perhaps the same headers.
 struct Route {
+    /// The name that the exchange shares with all publishers.
     exchange: ExchangeName,
+    /// A copy of it, once the route is busy: each message counts references to its name, and others would count theirs in
+    /// the same place.
+    own_exchange: OnceLock<ExchangeName>,
     /// The counters of the exchange.
     flow: Arc<ExchangeFlow>,
     key: Box<str>,
@@ -344,7 +348,7 @@ impl Publisher {
         }
         // One message for all queues of the route.
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
-        let exchange = route.exchange.clone();
+        let exchange = route.own_exchange.get().unwrap_or(&route.exchange).clone();
         let is_annotated = self.annotates && has_annotation(inspected.headers);
         let traits = Traits { is_annotated, ..inspected.traits };
         let mut message = Message::new(exchange, publish.routing_key, properties, publish.body, traits)
@@ -404,6 +408,7 @@ impl Publisher {
         let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
         let route = Arc::new(Route {
             exchange,
+            own_exchange: OnceLock::new(),
             flow,
             key,
             storing: LastStoring::of(&queues),
@@ -462,9 +467,6 @@ impl Publisher {
         let allowed = Allowed { grant, client, routing_key, at: allowed_at, may_be_internal: self.is_tracer };
         let found = self.vhost.route(publish.exchange, routed, &allowed)?;
         let Found { exchange, flow, mut routes, generation } = found;
-        // A copy for this publisher: each of its messages counts references to the name, which others would do, too.
-        let same = self.route.as_ref().filter(|last| *last.exchange == *exchange);
-        let exchange = same.map_or_else(|| ExchangeName::from(&*exchange), |last| last.exchange.clone());
         work::charge(ROUTE, 1);
         work::charge(MATCH, routes.queues.len());
         let counts = !routes.queues.is_empty();
@@ -484,7 +486,8 @@ impl Publisher {
         };
         let key = publish.routing_key.into();
         let storing = LastStoring::of(&routes.queues);
-        let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, storing, counts, scope });
+        let (own_exchange, queues) = (OnceLock::new(), routes.queues);
+        let route = Arc::new(Route { exchange, own_exchange, flow, key, queues, storing, counts, scope });
         // Changed permissions start a new generation: a route allowed at an older one is not cached.
         if !matches!(route.scope, RouteScope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
@@ -535,6 +538,9 @@ impl Publisher {
         }
         let Some(route) = self.route.clone().filter(|_| !self.batch.is_empty()) else { return true };
         let batch = std::mem::take(&mut self.batch);
+        if batch.len() >= BUSY_BATCH {
+            route.own_exchange.get_or_init(|| ExchangeName::from(&*route.exchange));
+        }
         let load = Load::of(batch.len(), std::mem::take(&mut self.batch_bytes) as u64);
         let count = batch.len() as u64;
         if !self.is_tracer {
@@ -737,6 +743,9 @@ const NO_GENERATION: u64 = 0;
 /// Most messages that wait for the end of a batch of input, so that deliveries start early and the memory
 /// that they take is bounded.
 const MAX_BATCH: usize = 256;
+
+/// Messages of a batch by which its route counts as busy: a copy of the exchange's name is little memory for each.
+const BUSY_BATCH: usize = 16;
 
 /// Most bytes of their bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;

@@ -58,7 +58,8 @@ impl<T, const RANK: u8> Mutex<T, RANK> {
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T, RANK>> {
         let rank = HeldRank::take::<T, _>(self);
-        Some(MutexGuard { guard: self.lock.try_lock()?, held: self.measured.begin_to_hold(), _rank: rank })
+        let guard = self.measured.try_take(|| self.lock.try_lock())?;
+        Some(MutexGuard { guard, held: self.measured.begin_to_hold(), _rank: rank })
     }
 
     /// The value, which nobody else can lock now.

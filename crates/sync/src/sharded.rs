@@ -61,8 +61,8 @@ impl<T> Shards<T> {
     }
 }
 
-/// `N` counters that only grow. They are split among threads when two threads first add to one of them at the same moment:
-/// of very many counters, few are that busy, and the others take no memory for it.
+/// `N` counters that only grow. They are split among threads, for a kilobyte, when two threads first add to one of them at the
+/// same moment. Counters to which one thread adds at a time take no memory for it.
 #[derive(Debug)]
 pub struct ShardedCounters<const N: usize> {
     /// Counts from before they were split.

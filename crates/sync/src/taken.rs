@@ -29,9 +29,18 @@ std::thread_local! {
 
 /// Runs `work`, and returns the locks that this thread has taken meanwhile.
 pub fn locks_taken(work: impl FnOnce()) -> BTreeSet<TakenLock> {
+    struct Recording;
+    impl Drop for Recording {
+        fn drop(&mut self) {
+            TAKEN.set(None);
+        }
+    }
+    let recording = Recording;
     TAKEN.set(Some(BTreeSet::new()));
     work();
-    TAKEN.take().unwrap_or_default()
+    let taken = TAKEN.take().unwrap_or_default();
+    drop(recording);
+    taken
 }
 
 /// Notes that the thread takes the lock at `address`, which protects a `T`.

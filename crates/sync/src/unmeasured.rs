@@ -14,6 +14,10 @@ impl Measured {
         later()
     }
 
+    pub(crate) fn try_take<G>(self, at_once: impl FnOnce() -> Option<G>) -> Option<G> {
+        at_once()
+    }
+
     pub(crate) fn begin_to_hold(self) -> Held {
         Held
     }

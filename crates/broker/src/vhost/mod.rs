@@ -161,6 +161,8 @@ pub struct VirtualHost {
     prefers_quorum: AtomicBool,
     /// Counters of the default exchange, which is not in the topology.
     default_flow: Arc<ExchangeFlow>,
+    /// The name of the default exchange, shared by its messages.
+    default_exchange: ExchangeName,
     /// Counters of messages in queues that have been deleted.
     gone: Mutex<MessageCounts, { Rank::Leaf as u8 }>,
 }
@@ -203,6 +205,7 @@ impl VirtualHost {
             compatibility,
             prefers_quorum: AtomicBool::new(false),
             default_flow: Arc::default(),
+            default_exchange: "".into(),
             gone: Mutex::default(),
         });
         let mut topology = vhost.topology.write();
@@ -374,7 +377,7 @@ impl VirtualHost {
         let slot = self.publish_slot(&topology, exchange, may_be_internal)?;
         let (exchange, flow) = match slot.map(|slot| topology.exchange_at(slot)) {
             Some(exchange) => (exchange.name.clone(), exchange.flow()),
-            None => ("".into(), self.default_flow.clone()),
+            None => (self.default_exchange.clone(), self.default_flow.clone()),
         };
         Ok(Found { exchange, flow, routes: topology.route(slot, routed), generation })
     }

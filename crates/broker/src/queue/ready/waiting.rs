@@ -9,8 +9,8 @@ use crate::queue::delivery::Delivery;
 /// tells: a [`Delivery`] counts failures apart from deliveries, but until it is delivered here they are as many as a
 /// restart has found, or those of the message that a dead letter was made from.
 pub(super) struct Waiting {
-    /// The position in the lower bits, and above it the number of deliveries before the restart, up to 4095, as in the
-    /// journal's index.
+    /// The position in the lower bits, and above it the number of deliveries before the restart. As in the journal's index it
+    /// is 4095 at most: a message that has failed more often counts as one that has failed so often.
     place: u64,
     expires: u64,
     message: Arc<Message>,
