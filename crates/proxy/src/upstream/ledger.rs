@@ -15,6 +15,7 @@ mod prefetch;
 mod quiet;
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use amqp::method::basic;
@@ -42,6 +43,8 @@ pub(crate) struct Ledger {
     keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
+    /// The broker's last delivery tag, of what was passed on to the client. Not in the record: each delivery sets it.
+    last_delivered: AtomicU64,
     record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
 }
 
@@ -109,7 +112,8 @@ impl Ledger {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         let kept = link.kept.clone();
-        Arc::new(Self { keeps_messages: kept.keeps_messages(), kept, link: Arc::downgrade(link), record })
+        let (keeps_messages, link) = (kept.keeps_messages(), Arc::downgrade(link));
+        Arc::new(Self { keeps_messages, kept, link, last_delivered: AtomicU64::new(0), record })
     }
 
     /// Has a method remembered that was carried out, or has no reply.
@@ -501,9 +505,22 @@ impl Ledger {
         record.made_again && !asked.any(|(_, payload)| matches!(payload, [0, 60, 0, 20, ..]))
     }
 
-    /// The connection has ended, or the broker has closed the channel; `delivered` is the broker's last delivery tag.
-    pub(super) fn end(&self, delivered: u64, last_queue: Option<Box<str>>) {
+    /// A delivery with this tag of the broker's is passed on.
+    #[inline]
+    pub(super) fn delivered(&self, tag: u64) {
+        self.last_delivered.store(tag, Ordering::Relaxed);
+    }
+
+    /// The broker's last delivery tag.
+    #[inline]
+    pub(crate) fn last_delivered(&self) -> u64 {
+        self.last_delivered.load(Ordering::Relaxed)
+    }
+
+    /// The connection has ended, or the broker has closed the channel.
+    pub(super) fn end(&self, last_queue: Option<Box<str>>) {
         let mut record = self.record.lock();
+        let delivered = self.last_delivered();
         record.carried.delivered += delivered;
         record.has_delivered = delivered > 0;
         record.carried.last_queue = last_queue;

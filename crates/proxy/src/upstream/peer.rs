@@ -1,15 +1,19 @@
 //! A broker without a socket, at the far end of one upstream connection: it checks what it is sent, and its answers
 //! wait until the test delivers them.
 
+mod deliveries;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use amqp::frame::write_method;
+use amqp::frame::{write_content_header, write_method};
 use amqp::method::{basic, channel, confirm, connection, exchange, queue, tx};
+use amqp::properties::NO_PROPERTIES;
 use amqp::{ContentHeader, Credentials, Frame, FrameKind, Method};
 use transport::Protocol;
 
+pub(crate) use self::deliveries::{ChannelDeliveries, Effect};
 use super::handshake::TunedLimits;
 use super::task::{UpstreamConnection, open};
 use super::{Access, Role};
@@ -53,6 +57,7 @@ struct PeerChannel {
     /// Tags of its consumers.
     consumers: BTreeSet<String>,
     has_last_queue: bool,
+    deliveries: ChannelDeliveries,
 }
 
 impl Peer {
@@ -170,6 +175,9 @@ impl Peer {
             }
             _ => {}
         }
+        if let Some(known) = self.channels.get_mut(&number) {
+            known.deliveries.take(method);
+        }
     }
 
     /// A method that is answered late.
@@ -236,6 +244,22 @@ impl Peer {
     /// Tags of the consumers on a channel.
     pub(crate) fn consumers(&self, channel: u16) -> BTreeSet<String> {
         self.channels.get(&channel).map(|known| known.consumers.clone()).unwrap_or_default()
+    }
+
+    /// Delivers an empty message to a consumer; `automatic` if it needs no acknowledgement.
+    pub(crate) fn send_delivery(&mut self, number: u16, consumer_tag: &str, automatic: bool, now: Instant) {
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        let delivery_tag = known.deliveries.deliver(automatic);
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, number, basic::Deliver { consumer_tag, delivery_tag, ..Default::default() });
+        write_content_header(&mut bytes, number, 0, NO_PROPERTIES);
+        self.connection.handle_input(&bytes, now);
+    }
+
+    /// What has become of the deliveries on a channel since the last call.
+    pub(crate) fn effects(&mut self, number: u16) -> Vec<Effect> {
+        let known = self.channels.get_mut(&number);
+        known.map(|known| std::mem::take(&mut known.deliveries.effects)).unwrap_or_default()
     }
 
     /// Bodies of 8 bytes that have come, as numbers.
