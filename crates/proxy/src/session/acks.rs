@@ -27,7 +27,8 @@ impl ProxySession {
             return None;
         }
         let behind = acks_in(number, &rest[..rest.len().min(SPAN_MAX)]);
-        let count = channel.general.acknowledge(&mut self.output, std::iter::once(decode(ack)).chain(behind))?;
+        let count =
+            channel.general.acknowledge(&mut self.output, std::iter::once(decode(ack)).chain(behind))?;
         Some((count - 1) * WIRE_LEN)
     }
 }

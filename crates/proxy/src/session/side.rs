@@ -18,7 +18,8 @@ use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
-    Carried, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage, asked_for,
+    Carried, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage,
+    asked_for,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].

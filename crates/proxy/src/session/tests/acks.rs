@@ -176,7 +176,11 @@ async fn what_is_gathered_comes_to_the_same_for_everyone() {
             if world.earlier > 0 && world.dice.chance(50) {
                 // Settles what has been lost.
                 let delivery_tag = 1 + world.dice.below(world.earlier);
-                write_method(&mut bytes, CHANNEL, basic::Ack { delivery_tag, multiple: world.dice.chance(500) });
+                write_method(
+                    &mut bytes,
+                    CHANNEL,
+                    basic::Ack { delivery_tag, multiple: world.dice.chance(500) },
+                );
             }
             for _ in 0..world.dice.below(20) {
                 let method = world.method(disorder);
@@ -233,7 +237,11 @@ async fn acknowledgements_of_one_read_go_out_as_one_if_nothing_in_front_of_them_
     assert_eq!(gathered(&[2, 3, 4], |_| {}), [(2, false), (3, false), (4, false)]);
     assert_eq!(gathered(&[1, 2, 4, 3, 6], |_| {}), [(2, true), (4, true), (6, false)]);
     assert_eq!(gathered(&[3, 2, 1, 4], |_| {}), [(3, false), (4, true)]);
-    assert_eq!(gathered(&[1, 2, 2, 3], |_| {}), [(2, true), (2, false), (3, false)], "the second 2 is refused");
+    assert_eq!(
+        gathered(&[1, 2, 2, 3], |_| {}),
+        [(2, true), (2, false), (3, false)],
+        "the second 2 is refused"
+    );
     assert_eq!(gathered(&[9, 10, 11], |_| {}), [(9, false), (10, false), (11, false)], "11 is not there");
 }
 
