@@ -219,7 +219,7 @@ arm64:
 
 # What depends on the processor (the order of memory is the emulator's, not an arm64's own): the unit tests of the codecs, the disk and the
 # broker, and pika's scenarios with a broker, all of it built for arm64 and run by qemu. Unoptimised, as that is what takes the least time.
-ARM64_CRATES := amqp mqtt stomp websocket store broker
+ARM64_CRATES := amqp mqtt stomp websocket proxy-protocol spool store broker
 ARM64_LEVERET := target/$(ARM64)/emulated
 arm64-test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := qemu-aarch64
 arm64-test: export LEVERET_CRASH_SEEDS ?= 20

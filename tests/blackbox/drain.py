@@ -9,8 +9,11 @@ import pytest
 from harness.health import wait_for_status
 from harness.instances import leveret
 from harness.metrics import metric
+from harness.mqtt_wire import CONNACK, MqttWire
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.stomp_client import StompWire
+from harness.websocket import WebSocketWire
 from harness.wire import CHANNEL_OPEN, CHANNEL_OPEN_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of, short_string
 
 SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'")
@@ -105,16 +108,62 @@ def test_clients_are_served_while_load_balancers_are_told(tmp_path):
         assert server.child.wait() == 1
 
 
-def test_clients_leave_one_after_the_other(tmp_path):
-    with leveret(tmp_path, "--drain-spread", "5m") as server:
+def amqp(server):
+    return Wire(server.port).handshake()
+
+
+def web_amqp(server):
+    return WebSocketWire(server.ws_port).handshake()
+
+
+def mqtt(server):
+    wire = MqttWire(listening(server, "mqtt"))
+    wire.connect(f"m{wire.socket.getsockname()[1]}")
+    assert wire.packet()[0] == CONNACK
+    return wire
+
+
+def stomp(server):
+    wire = StompWire(listening(server, "stomp"))
+    assert wire.connect()[0] == "CONNECTED"
+    return wire
+
+
+def listening(server, name):
+    return int(server.child.wait_line(rf"^{name} +listening on \w+://127\.0\.0\.1:(\d+)").group(1))
+
+
+@pytest.mark.parametrize("connect", [amqp, web_amqp, mqtt, stomp])
+def test_clients_leave_one_after_the_other(tmp_path, connect):
+    with leveret(tmp_path, "--drain-spread", "5m", *ALL_PROTOCOLS) as server:
         # A hundred take turns of three seconds.
-        wires = [Wire(server.port).handshake() for _ in range(100)]
-        server.child.send(signal.SIGTERM)
+        wires = [connect(server) for _ in range(100)]
         sockets = {wire.socket: wire for wire in wires}
-        told = [sockets[ready] for ready in select.select(sockets, [], [], PATIENCE)[0]]
-        assert told[0].connection_error() == SHUTDOWN
-        assert not lets_in(server.port)
-        assert any(is_served(wire) for wire in wires if wire not in told)
+        server.child.send(signal.SIGTERM)
+        told = select.select(sockets, [], [], PATIENCE)[0]
+        assert told and not lets_in(server.port)
+        # The others hear nothing in the same moment.
+        assert len(select.select(sockets, [], [], 0)[0]) < len(sockets)
+        if connect is amqp:
+            assert sockets[told[0]].connection_error() == SHUTDOWN
+            assert any(is_served(wire) for wire in wires if wire.socket not in told)
+
+
+def test_the_last_client_leaves_within_the_spread(tmp_path):
+    with leveret(tmp_path, "--drain-spread", "1s", *ALL_PROTOCOLS) as server:
+        wires = [connect(server) for connect in (amqp, web_amqp, mqtt, stomp) for _ in range(5)]
+        server.child.send(signal.SIGTERM)
+        left = {wire.socket for wire in wires}
+        while left:
+            told = select.select(left, [], [], PATIENCE)[0]
+            assert told, f"{len(left)} are still there"
+            left -= set(told)
+            for one in told:
+                one.close()
+        assert server.child.wait() == 0
+
+
+ALL_PROTOCOLS = [word for name in ("--ws", "--mqtt", "--stomp") for word in (name, "127.0.0.1:0")]
 
 
 def is_served(wire):

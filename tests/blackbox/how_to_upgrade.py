@@ -1,6 +1,7 @@
-"""docs/how-to/upgrade.md: another binary takes over the data folder, as a file, a package and an image; the old one comes
-back, or refuses a format that it does not know, which loses nothing."""
+"""docs/how-to/upgrade.md: another binary takes over from a pool, and gets the data folder of a broker, as a file, a package and
+an image; the old one comes back, or refuses a format that it does not know, which loses nothing."""
 
+import contextlib
 import struct
 import zlib
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.leveret import OPTIONAL_LISTENERS, binary, run
 from harness.ports import free_ports
 from harness.reader import Reader
 from harness.stand_in import Service, StandIn
+from harness.upgrading import flags, knocking
 
 DRAIN_SECONDS = 10
 # Behind a program's end its loader sees nothing.
@@ -28,9 +30,10 @@ def page():
 
 
 class Host:
-    """A machine with the old binary installed, the new one beside it, and a broker on its data folder."""
+    """A machine with the old binary installed, the new one beside it, and a broker on its data folder, unless `more` settings
+    make it a pool."""
 
-    def __init__(self, reader):
+    def __init__(self, reader, more=""):
         self.reader = reader
         self.old = binary().read_bytes()
         self.data, self.program = reader.folder / "data", reader.folder / "programs" / "leveret"
@@ -39,11 +42,11 @@ class Host:
         for path in (self.program, reader.folder / "leveret-new"):
             path.write_bytes(self.old + (NEW if path.name.endswith("new") else b""))
             path.chmod(0o755)
-        [port] = free_ports(1)
-        settings = f'http = "127.0.0.1:{port}"\ndata_dir = "{self.data}"\n'
+        amqp, http = free_ports(2)
+        settings = f'http = "127.0.0.1:{http}"\ndata_dir = "{self.data}"\n{more}'
         config = reader.write("etc/leveret.toml", settings)
         reader.variables = {"LEVERET_CONFIG": str(config)}
-        self.service = Service(reader.folder, "--config", str(config), "--http", f"127.0.0.1:{port}")
+        self.service = Service(reader.folder, "--config", str(config), *flags(amqp, http))
         self.service.program = self.program
 
     def here(self, *usual):
@@ -56,15 +59,21 @@ class Host:
         return {name: places[name] for name in usual}
 
     def runs_new(self):
-        return Path(f"/proc/{self.service.server.pid}/exe").read_bytes().endswith(NEW)
+        return Path(f"/proc/{self.service.process}/exe").read_bytes().endswith(NEW)
+
+
+@contextlib.contextmanager
+def serving(tmp_path, more=""):
+    with Reader(tmp_path) as reader:
+        host = Host(reader, more)
+        with host.service, StandIn(reader, "systemctl", host.service):
+            yield host
 
 
 @pytest.fixture
 def host(tmp_path):
-    with Reader(tmp_path) as reader:
-        host = Host(reader)
-        with host.service, StandIn(reader, "systemctl", host.service):
-            yield host
+    with serving(tmp_path) as host:
+        yield host
 
 
 BINARY = ("/usr/local/bin", "/var/lib/leveret", "/backup", "/etc/leveret")
@@ -83,7 +92,20 @@ def take(server):
         return connection.channel().basic_get("jobs", auto_ack=True)[2]
 
 
+def test_clients_of_a_pool_notice_nothing(tmp_path, page, targets):
+    upstream = f'upstream = "amqp://127.0.0.1:{targets.upstream.port}"\n'
+    with serving(tmp_path, upstream) as host, connect(host.service.server) as client:
+        channel = client.channel()
+        with knocking(host.service.server.port) as callers:
+            host.reader.run(page.block("sh", host.here("/usr/local/bin", "/etc/leveret")))
+            assert host.runs_new()
+            callers.go_on()
+        assert callers.troubles == []
+        channel.exchange_declare("amq.fanout", passive=True)
+
+
 def test_the_binary_is_replaced_and_rolled_back_on_the_same_folder(host, page):
+    page.block("sh")
     service = host.service
     publish(service.server, b"by the old")
     assert not host.runs_new()
@@ -96,15 +118,15 @@ def test_the_binary_is_replaced_and_rolled_back_on_the_same_folder(host, page):
 
 
 def test_a_package_and_an_image_take_over_as_well(host, page):
-    page.block("sh")
-    page.block("sh")
+    for _ in range(3):
+        page.block("sh")
     service = host.service
     publish(service.server, b"before")
 
     def apt(*words):
         assert words == ("install", "./leveret_1_amd64.deb")
-        service.program = host.reader.folder / "leveret-new"
-        service("restart", "leveret")
+        (host.reader.folder / "leveret-new").replace(host.program)
+        service("reload", "leveret")
 
     host.reader.write("leveret_1_amd64.deb", "")
     with StandIn(host.reader, "apt", apt):
@@ -128,10 +150,11 @@ def test_a_package_and_an_image_take_over_as_well(host, page):
 
     with StandIn(host.reader, "docker", docker):
         host.reader.run(page.block("sh"))
-    assert take(service.server) == b"before" and service.starts == 3
+    assert take(service.server) == b"before" and service.starts == 2
 
 
 def test_a_folder_of_a_later_format_is_refused_unharmed_and_the_copy_brings_the_old_binary_back(host, page):
+    page.block("sh")
     service = host.service
     publish(service.server, b"before the upgrade")
     host.reader.run(page.block("sh", host.here(*BINARY)))
@@ -176,6 +199,7 @@ def of_a_later_version(segment):
 
 def test_a_settings_file_that_the_new_version_does_not_know_stops_nothing(host, page):
     """The check comes first, so that the old version goes on."""
+    page.block("sh")
     config = host.reader.folder / "etc" / "leveret.toml"
     config.write_text(config.read_text() + 'gone = "setting"\n')
     host.reader.run(page.block("sh", host.here(*BINARY)), code=2)

@@ -19,6 +19,7 @@ def test_every_kind_of_definition_moves(movable, cluster):
         movable.ctl("set_permissions", "-p", vhost, "ann", "^a", "^b", ".*")
     movable.ctl("set_topic_permissions", "-p", "shop", "ann", "amq.topic", "^w", "^r")
     movable.ctl("set_vhost_limits", "-p", "shop", '{"max-queues": 100}')
+    movable.ctl("set_user_limits", "ann", '{"max-connections": 7}')
     movable.ctl("set_operator_policy", "-p", "shop", "most", "^q", '{"max-length": 5000}')
     movable.ctl("set_policy", "-p", "shop", "dead", "^q", '{"dead-letter-exchange": "dlx"}')
     movable.ctl("set_permissions", "-p", "shop", "guest", ".*", ".*", ".*")
@@ -51,6 +52,7 @@ def test_every_kind_of_definition_moves(movable, cluster):
             found = [{key: other.get(key) for key in keys} for other in there[section]]
             assert wanted in found, (section, wanted, found)
     assert theirs.get(path("vhosts", "shop"))["description"] == "of the shop"
+    assert theirs.get(path("user-limits", "ann")) == [{"user": "ann", "value": {"max-connections": 7}}]
     assert theirs.get("whoami", user="ann:secret")["name"] == "ann"
     movable.ctl("migrate", "--stop")
 

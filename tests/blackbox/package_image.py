@@ -1,6 +1,5 @@
 """The container image that packaging/build-image.py writes: it is what the OCI image specification asks for, and it runs."""
 
-import gzip
 import hashlib
 import io
 import json
@@ -14,12 +13,12 @@ import pytest
 
 from harness import image as dockerfile
 from harness.child import Child, clean_environment
+from harness.layout import MEDIA, build, images
 from harness.leveret import ROOT, binary
 from harness.machine import Machine, needed_for
 from harness.patience import PATIENCE
 
 USER = 10001
-MEDIA = "application/vnd.oci.image"
 X86_64, ARM64, RISCV64 = 62, 183, 243
 
 
@@ -181,35 +180,6 @@ def built(tmp_path_factory, program):
     assert build(folder, program)[0] == 0
     [layout] = folder.glob("*-image")
     return layout
-
-
-def build(folder, *programs, flags=("--allow-dynamic",)):
-    argv = [ROOT / "packaging" / "build-image.py", *flags, "--compression", "1", folder, *programs]
-    done = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE)
-    return done.returncode, done.stdout.strip(), done.stderr
-
-
-def images(layout, seen=None):
-    """Each image of a layout; the names of the blobs that it refers to are added to `seen`."""
-
-    def blob(descriptor):
-        algorithm, _, digest = descriptor["digest"].partition(":")
-        content = (layout / "blobs" / algorithm / digest).read_bytes()
-        assert algorithm == "sha256" and hashlib.sha256(content).hexdigest() == digest
-        assert len(content) == descriptor["size"]
-        if seen is not None:
-            seen.add(digest)
-        return content
-
-    [top] = json.loads((layout / "index.json").read_text())["manifests"]
-    assert top["mediaType"] == f"{MEDIA}.index.v1+json"
-    for descriptor in json.loads(blob(top))["manifests"]:
-        assert descriptor["mediaType"] == f"{MEDIA}.manifest.v1+json"
-        manifest = json.loads(blob(descriptor))
-        assert {layer["mediaType"] for layer in manifest["layers"]} == {f"{MEDIA}.layer.v1.tar+gzip"}
-        layers = [gzip.decompress(blob(layer)) for layer in manifest["layers"]]
-        config = json.loads(blob(manifest["config"]))
-        yield {"platform": descriptor["platform"], "manifest": manifest, "config": config, "layers": layers}
 
 
 def members(layer):

@@ -1,13 +1,17 @@
-"""The static binaries (make static, which make package-test builds): they need nothing of the system, and serve."""
+"""The static binaries (make static, which make package-test builds): they need nothing of the system, and serve, also those that
+a package or an image holds."""
 
+import io
 import os
 import platform
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pika
 import pytest
 
+from harness import debian, layout
 from harness.child import clean_environment
 from harness.instances import leveret
 from harness.patience import PATIENCE
@@ -19,18 +23,56 @@ if "LEVERET_STATIC" not in os.environ:
 PROGRAMS = [Path(os.environ[name]) for name in ("LEVERET_STATIC", "LEVERET_STATIC_ARM64") if name in os.environ]
 
 
-@pytest.fixture(params=PROGRAMS, ids=lambda program: program.name)
-def program(request, tmp_path):
-    [_, processor] = request.param.name.split("-", 1)
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def processor_of(built):
+    return built.name.split("-", 1)[1]
+
+
+def by_itself(built, _):
+    return built
+
+
+def from_the_package(built, folder):
+    package = debian.build(folder, "1", built)
+    field = subprocess.run(["dpkg-deb", "--field", package, "Architecture"], capture_output=True, text=True, timeout=PATIENCE)
+    assert field.stdout.strip() == ARCHITECTURES[processor_of(built)]
+    subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True, timeout=PATIENCE)
+    return folder / "root" / "usr" / "bin" / "leveret"
+
+
+def from_the_image(built, folder):
+    """That of one image for all processors."""
+    assert layout.build(folder, *PROGRAMS, flags=())[0] == 0
+    [written] = folder.glob("*-image")
+    architecture = ARCHITECTURES[processor_of(built)]
+    [image] = [image for image in layout.images(written) if image["platform"]["architecture"] == architecture]
+    for layer in image["layers"]:
+        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+            tar.extractall(folder / "root", filter="tar")
+    assert "PATH=/usr/bin" in image["config"]["config"]["Env"]
+    return folder / "root" / "usr" / "bin" / image["config"]["config"]["Entrypoint"][0]
+
+
+@pytest.fixture(params=PROGRAMS, ids=processor_of)
+def built(request):
+    return request.param
+
+
+@pytest.fixture(params=[by_itself, from_the_package, from_the_image], ids=lambda way: way.__name__)
+def program(request, built, tmp_path):
+    """The program as it was built or packed; one for another processor is run by its emulator."""
+    found = request.param(built, tmp_path / "packed")
+    processor = processor_of(built)
     if processor == platform.machine():
-        return request.param
-    emulated = tmp_path / request.param.name
-    emulated.write_text(f'#!/bin/sh\nexec qemu-{processor} {request.param} "$@"\n')
+        return found
+    emulated = tmp_path / "emulated"
+    emulated.write_text(f'#!/bin/sh\nexec qemu-{processor} {found} "$@"\n')
     emulated.chmod(0o755)
     return emulated
 
 
-@pytest.mark.parametrize("built", PROGRAMS, ids=lambda built: built.name)
 def test_it_needs_no_library_and_no_loader(built):
     headers = subprocess.run(["readelf", "--wide", "--program-headers", "--dynamic", built], capture_output=True, text=True, timeout=PATIENCE)
     assert headers.returncode == 0 and "LOAD" in headers.stdout

@@ -1,5 +1,6 @@
 """The Debian package under a real systemd, the first process of a copy of this machine: what the unit promises holds."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -7,13 +8,17 @@ import time
 
 import pytest
 
+from harness.child import clean_environment
 from harness.debian import bring, install, publish, published, two_revisions
+from harness.leveret import OPTIONAL_LISTENERS, ROOT
 from harness.machine import MachineWithSystemd, needed_for
 from harness.patience import PATIENCE
 
 SERVICE = "leveret.service"
 # Each test starts a system: minutes in all, in which most of what they show has been shown by the other tests of the package.
 pytestmark = pytest.mark.skipif("LEVERET_PACKAGE_TEST" not in os.environ, reason="make package-test")
+BEHIND_PORT = 5679
+OTHERS_OFF = [word for name in (*OPTIONAL_LISTENERS, "--http") for word in (name, "off")]
 HEALTH = {"LEVERET_CONFIG": "/etc/leveret/leveret.toml"}
 
 
@@ -41,12 +46,56 @@ def test_it_serves_once_it_is_installed_and_until_it_is_removed(machine, package
     first = process(machine)
 
     install_package(machine, packages[1])
-    assert process(machine) != first, "an upgrade starts the new version"
+    await_that(machine, lambda: process(machine) != first)
     assert published(machine) == "1"
 
     machine.run("dpkg", "--no-triggers", "--remove", "leveret")
     assert machine.run("systemctl", "is-active", SERVICE, check=False).stdout == "inactive\n"
     assert machine.run("pgrep", "--exact", "leveret", check=False).stdout == ""
+
+
+def test_an_upgrade_keeps_the_clients_of_a_pool_and_a_stop_lets_the_new_process_drain(machine, packages):
+    install_package(machine, packages[0])
+    behind = f"127.0.0.1:{BEHIND_PORT}"
+    machine.run("systemd-run", "--unit=behind", "leveret", "serve", "--amqp", behind, "--data-dir", "off", *OTHERS_OFF)
+    with machine.path("/etc/leveret/leveret.toml").open("a") as settings:
+        settings.write(f'\nupstream = "amqp://{behind}"\n')
+    # Its pings are those of the new process afterwards.
+    override(machine, "soon", "[Service]\nWatchdogSec=5s\n")
+    machine.run("systemctl", "restart", SERVICE)
+    first = process(machine)
+    with script(machine, STAYING, "5673") as client:
+        assert client.stdout.readline() == "is there\n"
+        install_package(machine, packages[1])
+        await_that(machine, lambda: process(machine) not in (first, "0") and not is_running(machine, first))
+        assert client.communicate("go on\n", PATIENCE)[0] == "the same channel\n"
+    pinged = shown(machine, "WatchdogTimestampMonotonic")
+    await_that(machine, lambda: shown(machine, "WatchdogTimestampMonotonic") != pinged)
+    assert shown(machine, "ActiveState", "NRestarts") == ["active", "0"]
+    machine.run("systemctl", "stop", SERVICE)
+    assert shown(machine, "ActiveState", "Result", "ExecMainStatus") == ["inactive", "success", "0"]
+
+
+@pytest.mark.parametrize("kept", ["a socket unit", "the descriptor store"])
+def test_nobody_is_refused_while_the_service_restarts(machine, packages, kept):
+    install_package(machine, packages[0])
+    if kept == "a socket unit":
+        machine.run("systemctl", "stop", SERVICE)
+        machine.path("/etc/systemd/system/leveret.socket").write_text("[Socket]\nListenStream=127.0.0.1:5672\n")
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "start", "leveret.socket")
+    else:
+        override(machine, "kept", "[Service]\nFileDescriptorStoreMax=64\n")
+        machine.run("systemctl", "restart", SERVICE)
+    with script(machine, KNOCKING, "5672") as client:
+        # With a socket unit the first one starts the service.
+        assert client.stdout.readline() == "served\n"
+        before = process(machine)
+        machine.run("systemctl", "restart", SERVICE)
+        assert process(machine) != before
+        machine.run("kill", "-KILL", process(machine))
+        await_that(machine, lambda: shown(machine, "NRestarts", "ActiveState") == ["1", "active"])
+        assert client.communicate("over\n", PATIENCE)[0] == "refused: 0\n"
 
 
 def test_an_upgrade_starts_nothing_that_the_administrator_has_stopped_for_good(machine, packages):
@@ -78,10 +127,7 @@ def test_a_process_that_is_killed_comes_back_with_its_messages(machine, packages
 
 def test_a_process_that_hangs_is_started_anew(machine, packages):
     install_package(machine, packages[0])
-    folder = machine.path("/etc/systemd/system/leveret.service.d")
-    folder.mkdir()
-    (folder / "soon.conf").write_text("[Service]\nWatchdogSec=5s\n")
-    machine.run("systemctl", "daemon-reload")
+    override(machine, "soon", "[Service]\nWatchdogSec=5s\n")
     machine.run("systemctl", "restart", SERVICE)
     hangs = process(machine)
     machine.run("kill", "-STOP", hangs)
@@ -110,6 +156,68 @@ def test_the_process_has_no_rights_beyond_its_folders(machine, packages):
 def install_package(machine, package):
     """Without the index of man pages, which takes most of the time."""
     install(machine, package, "--no-triggers")
+
+
+def override(machine, name, text):
+    """A drop-in of the service."""
+    folder = machine.path("/etc/systemd/system/leveret.service.d")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.conf").write_text(text)
+    machine.run("systemctl", "daemon-reload")
+
+
+@contextlib.contextmanager
+def script(machine, text, *arguments):
+    """A program in Python that talks to the test by its standard streams."""
+    argv = machine.argv(ROOT / ".cache" / "venv" / "bin" / "python", "-c", text, *arguments)
+    with subprocess.Popen(argv, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+STAYING = """
+import sys
+import pika
+connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", int(sys.argv[1]), heartbeat=0))
+channel = connection.channel()
+channel.confirm_delivery()
+channel.queue_declare("stays", durable=True)
+print("is there", flush=True)
+sys.stdin.readline()
+channel.basic_publish("", "stays", b"the same channel")
+print(channel.basic_get("stays")[2].decode())
+"""
+
+KNOCKING = """
+import socket, sys, threading
+over, served, refused = threading.Event(), threading.Event(), []
+def knock():
+    while not over.is_set():
+        try:
+            with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as client:
+                client.sendall(b"AMQP" + bytes([0, 0, 9, 1]))
+                # What one process that ends has accepted is closed.
+                if client.recv(1):
+                    served.set()
+        except ConnectionRefusedError as trouble:
+            refused.append(trouble)
+        except ConnectionError:
+            pass
+client = threading.Thread(target=knock)
+client.start()
+served.wait()
+print("served", flush=True)
+sys.stdin.readline()
+over.set()
+client.join()
+print("refused:", len(refused))
+"""
+
+
+def is_running(machine, process):
+    return machine.path(f"/proc/{process}").exists()
 
 
 def shown(machine, *names):

@@ -2,13 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pika
 import pytest
@@ -19,64 +16,25 @@ from harness.frozen import frozen
 from harness.instances import leveret
 from harness.leveret import OPTIONAL_LISTENERS, binary
 from harness.machine import Manager
-from harness.metrics import wait_until
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.upgrading import flags, knocking, replace, replaceable, running
 from harness.wire import Wire
-
-
-@contextlib.contextmanager
-def knocking(port):
-    """Clients that connect, log in, and leave, one after the other, for the length of a `with`; what went wrong for them."""
-    over, troubles, served = threading.Event(), [], []
-
-    def knock():
-        while not over.is_set():
-            try:
-                with Wire(port) as wire:
-                    wire.handshake()
-                served.append(1)
-            except Exception as trouble:  # noqa: BLE001: whatever a client meets
-                troubles.append(repr(trouble))
-
-    clients = [threading.Thread(target=knock) for _ in range(4)]
-    for client in clients:
-        client.start()
-    try:
-        yield served, troubles
-    finally:
-        over.set()
-        for client in clients:
-            client.join(PATIENCE)
-
-
-def refusals(troubles):
-    return [trouble for trouble in troubles if "Refused" in trouble]
-
-
-def flags(amqp, http, *more):
-    return "--amqp", f"127.0.0.1:{amqp}", "--http", f"127.0.0.1:{http}", *more
-
-
-def goes_on(served):
-    """Whether somebody is served from now on."""
-    count = len(served)
-    wait_until(lambda: len(served) > count + 4)
 
 
 def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
     amqp, http = free_ports(2)
     all_flags = flags(amqp, http, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}")
-    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as (served, troubles):
-        goes_on(served)
+    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as callers:
+        callers.go_on()
         client = pika.BlockingConnection(pika.URLParameters(old.uri))
         with leveret(tmp_path / "new", *all_flags, "--take-over") as new:
             assert old.child.wait() == 0
-            goes_on(served)
+            callers.go_on()
             with pika.BlockingConnection(pika.URLParameters(new.uri)) as again:
                 again.channel()
             # Whoever was in the middle of a login has come in, too.
-            assert troubles == []
+            assert callers.troubles == []
             client.channel()
             client.close()
             new.stop()
@@ -85,7 +43,7 @@ def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
 def test_what_a_broker_has_confirmed_is_there_when_another_has_taken_over(tmp_path):
     amqp, http = free_ports(2)
     all_flags = flags(amqp, http, "--data-dir", str(tmp_path / "data"))
-    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as (served, troubles):
+    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as callers:
         with pika.BlockingConnection(pika.URLParameters(old.uri)) as client:
             channel = client.channel()
             channel.confirm_delivery()
@@ -94,12 +52,12 @@ def test_what_a_broker_has_confirmed_is_there_when_another_has_taken_over(tmp_pa
                 channel.basic_publish("", "kept", str(number), pika.BasicProperties(delivery_mode=2))
         with leveret(tmp_path / "new", *all_flags, "--take-over") as new:
             assert old.child.wait() == 0
-            goes_on(served)
+            callers.go_on()
             with pika.BlockingConnection(pika.URLParameters(new.uri)) as client:
                 channel = client.channel()
                 kept = [channel.basic_get("kept", auto_ack=True)[2] for _ in range(100)]
             assert kept == [str(number).encode() for number in range(100)]
-            assert refusals(troubles) == []
+            assert callers.refusals == []
             new.stop()
 
 
@@ -188,40 +146,6 @@ def test_another_user_gets_nothing(tmp_path):
         old.stop()
 
 
-@contextlib.contextmanager
-def replaceable(tmp_path, *more):
-    """A server whose program is a file of its own, so that another can take its place on the disk; and clients of it."""
-    program = tmp_path / "leveret"
-    shutil.copy(binary(), program)
-    amqp, http = free_ports(2)
-    with leveret(tmp_path / "server", *flags(amqp, http, *more), program=program) as server:
-        try:
-            with knocking(amqp) as (served, troubles):
-                goes_on(served)
-                yield server, program, served, troubles
-        finally:
-            server.kill()
-            # The successor is no child of the tests, which would end with them.
-            for pid in running(program):
-                os.kill(pid, signal.SIGKILL)
-
-
-def running(program):
-    """The processes of a program."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/exe"):
-        with contextlib.suppress(OSError):
-            if path.readlink() == program:
-                found.append(int(path.parent.name))
-    return found
-
-
-def replace(program):
-    """Another file, as package managers write it: the running one stays as it is."""
-    shutil.copy(program, program.with_suffix(".new"))
-    program.with_suffix(".new").replace(program)
-
-
 def ends(server):
     """Whether the process ends well. Its output goes on, for it is its successor's as well."""
     return server.child.process.wait(PATIENCE) == 0
@@ -229,45 +153,81 @@ def ends(server):
 
 @pytest.mark.parametrize("more", [[], ["--take-over"]], ids=["started", "that took over itself"])
 def test_ctl_upgrades_to_the_program_on_the_disk(tmp_path, more):
-    with replaceable(tmp_path, "--data-dir", str(tmp_path / "data"), *more) as (server, program, served, troubles):
+    with replaceable(tmp_path, "--data-dir", str(tmp_path / "data"), *more) as (server, program, callers):
         replace(program)
         told = Ctl(server.http)("upgrade")
         [after] = running(program)
         assert f"process {after} with version" in told and f"has taken over from process {server.pid}" in told
         assert ends(server)
-        goes_on(served)
-        assert refusals(troubles) == []
+        callers.go_on()
+        assert callers.refusals == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGHUP])
 def test_a_signal_upgrades_as_well(tmp_path, number):
-    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+    with replaceable(tmp_path, "--data-dir", "off") as (server, program, callers):
         replace(program)
         server.child.send(number)
         assert ends(server)
-        goes_on(served)
-        assert refusals(troubles) == [] and len(running(program)) == 1
+        callers.go_on()
+        assert callers.refusals == [] and len(running(program)) == 1
 
 
-def test_a_successor_that_cannot_start_changes_nothing(tmp_path):
-    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+ORDERS = {
+    "ctl": lambda server: Ctl(server.http)("upgrade"),
+    "SIGUSR2": lambda server: server.child.send(signal.SIGUSR2),
+    "SIGHUP": lambda server: server.child.send(signal.SIGHUP),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_clients_of_a_pool_stay_whichever_way_it_is_upgraded(tmp_path, targets, order):
+    queue = f"stays-{tmp_path.name}"
+    with replaceable(tmp_path, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}") as (server, program, callers):
+        client = pika.BlockingConnection(pika.URLParameters(server.uri))
+        channel = client.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(queue, durable=True)
+        try:
+            replace(program)
+            ORDERS[order](server)
+            assert ends(server)
+            channel.basic_publish("", queue, b"by the same channel")
+            assert channel.basic_get(queue, auto_ack=True)[2] == b"by the same channel"
+            callers.go_on()
+            assert callers.troubles == [] and len(running(program)) == 1
+        finally:
+            channel.queue_delete(queue)
+        client.close()
+
+
+@pytest.mark.parametrize("has_manager", [False, True], ids=["by itself", "under a service manager"])
+def test_a_successor_that_cannot_start_changes_nothing(tmp_path, has_manager):
+    with contextlib.ExitStack() as stack:
+        env = {}
+        if has_manager:
+            stack.enter_context(Manager(tmp_path / "notify"))
+            env["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        server, program, callers = stack.enter_context(replaceable(tmp_path, "--data-dir", "off", env=env))
         other = program.with_suffix(".new")
-        other.write_text("#!/bin/sh\nexit 3\n")
+        other.write_text(f"#!/bin/sh\necho $PPID >{tmp_path}/parent\nexit 3\n")
         other.chmod(0o755)
         other.replace(program)
         told = Ctl(server.http).fails("upgrade")
-        assert "the successor has ended, and the server goes on: exit status: 3" in told
-        goes_on(served)
-        assert troubles == []
+        assert f"the successor has ended, and the server goes on: {'its log says why' if has_manager else 'exit status: 3'}" in told
+        # systemd kills a main process without waiting for its drain if it was no child of its own when it became that.
+        assert (int((tmp_path / "parent").read_text()) == server.pid) == (not has_manager)
+        callers.go_on()
+        assert callers.troubles == []
         server.stop()
 
 
 def test_a_reload_of_the_same_program_is_no_upgrade(tmp_path):
-    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+    with replaceable(tmp_path, "--data-dir", "off") as (server, program, callers):
         server.child.send(signal.SIGHUP)
         server.child.wait_line("SIGHUP: no setting changed")
-        goes_on(served)
-        assert troubles == [] and running(program) == [server.pid]
+        callers.go_on()
+        assert callers.troubles == [] and running(program) == [server.pid]
         server.stop()
 
 

@@ -17,6 +17,7 @@ from harness.metrics import wait_until
 from harness.ports import free_ports
 
 OTHERS = ("--ws", "off", "--mqtt", "off", "--stomp", "off", "--web-mqtt", "off", "--web-stomp", "off", "--http", "off")
+SERVE_IN = ("serve", "--amqp", "127.0.0.1:0", *OTHERS, "--data-dir")
 
 
 def test_an_unknown_variable_stops_the_start_and_names_the_one_that_was_meant(tmp_path):
@@ -62,18 +63,20 @@ def test_a_taken_port_comes_with_what_to_do(tmp_path):
     assert "another process has it (`ss -ltnp` shows which)" in error and f"--upstream amqp://{address}" in error
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "roots").mkdir(mode=0o700)
-    arguments = ["serve", "--amqp", "127.0.0.1:0", *OTHERS, "--data-dir"]
     with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
-        error = run(*arguments, tmp_path / "data")[2]
+        error = run(*SERVE_IN, tmp_path / "data")[2]
         assert f"in use by process {server.pid}: stop that one, or give this one a folder of its own with --data-dir" in error
         server.stop()
-    assert "it has to be a folder" in run(*arguments, tmp_path / "file")[2]
+    assert "it has to be a folder" in run(*SERVE_IN, tmp_path / "file")[2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_data_folder_of_another_user_comes_with_what_to_do(tmp_path):
+    (tmp_path / "roots").mkdir(mode=0o700)
     tmp_path.chmod(0o755)
-    argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *arguments, tmp_path / "roots"]
+    argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *SERVE_IN, tmp_path / "roots"]
     child = Child(argv, tmp_path / "leveret.log", env=clean_environment())
     assert child.wait() == 1
     assert "the user that runs Leveret has to own the folder" in child.output(), child.output()
@@ -98,6 +101,17 @@ def test_a_self_signed_authority_as_the_upstreams_certificate_is_explained(tmp_p
         flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", authority.file]
         with leveret(tmp_path / "pool", *flags) as pool:
             pool.child.wait_line("TLS: the server's certificate is that of an authority .CA:TRUE.*basicConstraints=critical,CA:FALSE")
+
+
+def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_path, targets):
+    upstream = f"127.0.0.1:{targets.upstream.port}"
+    # A password of the URL is none of the clients', and newcomers write one there.
+    with leveret(tmp_path, "--upstream", f"amqp://guest:guest@{upstream}") as pool:
+        pool.child.wait_line(f"WARN.*ignoring user, password and vhost of the upstream URL: clients use their own.*{upstream}")
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+            pika.BlockingConnection(pika.URLParameters(pool.uri.replace("guest:guest", "guest:mistaken")))
+        pool.child.wait_line("WARN.*login refused.*user=.?guest.*why=.refused by the upstream")
+        assert "mistaken" not in pool.child.output()
 
 
 def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown_is_told_with_a_remedy(tmp_path):

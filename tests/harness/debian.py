@@ -10,9 +10,9 @@ from harness.patience import PATIENCE
 BUILD_SECONDS = 2 * PATIENCE
 
 
-def build(folder, revision):
-    """Builds the package of the program under test; returns its path."""
-    argv = [ROOT / "packaging" / "build-deb.sh", binary(), folder, revision]
+def build(folder, revision, program=None):
+    """Builds the package of a program, by default the one under test; returns its path."""
+    argv = [ROOT / "packaging" / "build-deb.sh", program or binary(), folder, revision]
     env = clean_environment(COMPRESSION="none")
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS)
     assert done.returncode == 0, done.stderr

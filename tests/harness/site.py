@@ -2,11 +2,11 @@
 
 import contextlib
 import http.server
-import threading
 
 import pytest
 
 from harness.browser import browser
+from harness.http_service import serving
 from harness.leveret import ROOT
 
 HERE = ROOT / "tests" / "websocket"
@@ -26,14 +26,8 @@ class Files(http.server.SimpleHTTPRequestHandler):
 def site(files=Files):
     """The origin, for the length of a `with`."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), files)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 # Fixtures, for those who import them: such a server for each file, and a browser on its page for MQTT and STOMP.

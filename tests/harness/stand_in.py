@@ -4,12 +4,16 @@ import concurrent.futures
 import json
 import os
 import shlex
+import signal
 import socket
 import sys
 import threading
 import traceback
 
 from harness.leveret import Leveret
+from harness.metrics import wait_until
+from harness.patience import PATIENCE
+from harness.upgrading import kill_all, running
 
 CALL = """
 import json, socket, sys
@@ -63,7 +67,8 @@ class StandIn:
 
 
 class Service:
-    """A server that `systemctl` starts and stops: `flags` are those of each start, `folder` has what the server prints."""
+    """A server that `systemctl` starts, stops and reloads: `flags` are those of each start, `folder` has what the server prints.
+    A reload needs a `program` of the service's own, and a file that has taken its place on the disk."""
 
     def __init__(self, folder, *flags):
         self.folder, self.flags = folder, flags
@@ -72,13 +77,30 @@ class Service:
         self.starts = 0
 
     def __call__(self, action, unit):
-        assert unit == "leveret" and action in ("start", "stop", "restart")
+        assert unit == "leveret" and action in ("start", "stop", "restart", "reload")
+        if action == "reload":
+            self.server.child.send(signal.SIGHUP)
+            assert self.server.child.process.wait(PATIENCE) == 0
+            return self.server
         if action != "start":
-            self.server.stop()
+            self._stop()
         if action != "stop":
             self.starts += 1
             self.server = Leveret(self.folder / f"run{self.starts}", *self.flags, program=self.program)
         return self.server
+
+    @property
+    def process(self):
+        """The main process: the one that was started, or another that has taken over from it."""
+        others = [process for process in running(self.program) if process != self.server.pid]
+        return others[0] if others else self.server.pid
+
+    def _stop(self):
+        if self.server.child.running():
+            self.server.stop()
+        for successor in running(self.program) if self.program else []:
+            os.kill(successor, signal.SIGTERM)
+            wait_until(lambda: not running(self.program))
 
     def __enter__(self):
         self("start", "leveret")
@@ -86,3 +108,5 @@ class Service:
 
     def __exit__(self, *_):
         self.server.child.kill()
+        if self.program:
+            kill_all(self.program)

@@ -57,6 +57,9 @@ pub(crate) enum ConfigCommand {
     /// Print docs/configuration.md
     #[command(hide = true)]
     Reference,
+    /// Print docs/commands.md
+    #[command(hide = true)]
+    Commands,
 }
 
 /// Formats a command-line error as one line, such as `unexpected argument '--amqq' found; did you mean --amqp ADDR?`.

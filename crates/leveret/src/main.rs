@@ -8,6 +8,7 @@ mod ancillary;
 mod announce;
 mod bound;
 mod cli;
+mod commands;
 mod config;
 mod ctl;
 mod data_folder;
@@ -183,6 +184,7 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),
         ConfigCommand::Reference => config::reference(),
+        ConfigCommand::Commands => commands::reference(),
     };
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Failure::run)

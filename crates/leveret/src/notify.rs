@@ -27,6 +27,9 @@ struct ServiceManager {
     patience: Option<Duration>,
 }
 
+/// The variable with the socket of the service manager, if there is one.
+pub(crate) const SOCKET: &str = "NOTIFY_SOCKET";
+
 /// Time allowed after a drain: more than is needed to respond to the last probes and to write and sync
 /// the remaining changes.
 const ENDING: Duration = Duration::from_secs(30);
@@ -41,7 +44,7 @@ impl Notifier {
     }
 
     fn of(environment: &dyn Fn(&str) -> Option<OsString>) -> io::Result<Self> {
-        let Some(name) = environment("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        let Some(name) = environment(SOCKET).filter(|name| !name.is_empty()) else {
             return Ok(Self::default());
         };
         let address = address(&name)?;

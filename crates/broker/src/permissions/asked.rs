@@ -18,9 +18,9 @@ use super::Access;
 use crate::names::Resource;
 use crate::users::Identity;
 
-/// Answers that a user's session keeps from one operation to the next. RabbitMQ keeps 12 for each channel; all channels of
+/// Cached answers of a user's session, for its next operations. RabbitMQ caches 12 for each channel; all channels of
 /// a connection share these.
-const MAX_KEPT: usize = 1024;
+const MAX_CACHED: usize = 1024;
 
 /// Questions of one operation, such as an MQTT client's return to a session with many subscriptions. Their answers count
 /// until it is over, and take a hundred bytes each besides their names.
@@ -127,7 +127,7 @@ struct Answers {
     allowed: HashSet<QuestionAbout>,
     /// The same in the order in which they came.
     order: VecDeque<QuestionAbout>,
-    /// Of the operation that is under way: RabbitMQ keeps no refusal either.
+    /// Of the operation that is under way: RabbitMQ caches no refusal either.
     refused: HashMap<QuestionAbout, Verdict>,
     /// The number of questions that the operation has asked.
     asked: usize,
@@ -259,7 +259,7 @@ impl AskedRights {
         answers.generated = None;
         answers.pending = Vec::new();
         answers.is_pending = HashSet::new();
-        while answers.order.len() > MAX_KEPT {
+        while answers.order.len() > MAX_CACHED {
             if let Some(oldest) = answers.order.pop_front() {
                 answers.allowed.remove(&oldest);
             }

@@ -247,12 +247,12 @@ fn a_virtual_host_is_asked_about_before_it_is_opened() {
 }
 
 #[test]
-fn a_session_keeps_few_answers_and_an_operation_asks_few_questions() {
+fn a_session_caches_few_answers_and_an_operation_asks_few_questions() {
     let world = World::new(allow);
-    for number in 0..=MAX_KEPT + 10 {
+    for number in 0..=MAX_CACHED + 10 {
         world.repeat(|| world.session.check_read_queue(&number.to_string())).unwrap();
     }
-    assert_eq!(world.identity.asked().unwrap().answers.lock().allowed.len(), MAX_KEPT);
+    assert_eq!(world.identity.asked().unwrap().answers.lock().allowed.len(), MAX_CACHED);
     world.asked();
     world.repeat(|| world.session.check_read_queue("0")).unwrap();
     assert_eq!(world.asked(), ["read queue 0"], "the oldest is forgotten first");

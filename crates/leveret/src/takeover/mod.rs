@@ -21,6 +21,7 @@ mod messages;
 mod offer;
 mod predecessor;
 mod succession;
+mod successor;
 mod upgrade;
 
 use std::io;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::Offer;
+use super::successor::Successor;
+use crate::notify;
 use crate::signals::ActionRequests;
 
 /// The program of this process and its arguments.
@@ -51,16 +53,17 @@ impl Program {
 
     /// Starts it again, to take over from this process. Variables that the service manager has set for this process alone are
     /// not passed on.
-    fn start(&self) -> io::Result<Child> {
+    fn start(&self) -> io::Result<Successor> {
         let mut command = Command::new(&self.path);
-        command.args(&self.arguments).stdin(Stdio::null());
+        command.args(&self.arguments);
         if !self.arguments.iter().any(|argument| argument == TAKE_OVER) {
             command.arg(TAKE_OVER);
         }
         for variable in ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
             command.env_remove(variable);
         }
-        command.spawn()
+        let has_manager = std::env::var_os(notify::SOCKET).is_some();
+        if has_manager { Successor::start_as_orphan(&command) } else { Successor::start(command) }
     }
 }
 
@@ -136,14 +139,14 @@ impl Upgrades {
             return Err(UpgradeError::UnderWay(*process));
         }
         let failed = |error| UpgradeError::Start { path: self.program.path.clone(), error };
-        let mut child = self.program.start().map_err(failed)?;
-        let process = child.id();
+        let successor = self.program.start().map_err(failed)?;
+        let process = successor.process();
         *last = Some(Attempt { process, failure: None });
         drop(last);
         tracing::info!(process, program = %self.program.path.display(), "upgrade: a successor is started");
         let upgrades = Arc::clone(self);
         let watch = move || {
-            let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+            let ended = successor.wait();
             tracing::error!(process, %ended, "upgrade: the successor has ended");
             *upgrades.last.lock() = Some(Attempt { process, failure: Some(ended) });
         };

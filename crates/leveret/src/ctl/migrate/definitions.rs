@@ -81,9 +81,10 @@ struct DefinitionSection {
 }
 
 /// In the order in which they depend on each other.
-const SECTIONS: [DefinitionSection; 10] = [
+const SECTIONS: [DefinitionSection; 11] = [
     section("vhosts", "virtual host", &["name"], &[], false),
     section("users", "user", &["name"], &["password_hash", "tags"], false),
+    section(USER_LIMITS, "user limit", &["user", "name"], &["value"], false),
     section("permissions", "permission", &["vhost", "user"], &["configure", "write", "read"], false),
     section(
         "topic_permissions",
@@ -128,6 +129,31 @@ const fn section(
     DefinitionSection { name, kind, keys, compared, must_agree }
 }
 
+/// The section of users' limits, which no export of RabbitMQ has.
+const USER_LIMITS: &str = "user_limits";
+
+/// An export of a broker, with its users' limits.
+///
+/// # Errors
+///
+/// It does not answer, or the user may not ask.
+pub(super) fn export(api: &Api) -> Result<Value, Failure> {
+    let mut export = api.get("/api/definitions")?;
+    // A broker without such limits has no such path.
+    let limits = api.found("/api/user-limits")?.unwrap_or_default();
+    export[USER_LIMITS] = limit_by_limit(&limits);
+    Ok(export)
+}
+
+/// An entry for each limit, from one for each user.
+fn limit_by_limit(users: &Value) -> Value {
+    let limits = |user: &Value| -> Vec<Value> {
+        let limit = |(name, value)| json!({ "user": user["user"], "name": name, "value": value });
+        user["value"].as_object().into_iter().flatten().map(limit).collect()
+    };
+    users.as_array().into_iter().flatten().flat_map(limits).collect()
+}
+
 /// Parameters of a broker as a whole, which are its own.
 const OWN_PARAMETERS: [&str; 3] = ["cluster_name", "internal_cluster_id", "cluster_tags"];
 
@@ -165,6 +191,7 @@ impl DefinitionSection {
         let request = match self.name {
             "vhosts" => put(&["vhosts", name], vhost_body(entry)),
             "users" => put(&["users", name], user_body(entry)),
+            USER_LIMITS => put(&["user-limits", text("user"), name], of(&["value"])),
             "permissions" => put(&["permissions", vhost, text("user")], of(&["configure", "write", "read"])),
             "topic_permissions" => {
                 put(&["topic-permissions", vhost, text("user")], of(&["exchange", "write", "read"]))
@@ -343,6 +370,19 @@ mod tests {
         let plan = compare(&here, &other);
         assert_eq!(plan.conflicting, ["queue '/' 'q': arguments differs there"]);
         assert_eq!(plan.different, ["user 'u': password_hash differs there"]);
+    }
+
+    #[test]
+    fn each_limit_of_a_user_is_made_by_itself() {
+        let listed = json!([{"user": "u", "value": {"max-channels": 5, "max-connections": 2}}]);
+        let here = json!({"user_limits": limit_by_limit(&listed)});
+        let there =
+            json!({"user_limits": limit_by_limit(&json!([{"user": "u", "value": {"max-channels": 7}}]))});
+        let plan = compare(&here, &there);
+        assert_eq!(plan.different, ["user limit 'u' 'max-channels': value differs there"]);
+        assert_eq!(lines(&plan), ["user limit 'u' 'max-connections'"]);
+        let path = "/api/user-limits/u/max-connections".to_owned();
+        assert_eq!(plan.missing[0].request, DefinitionRequest::Put { path, body: json!({"value": 2}) });
     }
 
     #[test]

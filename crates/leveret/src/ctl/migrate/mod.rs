@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use server::MoveDirection;
 
-use self::definitions::{Definition, DefinitionPlan, compare, is_own_name};
+use self::definitions::{Definition, DefinitionPlan, compare, export, is_own_name};
 use super::api::{Api, Connection, path};
 use super::output::{self, Column, Output, printable};
 use super::secret;
@@ -203,7 +203,7 @@ impl Migrate<'_> {
 
     /// The definitions of the one side that the other lacks.
     fn plan(&self) -> Result<DefinitionPlan, Failure> {
-        let (here, there) = (self.api.get("/api/definitions")?, self.other.get("/api/definitions")?);
+        let (here, there) = (export(self.api)?, export(&self.other)?);
         Ok(match self.way {
             MoveDirection::Out => compare(&here, &there),
             MoveDirection::In => compare(&there, &here),
