@@ -10,6 +10,7 @@
 
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD};
 use amqp::method::basic;
+use sync::work;
 
 use super::ProxySession;
 use super::channel::ChannelPhase;
@@ -29,7 +30,10 @@ impl ProxySession {
         let behind = acks_in(number, &rest[..rest.len().min(SPAN_MAX)]);
         let count =
             channel.general.acknowledge(&mut self.output, std::iter::once(decode(ack)).chain(behind))?;
-        Some((count - 1) * WIRE_LEN)
+        let more = count - 1;
+        // The first is charged as a frame, by whoever parsed it.
+        work::charge(ACK, more);
+        Some(more * WIRE_LEN)
     }
 }
 
@@ -84,6 +88,9 @@ impl Settled {
         {
             self.up_to = last;
             self.beyond.remove(0);
+        }
+        if self.beyond.is_empty() && self.beyond.capacity() > RUNS_KEPT {
+            self.beyond = Vec::new();
         }
         true
     }
@@ -150,3 +157,134 @@ const SPAN_MAX: usize = 64 * 1024;
 /// Runs of settled deliveries that are remembered. A client that leaves more gaps settles in no order that could be
 /// gathered.
 const RUNS_MAX: usize = 256;
+/// Runs for which there is memory while there are none: a client that settles a bit out of order allocates nothing for it.
+const RUNS_KEPT: usize = 4;
+/// Cost of an acknowledgement behind another one, in nanoseconds: no more than that of a frame by itself.
+const ACK: u32 = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use amqp::FrameKind;
+    use amqp::frame::write_method;
+
+    use super::*;
+    use crate::dice::Dice;
+
+    fn ack(channel: u16, delivery_tag: u64, multiple: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_method(&mut out, channel, basic::Ack { delivery_tag, multiple });
+        out
+    }
+
+    fn tags(input: &[u8]) -> Vec<(u64, bool)> {
+        acks_in(3, input).map(|ack| (ack.delivery_tag, ack.multiple)).collect()
+    }
+
+    #[test]
+    fn acknowledgements_are_found_whole_or_not_at_all() {
+        let bytes = [ack(3, 1, false), ack(3, u64::MAX, true)].concat();
+        assert_eq!(bytes.len(), 2 * WIRE_LEN);
+        let all = [(1, false), (u64::MAX, true)];
+        for cut in 0..=bytes.len() {
+            assert_eq!(tags(&bytes[..cut]), all[..cut / WIRE_LEN], "{cut} bytes");
+        }
+        assert_eq!(tags(&[&bytes[..], b"more"].concat()), all);
+    }
+
+    #[test]
+    fn they_end_where_anything_else_begins() {
+        let changed = |at: usize, value: u8| {
+            let mut frame = ack(3, 2, false);
+            frame[at] = value;
+            frame
+        };
+        let mut nack = Vec::new();
+        write_method(&mut nack, 3, basic::Nack { delivery_tag: 2, multiple: false, requeue: false });
+        let mut shorter = changed(6, 12);
+        shorter.remove(WIRE_LEN - 2);
+        let mut longer = changed(6, 14);
+        longer.insert(WIRE_LEN - 1, 0);
+        let others = [
+            ("another channel", ack(4, 2, false)),
+            ("another channel by its high byte", ack(0x103, 2, false)),
+            ("a header", changed(0, FrameKind::Header as u8)),
+            ("a wrong end", changed(WIRE_LEN - 1, 0)),
+            ("length 14 of a frame of 13", changed(6, 14)),
+            ("length 14", longer),
+            ("length 12", shorter),
+            ("a length of four bytes", changed(3, 1)),
+            ("nack", nack),
+        ];
+        for (what, other) in others {
+            let bytes = [ack(3, 1, false), other, ack(3, 3, false)].concat();
+            assert_eq!(tags(&bytes), [(1, false)], "{what}");
+        }
+    }
+
+    /// The last of the deliveries up to which all are settled, and the number of runs beyond.
+    fn runs(settled: &BTreeSet<u64>) -> (u64, usize) {
+        let up_to = (1..).find(|tag| !settled.contains(tag)).map_or(0, |tag| tag - 1);
+        let beyond = settled.range(up_to + 1..);
+        (up_to, beyond.filter(|tag| !settled.contains(&(**tag - 1))).count())
+    }
+
+    #[test]
+    fn deliveries_are_settled_as_in_a_set_of_them() {
+        let (mut plain, mut too_many, mut others) = (0, 0, 0);
+        for seed in 0..24 {
+            let mut dice = Dice::new(seed);
+            let (delivered, disorder) = [(200, 1), (200, 3), (300, 30), (1500, 1500)][seed as usize % 4];
+            let (mut counted, mut model) = (Settled::default(), BTreeSet::new());
+            loop {
+                let unsettled: Vec<u64> = (1..=delivered).filter(|tag| !model.contains(tag)).collect();
+                let near = dice.below(disorder.min(unsettled.len() as u64).max(1)) as usize;
+                let fault = 1 + dice.below(delivered + 10);
+                let tag = unsettled.get(near).copied().filter(|_| !dice.chance(2)).unwrap_or(fault);
+                let multiple = disorder < 1500 && dice.chance(50);
+                let is_open = tag <= delivered && !model.contains(&tag);
+                model.extend(if multiple { 1 } else { tag }..=tag);
+                let (up_to, beyond) = runs(&model);
+                let expected = is_open && beyond <= RUNS_MAX;
+                assert_eq!(counted.settle(tag, multiple, delivered), expected, "seed {seed}, {tag}");
+                if !expected {
+                    *(if is_open { &mut too_many } else { &mut others }) += 1;
+                    assert!(!counted.settle(up_to + 1, false, delivered) && counted.beyond.capacity() == 0);
+                    break;
+                }
+                plain += 1;
+                assert_eq!((counted.up_to, counted.beyond.len()), (up_to, beyond), "seed {seed}, {tag}");
+                assert!(beyond > 0 || counted.beyond.capacity() <= RUNS_KEPT);
+                let (earlier, later) = (1 + dice.below(delivered), tag);
+                let one = |delivery_tag| basic::Ack { delivery_tag, multiple: false };
+                let both = counted.join(&one(earlier), &one(later));
+                let last = earlier.max(later);
+                let all = basic::Ack { delivery_tag: last, multiple: true };
+                assert_eq!(both, (up_to >= last).then_some(all));
+            }
+        }
+        assert!(plain > 2000 && too_many > 2 && others > 5, "{plain} plain, {too_many}, {others}");
+    }
+
+    #[test]
+    fn gaps_are_remembered_up_to_a_number_of_them() {
+        let most = 2 * RUNS_MAX as u64;
+        let with_gaps = || {
+            let mut settled = Settled::default();
+            assert!((1..=RUNS_MAX as u64).all(|nth| settled.settle(2 * nth, false, u64::MAX)));
+            assert_eq!((settled.up_to, settled.beyond.len()), (0, RUNS_MAX));
+            settled
+        };
+        let mut settled = with_gaps();
+        assert!((1..=RUNS_MAX as u64).rev().all(|nth| settled.settle(2 * nth - 1, false, u64::MAX)));
+        assert_eq!((settled.up_to, settled.beyond.capacity()), (most, 0));
+        assert!(settled.settle(most + 1, false, u64::MAX));
+
+        let mut settled = with_gaps();
+        assert!(!settled.settle(most + 2, false, u64::MAX), "one too many");
+        assert_eq!((settled.up_to, settled.beyond.capacity()), (0, 0));
+        let closing = (1..=most + 1).step_by(2).chain(most + 3..most + 10);
+        assert!(closing.into_iter().all(|tag| !settled.settle(tag, false, u64::MAX)));
+    }
+}

@@ -194,28 +194,28 @@ impl Side {
         if !self.held.is_empty() {
             return None;
         }
-        let (out, channel, delivered) = (output.to(&route.upstream), route.channel, ledger.last_delivered());
-        let settled = self.settled.get_or_insert_default();
+        let (channel, delivered) = (route.channel, ledger.gathers_up_to());
         let (mut taken, mut gathered) = (0, None);
         for ack in acks {
             taken += 1;
             // Those of earlier upstream channels settle nothing any more.
             let Some(delivery_tag) = self.carried.present_tag(ack.delivery_tag) else { continue };
             let ack = basic::Ack { delivery_tag, ..ack };
+            let settled = self.settled.get_or_insert_default();
             let is_plain = settled.settle(delivery_tag, ack.multiple, delivered);
             let both = gathered.as_ref().filter(|_| is_plain).and_then(|before| settled.join(before, &ack));
             if both.is_none()
                 && let Some(before) = gathered.take()
             {
-                write_method(out, channel, before);
+                write_method(output.to(&route.upstream), channel, before);
             }
             gathered = both.or(Some(ack));
         }
         if let Some(last) = gathered {
-            write_method(out, channel, last);
+            write_method(output.to(&route.upstream), channel, last);
+            // A channel that is closed instead of proven clean needs no proof.
+            self.unproven |= !self.touched;
         }
-        // A channel that is closed instead of proven clean needs no proof.
-        self.unproven |= !self.touched;
         Some(taken)
     }
 
@@ -668,7 +668,7 @@ impl Side {
             Ok(Method::BasicReject(reject)) => (reject.delivery_tag, false),
             _ => return self.settled.get_or_insert_default().doubt(),
         };
-        let delivered = self.ledger.as_ref().map_or(0, |ledger| ledger.last_delivered());
+        let delivered = self.ledger.as_ref().map_or(0, |ledger| ledger.gathers_up_to());
         self.settled.get_or_insert_default().settle(tag, multiple, delivered);
     }
 

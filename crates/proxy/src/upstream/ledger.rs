@@ -15,7 +15,7 @@ mod prefetch;
 mod quiet;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use amqp::method::basic;
@@ -45,6 +45,8 @@ pub(crate) struct Ledger {
     link: Weak<ClientLink>,
     /// The broker's last delivery tag, of what was passed on to the client. Not in the record: each delivery sets it.
     last_delivered: AtomicU64,
+    /// Whether the broker has cancelled a consumer. Beside the record for the same reason.
+    has_cancelled: AtomicBool,
     record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
 }
 
@@ -113,7 +115,8 @@ impl Ledger {
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         let kept = link.kept.clone();
         let (keeps_messages, link) = (kept.keeps_messages(), Arc::downgrade(link));
-        Arc::new(Self { keeps_messages, kept, link, last_delivered: AtomicU64::new(0), record })
+        let (last_delivered, has_cancelled) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { keeps_messages, kept, link, last_delivered, has_cancelled, record })
     }
 
     /// Has a method remembered that was carried out, or has no reply.
@@ -475,8 +478,9 @@ impl Ledger {
         )
     }
 
-    /// The broker has cancelled a consumer because its queue was deleted.
+    /// The broker has cancelled a consumer because its queue was deleted, or its deliveries were not settled in time.
     pub(super) fn cancelled(&self, tag: &str) {
+        self.has_cancelled.store(true, Ordering::Relaxed);
         let mut record = self.record.lock();
         let queue = record.carried.queue_of(tag);
         if let (Some(queue), Some(link)) = (queue, self.link.upgrade())
@@ -511,10 +515,15 @@ impl Ledger {
         self.last_delivered.store(tag, Ordering::Relaxed);
     }
 
-    /// The broker's last delivery tag.
-    #[inline]
-    pub(crate) fn last_delivered(&self) -> u64 {
+    fn last_delivered(&self) -> u64 {
         self.last_delivered.load(Ordering::Relaxed)
+    }
+
+    /// The broker's last delivery tag, up to which acknowledgements may be gathered. 0 once the broker has cancelled a
+    /// consumer: it may have taken that one's deliveries back, and then ignores a late acknowledgement.
+    #[inline]
+    pub(crate) fn gathers_up_to(&self) -> u64 {
+        if self.has_cancelled.load(Ordering::Relaxed) { 0 } else { self.last_delivered() }
     }
 
     /// The connection has ended, or the broker has closed the channel.

@@ -35,6 +35,8 @@ pub(crate) struct Peer {
     named: u64,
     bodies: BTreeSet<u64>,
     channels: BTreeMap<u16, PeerChannel>,
+    /// Whether its queues contain messages for `basic.get`.
+    pub(crate) has_messages: bool,
 }
 
 /// An answer of the broker.
@@ -83,6 +85,7 @@ impl Peer {
             named: 0,
             bodies: BTreeSet::new(),
             channels: BTreeMap::new(),
+            has_messages: false,
         }
     }
 
@@ -166,9 +169,17 @@ impl Peer {
             Method::ExchangeDeclare(_) => {
                 self.answer(number, "exchange.declare-ok", exchange::DeclareOk {});
             }
+            Method::BasicGet(get) if self.has_messages => {
+                let delivery_tag = known.deliveries.deliver(get.no_ack);
+                let mut bytes = Vec::new();
+                write_method(&mut bytes, number, basic::GetOk { delivery_tag, ..Default::default() });
+                write_content_header(&mut bytes, number, 0, NO_PROPERTIES);
+                self.answers.push_back(Answer { name: "basic.get-ok", channel: number, bytes });
+            }
             Method::BasicGet(_) => self.answer(number, "basic.get-empty", basic::GetEmpty::default()),
             Method::BasicRecover(_) => self.answer(number, "basic.recover-ok", basic::RecoverOk {}),
             Method::TxSelect(_) => self.answer(number, "tx.select-ok", tx::SelectOk {}),
+            Method::TxRollback(_) => self.answer(number, "tx.rollback-ok", tx::RollbackOk {}),
             Method::BasicQos(_) => self.answer(number, "basic.qos-ok", basic::QosOk {}),
             Method::ChannelFlow(_) => {
                 self.answer(number, "channel.flow-ok", channel::FlowOk { active: true });
@@ -253,6 +264,15 @@ impl Peer {
         let mut bytes = Vec::new();
         write_method(&mut bytes, number, basic::Deliver { consumer_tag, delivery_tag, ..Default::default() });
         write_content_header(&mut bytes, number, 0, NO_PROPERTIES);
+        self.connection.handle_input(&bytes, now);
+    }
+
+    /// Cancels a consumer, as if its queue had been deleted.
+    pub(crate) fn cancel(&mut self, number: u16, consumer_tag: &str, now: Instant) {
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        known.consumers.remove(consumer_tag);
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, number, basic::Cancel { consumer_tag, no_wait: true });
         self.connection.handle_input(&bytes, now);
     }
 

@@ -2,7 +2,8 @@
 //! read, a model of a broker's channel that gets them as they are comes to the same as one that gets what the pool sends:
 //! the same deliveries settled in the same way, in an order that nobody can tell apart, and the same refusal.
 
-use amqp::method::{basic, queue};
+use amqp::method::{basic, queue, tx};
+use sync::work::Turn;
 
 use super::*;
 use crate::dice::Dice;
@@ -24,26 +25,45 @@ struct World {
 impl World {
     /// A client with a consumer, and one without acknowledgements if `automatic`.
     fn new(seed: u64, automatic: bool) -> Self {
-        let mut world = Self {
+        let mut world = Self::empty(seed);
+        world.open_channel(CHANNEL, Some(100), automatic);
+        world
+    }
+
+    fn empty(seed: u64) -> Self {
+        Self {
             dice: Dice::new(seed),
             session: session_of(Pool::new(PoolConfig::new(Vec::new()))),
             peers: Vec::new(),
             now: Instant::now(),
             direct: ChannelDeliveries::default(),
             earlier: 0,
-        };
+        }
+    }
+
+    /// Opens a channel with consumers as in [`Self::new`], without a limit if `prefetch_count` is `None`.
+    fn open_channel(&mut self, number: u16, prefetch_count: Option<u16>, automatic: bool) {
         let mut bytes = Vec::new();
-        write_method(&mut bytes, CHANNEL, channel_methods::Open::default());
-        write_method(&mut bytes, CHANNEL, basic::Qos { prefetch_count: 100, ..Default::default() });
+        write_method(&mut bytes, number, channel_methods::Open::default());
+        if let Some(prefetch_count) = prefetch_count {
+            write_method(&mut bytes, number, basic::Qos { prefetch_count, ..Default::default() });
+        }
         for (consumer_tag, no_ack) in [("manual", false), ("automatic", true)] {
             if automatic || !no_ack {
                 let consume = basic::Consume { queue: "q", consumer_tag, no_ack, ..Default::default() };
-                write_method(&mut bytes, CHANNEL, consume);
+                write_method(&mut bytes, number, consume);
             }
         }
-        world.read(&bytes);
-        world.settle();
-        world
+        self.read(&bytes);
+        self.settle();
+    }
+
+    /// The client sends a method, which is answered if it has an answer.
+    fn call<'m>(&mut self, method: impl Into<Method<'m>>) {
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, CHANNEL, method);
+        self.read(&bytes);
+        self.settle();
     }
 
     /// The session reads this at once.
@@ -90,7 +110,11 @@ impl World {
 
     /// The broker's end of the channel.
     fn peer(&mut self) -> (&mut Peer, u16) {
-        let side = &self.session.channels.get(CHANNEL).unwrap().general;
+        self.peer_of(CHANNEL)
+    }
+
+    fn peer_of(&mut self, number: u16) -> (&mut Peer, u16) {
+        let side = &self.session.channels.get(number).unwrap().general;
         let route = side.route().unwrap().clone();
         let is_it = |peer: &&mut Peer| Arc::ptr_eq(&peer.connection.upstream, &route.upstream);
         (self.peers.iter_mut().find(is_it).unwrap(), route.channel)
@@ -210,6 +234,11 @@ fn gathered(tags: &[u64], prepare: impl FnOnce(&mut World)) -> Vec<(u64, bool)> 
     let mut world = World::new(0, false);
     (0..10).for_each(|_| world.deliver(false));
     prepare(&mut world);
+    sent(&mut world, tags)
+}
+
+/// What the pool sends for acknowledgements of these deliveries.
+fn sent(world: &mut World, tags: &[u64]) -> Vec<(u64, bool)> {
     let mut bytes = Vec::new();
     for delivery_tag in tags {
         write_method(&mut bytes, CHANNEL, basic::Ack { delivery_tag: *delivery_tag, multiple: false });
@@ -247,14 +276,7 @@ async fn acknowledgements_of_one_read_go_out_as_one_if_nothing_in_front_of_them_
 
 #[tokio::test]
 async fn what_was_settled_in_another_way_stands_in_front_of_nothing() {
-    let settle = |method: Method<'static>| {
-        move |world: &mut World| {
-            let mut bytes = Vec::new();
-            write_method(&mut bytes, CHANNEL, method);
-            world.read(&bytes);
-            world.settle();
-        }
-    };
+    let settle = |method: Method<'static>| move |world: &mut World| world.call(method);
     let reject = basic::Reject { delivery_tag: 1, requeue: true };
     assert_eq!(gathered(&[2, 3], settle(reject.into())), [(3, true)]);
     let nack = basic::Nack { delivery_tag: 4, multiple: true, requeue: false };
@@ -268,10 +290,7 @@ async fn what_was_settled_in_another_way_stands_in_front_of_nothing() {
 #[tokio::test]
 async fn acknowledgements_of_a_transaction_are_not_gathered() {
     let in_transaction = |world: &mut World| {
-        let mut bytes = Vec::new();
-        write_method(&mut bytes, CHANNEL, amqp::method::tx::Select {});
-        world.read(&bytes);
-        world.settle();
+        world.call(tx::Select {});
         // The first ten went back to the queue when the channel moved to a connection of its own.
         (0..10).for_each(|_| world.deliver(false));
     };
@@ -302,4 +321,115 @@ async fn acknowledgements_keep_their_place_among_other_methods() {
     }
     assert_eq!(names, ["basic.ack", "queue.declare", "basic.ack"]);
     assert_eq!(acks(&sent), [(2, true), (4, true)]);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_rolled_back_leaves_its_deliveries_unsettled() {
+    // Without a limit the channel is on a connection of its own from the beginning, and stays there.
+    let mut world = World::empty(0);
+    world.open_channel(CHANNEL, None, false);
+    (0..4).for_each(|_| world.deliver(false));
+    world.call(tx::Select {});
+    assert_eq!(sent(&mut world, &[1]), [(1, false)]);
+    world.call(tx::Rollback {});
+    assert_eq!(sent(&mut world, &[2, 3]), [(2, false), (3, false)]);
+}
+
+#[tokio::test]
+async fn deliveries_that_need_no_acknowledgement_are_taken_for_none_that_do() {
+    let mut world = World::new(0, true);
+    world.deliver(false);
+    world.deliver(true);
+    assert_eq!(sent(&mut world, &[1, 2]), [(1, false), (2, false)], "2 is refused");
+    // The consumers are made again.
+    let mut world = World::new(0, true);
+    world.deliver(false);
+    world.lose();
+    world.deliver(false);
+    world.deliver(true);
+    assert_eq!(sent(&mut world, &[2, 3]), [(1, false), (2, false)], "the third is refused");
+    for (no_ack, expected) in [(false, &[(2, true)][..]), (true, &[(1, false), (2, false)])] {
+        let mut world = World::empty(0);
+        world.open_channel(CHANNEL, None, false);
+        world.deliver(false);
+        world.peer().0.has_messages = true;
+        world.call(basic::Get { queue: "q", no_ack, ..Default::default() });
+        assert_eq!(sent(&mut world, &[1, 2]), expected, "basic.get, no_ack {no_ack}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_gathered_once_the_broker_has_cancelled_a_consumer() {
+    let cancel = |world: &mut World| {
+        let now = world.now;
+        let (peer, number) = world.peer();
+        peer.cancel(number, "manual", now);
+    };
+    assert_eq!(gathered(&[1, 2, 3], cancel), [(1, false), (2, false), (3, false)]);
+    let after_others = |world: &mut World| {
+        assert_eq!(sent(world, &[1, 2]), [(2, true)]);
+        cancel(world);
+        world.call(basic::Nack { delivery_tag: 3, multiple: false, requeue: true });
+    };
+    assert_eq!(gathered(&[4, 5], after_others), [(4, false), (5, false)]);
+}
+
+#[tokio::test]
+async fn acknowledgements_of_what_has_been_lost_leave_no_trace() {
+    let mut world = World::new(0, false);
+    world.deliver(false);
+    world.call(basic::Cancel { consumer_tag: "manual", no_wait: false });
+    world.lose();
+    world.call(queue::Declare { queue: "q", passive: true, ..Default::default() });
+    let is_suspect = |world: &World| world.session.channels.get(CHANNEL).unwrap().general.is_suspect();
+    assert!(!is_suspect(&world));
+    assert_eq!(sent(&mut world, &[1]), []);
+    assert!(!is_suspect(&world), "the channel can be reused without a close");
+    assert_eq!(sent(&mut world, &[1, 2]), [(1, false)]);
+    assert!(is_suspect(&world), "nobody knows whether it was refused");
+}
+
+#[tokio::test]
+async fn acknowledgements_of_several_channels_are_gathered_for_each_in_turn() {
+    let mut world = World::new(0, false);
+    for number in [3, 2] {
+        world.open_channel(number, Some(100), false);
+        let now = world.now;
+        let (peer, upstream) = world.peer_of(number);
+        assert_eq!(upstream, 5 - number, "as they were opened");
+        (0..4).for_each(|_| peer.send_delivery(upstream, "manual", false, now));
+    }
+    let mut bytes = Vec::new();
+    for (number, delivery_tag) in [(2, 1), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3), (2, 4), (3, 4)] {
+        write_method(&mut bytes, number, basic::Ack { delivery_tag, multiple: false });
+    }
+    take(&mut world.session, &bytes);
+    world.session.flush(world.now);
+    let sent = world.peer().0.connection.upstream.outbox.read_all();
+    let (mut rest, mut acks) = (&sent[..], Vec::new());
+    while let Some(frame) = Frame::parse(rest, 0).unwrap() {
+        rest = &rest[frame.wire_len()..];
+        let Ok(Method::BasicAck(ack)) = Method::decode(frame.payload) else { panic!("{frame:?}") };
+        acks.push((frame.channel, ack.delivery_tag, ack.multiple));
+    }
+    assert_eq!(
+        acks,
+        [(3, 2, true), (2, 1, false), (3, 3, false), (2, 3, true), (3, 4, false), (2, 4, false)]
+    );
+}
+
+#[tokio::test]
+async fn every_acknowledgement_is_charged_however_many_are_taken_at_once() {
+    let spent = |count: u64| {
+        let mut world = World::new(0, false);
+        (0..count).for_each(|_| world.deliver(false));
+        let tags: Vec<u64> = (1..=count).collect();
+        let turn = Turn::begin();
+        sent(&mut world, &tags);
+        turn.spent()
+    };
+    // Whoever parses a frame charges that one.
+    assert_eq!(spent(1), 0);
+    assert!(spent(2) > 0);
+    assert_eq!(spent(10), 9 * spent(2));
 }
