@@ -112,8 +112,8 @@ impl Settled {
         true
     }
 
-    /// What `earlier`, which has not gone out, and `later` are together, both of them the client's to settle: one
-    /// acknowledgement, if all deliveries up to the last of them are settled.
+    /// Joins `earlier`, which has not gone out, and `later`, both of them the client's to settle. They are one
+    /// acknowledgement if all deliveries up to the last of them are settled.
     #[inline]
     pub(super) fn join(&self, earlier: &basic::Ack, later: &basic::Ack) -> Option<basic::Ack> {
         let delivery_tag = earlier.delivery_tag.max(later.delivery_tag);

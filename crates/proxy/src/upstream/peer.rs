@@ -276,7 +276,7 @@ impl Peer {
         self.connection.handle_input(&bytes, now);
     }
 
-    /// What has become of the deliveries on a channel since the last call.
+    /// The steps on a channel since the last call: how its deliveries were settled.
     pub(crate) fn effects(&mut self, number: u16) -> Vec<Effect> {
         let known = self.channels.get_mut(&number);
         known.map(|known| std::mem::take(&mut known.deliveries.effects)).unwrap_or_default()

@@ -229,7 +229,7 @@ async fn what_is_gathered_comes_to_the_same_for_everyone() {
     assert!(settled > 1000 && refused > 20, "{settled} times settled, {refused} refused");
 }
 
-/// What the pool sends for acknowledgements of these deliveries, of ten, each by itself and in one read.
+/// The acknowledgements that the pool sends, when the client sends these, of ten deliveries, in one read.
 fn gathered(tags: &[u64], prepare: impl FnOnce(&mut World)) -> Vec<(u64, bool)> {
     let mut world = World::new(0, false);
     (0..10).for_each(|_| world.deliver(false));
@@ -237,7 +237,7 @@ fn gathered(tags: &[u64], prepare: impl FnOnce(&mut World)) -> Vec<(u64, bool)> 
     sent(&mut world, tags)
 }
 
-/// What the pool sends for acknowledgements of these deliveries.
+/// The acknowledgements that the pool sends, when the client sends some of these deliveries.
 fn sent(world: &mut World, tags: &[u64]) -> Vec<(u64, bool)> {
     let mut bytes = Vec::new();
     for delivery_tag in tags {
@@ -428,7 +428,7 @@ async fn every_acknowledgement_is_charged_however_many_are_taken_at_once() {
         sent(&mut world, &tags);
         turn.spent()
     };
-    // Whoever parses a frame charges that one.
+    // The first is charged as a frame, by the code that parses frames.
     assert_eq!(spent(1), 0);
     assert!(spent(2) > 0);
     assert_eq!(spent(10), 9 * spent(2));

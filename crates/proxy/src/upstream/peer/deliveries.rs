@@ -1,4 +1,4 @@
-//! What a broker does with the acknowledgements on one channel (RabbitMQ, rabbit_channel.erl).
+//! A model of how a broker settles the deliveries of one channel (RabbitMQ, rabbit_channel.erl).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ pub(crate) struct ChannelDeliveries {
     /// The last delivery tag.
     pub(crate) last: u64,
     unsettled: BTreeSet<u64>,
-    /// What has become of them.
+    /// The steps so far.
     pub(crate) effects: Vec<Effect>,
 }
 
