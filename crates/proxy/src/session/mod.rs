@@ -1,5 +1,6 @@
 //! One client: validates its frames, and places its channels on upstream connections.
 
+mod acks;
 mod arguments;
 mod channel;
 mod close;
@@ -207,8 +208,8 @@ impl ProxySession {
         }
     }
 
-    /// Takes a frame of any channel but 0, already checked for size. If whole messages follow in `rest`,
-    /// takes those as well, and returns how many bytes of `rest` they were.
+    /// Takes a frame of any channel but 0, already checked for size. If whole messages follow in `rest`, or
+    /// acknowledgements behind another one, takes those as well, and returns how many bytes of `rest` they were.
     ///
     /// # Errors
     /// A fault that ends this client's connection: its own, or that of an upstream connection it depends on.
@@ -224,6 +225,12 @@ impl ProxySession {
         match frame.kind {
             FrameKind::Method if is_publish(frame.payload) => {
                 if let Some(taken) = self.whole_messages(frame.channel, frame.payload, rest)? {
+                    return Ok(taken);
+                }
+                self.method(&frame)?;
+            }
+            FrameKind::Method if is_ack(frame.payload) => {
+                if let Some(taken) = self.acks(frame.channel, frame.payload, rest) {
                     return Ok(taken);
                 }
                 self.method(&frame)?;

@@ -11,13 +11,15 @@ use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
 pub(super) use self::state::SideState;
+use super::acks::Settled;
 use super::output::Output;
 use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling};
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
-    Carried, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage, asked_for,
+    Carried, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage,
+    asked_for,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
@@ -47,6 +49,8 @@ pub(super) struct Side {
     carried: Carried,
     /// The frames in flight on the present upstream channel.
     ledger: Option<Arc<Ledger>>,
+    /// The deliveries of the present upstream channel that the client has settled. Boxed: most sides settle none.
+    settled: Option<Box<Settled>>,
     /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved, or if no answer of
     /// the broker tells it.
     last_queue: Option<Box<str>>,
@@ -176,6 +180,43 @@ impl Side {
             self.count_publishes(1, is_mandatory(payload));
         }
         Ok(())
+    }
+
+    /// Passes on acknowledgements, gathered as far as nothing else comes of it; returns how many they were. Returns `None`,
+    /// having taken none, if they have to wait.
+    #[inline]
+    pub(super) fn acknowledge(
+        &mut self,
+        output: &mut Output,
+        acks: impl Iterator<Item = basic::Ack>,
+    ) -> Option<usize> {
+        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return None };
+        if !self.held.is_empty() {
+            return None;
+        }
+        let (channel, delivered) = (route.channel, ledger.gathers_up_to());
+        let (mut taken, mut gathered) = (0, None);
+        for ack in acks {
+            taken += 1;
+            // Those of earlier upstream channels settle nothing any more.
+            let Some(delivery_tag) = self.carried.present_tag(ack.delivery_tag) else { continue };
+            let ack = basic::Ack { delivery_tag, ..ack };
+            let settled = self.settled.get_or_insert_default();
+            let is_plain = settled.settle(delivery_tag, ack.multiple, delivered);
+            let both = gathered.as_ref().filter(|_| is_plain).and_then(|before| settled.join(before, &ack));
+            if both.is_none()
+                && let Some(before) = gathered.take()
+            {
+                write_method(output.to(&route.upstream), channel, before);
+            }
+            gathered = both.or(Some(ack));
+        }
+        if let Some(last) = gathered {
+            write_method(output.to(&route.upstream), channel, last);
+            // A channel that is closed instead of proven clean needs no proof.
+            self.unproven |= !self.touched;
+        }
+        Some(taken)
     }
 
     /// Whether a frame waits for late answers to methods in front of it; then an event follows.
@@ -460,6 +501,10 @@ impl Side {
             write_method(out, route.channel, channel::Open::default());
         }
         self.restore(out, route.channel);
+        self.settled = None;
+        if self.transactional || self.carried.consumers.iter().any(Consumer::is_automatic) {
+            self.settled.get_or_insert_default().doubt();
+        }
         // They are the ledger's now, which learns of their end.
         self.carried.consumers.clear();
         if self.setup.confirm && !leased.confirming {
@@ -590,6 +635,9 @@ impl Side {
                     _ => None,
                 };
             }
+            [0, 60, 0, 20 | 70 | 80 | 90 | 100 | 110 | 120, ..] | [0, 90, 0, 10, ..] => {
+                self.note_settling(payload);
+            }
             _ => {}
         }
         let has_answer = awaits_reply(payload);
@@ -607,6 +655,21 @@ impl Side {
         } else {
             self.unproven = true;
         }
+    }
+
+    /// Notes what a method settles, or whether tags cannot be counted any more: they are taken by deliveries that need no
+    /// acknowledgement, requeued all at once, or settled by a commit.
+    fn note_settling(&mut self, payload: &[u8]) {
+        let (tag, multiple) = match Method::decode(payload) {
+            Ok(Method::BasicConsume(basic::Consume { no_ack: false, .. }))
+            | Ok(Method::BasicGet(basic::Get { no_ack: false, .. })) => return,
+            Ok(Method::BasicAck(ack)) => (ack.delivery_tag, ack.multiple),
+            Ok(Method::BasicNack(nack)) => (nack.delivery_tag, nack.multiple),
+            Ok(Method::BasicReject(reject)) => (reject.delivery_tag, false),
+            _ => return self.settled.get_or_insert_default().doubt(),
+        };
+        let delivered = self.ledger.as_ref().map_or(0, |ledger| ledger.gathers_up_to());
+        self.settled.get_or_insert_default().settle(tag, multiple, delivered);
     }
 
     /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means.

@@ -1,3 +1,4 @@
+mod acks;
 mod pipelining;
 mod states;
 

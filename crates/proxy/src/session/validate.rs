@@ -292,7 +292,7 @@ const EXCHANGE_AT: usize = 6;
 /// The text of RabbitMQ's connection process for a table that it cannot read.
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
 /// Bytes of a `basic.ack`: class, method, delivery tag, one byte of bits.
-const ACK_LEN: usize = 13;
+pub(super) const ACK_LEN: usize = 13;
 /// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
 const MANDATORY: u8 = 1;
 const IMMEDIATE: u8 = 2;

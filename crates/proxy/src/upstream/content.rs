@@ -68,8 +68,9 @@ impl Lease {
         }
         run.messages += 1;
         let Some(at) = delivery_tag_at(frame.payload) else { return run.add_wire(self, frame, wire) };
-        if let Some(tag) = frame.payload.get(at..).and_then(|rest| rest.first_chunk()) {
-            self.delivered = u64::from_be_bytes(*tag);
+        let tag = frame.payload.get(at..).and_then(|rest| rest.first_chunk()).copied();
+        if let Some(tag) = tag {
+            self.ledger.delivered(u64::from_be_bytes(tag));
         }
         if frame.payload.starts_with(&GET_OK) {
             self.replied();
@@ -78,7 +79,8 @@ impl Lease {
         if self.delivery_offset == 0 {
             run.add_wire(self, frame, wire);
         } else {
-            run.add_delivery(self, wire, at, self.delivered.wrapping_add(self.delivery_offset));
+            let tag = u64::from_be_bytes(tag.unwrap_or_default());
+            run.add_delivery(self, wire, at, tag.wrapping_add(self.delivery_offset));
         }
     }
 

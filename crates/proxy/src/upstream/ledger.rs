@@ -15,6 +15,7 @@ mod prefetch;
 mod quiet;
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use amqp::method::basic;
@@ -42,6 +43,10 @@ pub(crate) struct Ledger {
     keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
+    /// The broker's last delivery tag, of what was passed on to the client. Not in the record: each delivery sets it.
+    last_delivered: AtomicU64,
+    /// Whether the broker has cancelled a consumer. Beside the record for the same reason.
+    has_cancelled: AtomicBool,
     record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
 }
 
@@ -109,7 +114,9 @@ impl Ledger {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         let kept = link.kept.clone();
-        Arc::new(Self { keeps_messages: kept.keeps_messages(), kept, link: Arc::downgrade(link), record })
+        let (keeps_messages, link) = (kept.keeps_messages(), Arc::downgrade(link));
+        let (last_delivered, has_cancelled) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { keeps_messages, kept, link, last_delivered, has_cancelled, record })
     }
 
     /// Has a method remembered that was carried out, or has no reply.
@@ -471,8 +478,9 @@ impl Ledger {
         )
     }
 
-    /// The broker has cancelled a consumer because its queue was deleted.
+    /// The broker has cancelled a consumer because its queue was deleted, or its deliveries were not settled in time.
     pub(super) fn cancelled(&self, tag: &str) {
+        self.has_cancelled.store(true, Ordering::Relaxed);
         let mut record = self.record.lock();
         let queue = record.carried.queue_of(tag);
         if let (Some(queue), Some(link)) = (queue, self.link.upgrade())
@@ -501,9 +509,27 @@ impl Ledger {
         record.made_again && !asked.any(|(_, payload)| matches!(payload, [0, 60, 0, 20, ..]))
     }
 
-    /// The connection has ended, or the broker has closed the channel; `delivered` is the broker's last delivery tag.
-    pub(super) fn end(&self, delivered: u64, last_queue: Option<Box<str>>) {
+    /// A delivery with this tag of the broker's is passed on.
+    #[inline]
+    pub(super) fn delivered(&self, tag: u64) {
+        self.last_delivered.store(tag, Ordering::Relaxed);
+    }
+
+    fn last_delivered(&self) -> u64 {
+        self.last_delivered.load(Ordering::Relaxed)
+    }
+
+    /// The broker's last delivery tag, up to which acknowledgements may be gathered. 0 once the broker has cancelled a
+    /// consumer: it may have taken that one's deliveries back, and then ignores a late acknowledgement.
+    #[inline]
+    pub(crate) fn gathers_up_to(&self) -> u64 {
+        if self.has_cancelled.load(Ordering::Relaxed) { 0 } else { self.last_delivered() }
+    }
+
+    /// The connection has ended, or the broker has closed the channel.
+    pub(super) fn end(&self, last_queue: Option<Box<str>>) {
         let mut record = self.record.lock();
+        let delivered = self.last_delivered();
         record.carried.delivered += delivered;
         record.has_delivered = delivered > 0;
         record.carried.last_queue = last_queue;

@@ -34,7 +34,7 @@ pub(crate) use ledger::{
     Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
 };
 #[cfg(test)]
-pub(crate) use peer::Peer;
+pub(crate) use peer::{ChannelDeliveries, Effect, Peer};
 pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
@@ -340,7 +340,7 @@ impl Upstream {
         for slot in std::mem::take(&mut state.slots) {
             match slot {
                 Slot::Leased(lease) => {
-                    lease.ledger.end(lease.delivered, lease.last_queue);
+                    lease.ledger.end(lease.last_queue);
                     if lease.missing != Missing::Nothing {
                         lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }

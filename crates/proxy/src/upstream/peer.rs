@@ -1,15 +1,19 @@
 //! A broker without a socket, at the far end of one upstream connection: it checks what it is sent, and its answers
 //! wait until the test delivers them.
 
+mod deliveries;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use amqp::frame::write_method;
+use amqp::frame::{write_content_header, write_method};
 use amqp::method::{basic, channel, confirm, connection, exchange, queue, tx};
+use amqp::properties::NO_PROPERTIES;
 use amqp::{ContentHeader, Credentials, Frame, FrameKind, Method};
 use transport::Protocol;
 
+pub(crate) use self::deliveries::{ChannelDeliveries, Effect};
 use super::handshake::TunedLimits;
 use super::task::{UpstreamConnection, open};
 use super::{Access, Role};
@@ -31,6 +35,8 @@ pub(crate) struct Peer {
     named: u64,
     bodies: BTreeSet<u64>,
     channels: BTreeMap<u16, PeerChannel>,
+    /// Whether its queues contain messages for `basic.get`.
+    pub(crate) has_messages: bool,
 }
 
 /// An answer of the broker.
@@ -53,6 +59,7 @@ struct PeerChannel {
     /// Tags of its consumers.
     consumers: BTreeSet<String>,
     has_last_queue: bool,
+    deliveries: ChannelDeliveries,
 }
 
 impl Peer {
@@ -78,6 +85,7 @@ impl Peer {
             named: 0,
             bodies: BTreeSet::new(),
             channels: BTreeMap::new(),
+            has_messages: false,
         }
     }
 
@@ -161,14 +169,25 @@ impl Peer {
             Method::ExchangeDeclare(_) => {
                 self.answer(number, "exchange.declare-ok", exchange::DeclareOk {});
             }
+            Method::BasicGet(get) if self.has_messages => {
+                let delivery_tag = known.deliveries.deliver(get.no_ack);
+                let mut bytes = Vec::new();
+                write_method(&mut bytes, number, basic::GetOk { delivery_tag, ..Default::default() });
+                write_content_header(&mut bytes, number, 0, NO_PROPERTIES);
+                self.answers.push_back(Answer { name: "basic.get-ok", channel: number, bytes });
+            }
             Method::BasicGet(_) => self.answer(number, "basic.get-empty", basic::GetEmpty::default()),
             Method::BasicRecover(_) => self.answer(number, "basic.recover-ok", basic::RecoverOk {}),
             Method::TxSelect(_) => self.answer(number, "tx.select-ok", tx::SelectOk {}),
+            Method::TxRollback(_) => self.answer(number, "tx.rollback-ok", tx::RollbackOk {}),
             Method::BasicQos(_) => self.answer(number, "basic.qos-ok", basic::QosOk {}),
             Method::ChannelFlow(_) => {
                 self.answer(number, "channel.flow-ok", channel::FlowOk { active: true });
             }
             _ => {}
+        }
+        if let Some(known) = self.channels.get_mut(&number) {
+            known.deliveries.take(method);
         }
     }
 
@@ -236,6 +255,31 @@ impl Peer {
     /// Tags of the consumers on a channel.
     pub(crate) fn consumers(&self, channel: u16) -> BTreeSet<String> {
         self.channels.get(&channel).map(|known| known.consumers.clone()).unwrap_or_default()
+    }
+
+    /// Delivers an empty message to a consumer; `automatic` if it needs no acknowledgement.
+    pub(crate) fn send_delivery(&mut self, number: u16, consumer_tag: &str, automatic: bool, now: Instant) {
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        let delivery_tag = known.deliveries.deliver(automatic);
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, number, basic::Deliver { consumer_tag, delivery_tag, ..Default::default() });
+        write_content_header(&mut bytes, number, 0, NO_PROPERTIES);
+        self.connection.handle_input(&bytes, now);
+    }
+
+    /// Cancels a consumer, as if its queue had been deleted.
+    pub(crate) fn cancel(&mut self, number: u16, consumer_tag: &str, now: Instant) {
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        known.consumers.remove(consumer_tag);
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, number, basic::Cancel { consumer_tag, no_wait: true });
+        self.connection.handle_input(&bytes, now);
+    }
+
+    /// The steps on a channel since the last call: how its deliveries were settled.
+    pub(crate) fn effects(&mut self, number: u16) -> Vec<Effect> {
+        let known = self.channels.get_mut(&number);
+        known.map(|known| std::mem::take(&mut known.deliveries.effects)).unwrap_or_default()
     }
 
     /// Bodies of 8 bytes that have come, as numbers.

@@ -80,8 +80,6 @@ pub(crate) struct Lease {
     pub(crate) ledger: Arc<Ledger>,
     /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream channels.
     pub(crate) delivery_offset: u64,
-    /// The broker's last delivery tag.
-    pub(crate) delivered: u64,
     /// The missing part of a message that is being passed on to the client as it arrives.
     pub(crate) missing: Missing,
     /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
@@ -119,7 +117,6 @@ impl Lease {
             replies_due: 0,
             ledger,
             delivery_offset: 0,
-            delivered: 0,
             missing: Missing::Nothing,
             overflowed: false,
             consumer_tag: Vec::new(),

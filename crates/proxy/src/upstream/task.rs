@@ -432,9 +432,9 @@ impl UpstreamConnection {
             Method::ChannelCloseOk(_) => {
                 run.hand_over();
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
-                let Lease { link, id, client_channel, last_queue, ledger, delivered, .. } = *lease;
+                let Lease { link, id, client_channel, last_queue, ledger, .. } = *lease;
                 ledger.closed();
-                ledger.end(delivered, None);
+                ledger.end(None);
                 state.set_free(frame.channel, self.now);
                 link.notify(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
@@ -450,7 +450,7 @@ impl UpstreamConnection {
     /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
-        lease.ledger.end(lease.delivered, lease.last_queue);
+        lease.ledger.end(lease.last_queue);
         lease.link.notify(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,

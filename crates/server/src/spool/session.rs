@@ -158,7 +158,9 @@ impl SpoolingSession {
         match Method::decode(frame.payload) {
             Ok(Method::BasicPublish(publish)) => self.publish(frame, &publish, rest, now),
             Ok(method) => {
-                let taken = self.inner.handle_frame(frame, &[], now)?;
+                // Behind an acknowledgement it takes only others, and nothing here has to see those.
+                let rest = if matches!(method, Method::BasicAck(_)) { rest } else { &[] };
+                let taken = self.inner.handle_frame(frame, rest, now)?;
                 self.channels.handle_method(number, &method);
                 self.release_incomplete();
                 Ok(taken)

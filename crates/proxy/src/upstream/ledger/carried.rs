@@ -58,15 +58,18 @@ impl Carried {
         let settles = matches!(payload, [0, 60, 0, 80 | 90 | 120, ..]);
         let tag =
             payload.get(TAG_AT..).and_then(|rest| rest.first_chunk()).map(|tag| u64::from_be_bytes(*tag));
-        let tag = match tag {
-            // 0 stands for all unsettled deliveries.
-            Some(tag) if settles && self.delivered > 0 && tag > 0 => tag,
-            _ => return Some(payload.into()),
-        };
-        let tag = tag.checked_sub(self.delivered).filter(|tag| *tag > 0)?;
+        let Some(tag) = tag.filter(|_| settles && self.delivered > 0) else { return Some(payload.into()) };
+        let tag = self.present_tag(tag)?;
         let mut payload = payload.to_vec();
         payload[TAG_AT..TAG_AT + size_of::<u64>()].copy_from_slice(&tag.to_be_bytes());
         Some(payload.into())
+    }
+
+    /// The tag that a delivery has on the present upstream channel, by the client's. `None` if it came on an earlier one.
+    #[inline]
+    pub(crate) fn present_tag(&self, tag: u64) -> Option<u64> {
+        // 0 stands for all unsettled deliveries.
+        if tag == 0 { Some(0) } else { tag.checked_sub(self.delivered).filter(|tag| *tag > 0) }
     }
 
     /// Whether there is a consumer with this tag.
@@ -151,6 +154,11 @@ impl Consumer {
         let mut method = Vec::new();
         Method::from(basic::Consume { arguments, ..consume }).encode(&mut method);
         method.into()
+    }
+
+    /// Whether its deliveries are settled as they are sent.
+    pub(crate) fn is_automatic(&self) -> bool {
+        self.consume().is_some_and(|consume| consume.no_ack)
     }
 
     fn queue(&self) -> Option<&str> {

@@ -24,13 +24,25 @@ const CONFIRM: confirm::Select = confirm::Select { no_wait: false };
 /// The frames that the upstream's session has got.
 type Taken = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// Takes everything.
+/// Takes everything, and behind an acknowledgement those that it is shown.
 struct UpstreamSession(Taken);
 
 impl BackendSession for UpstreamSession {
-    fn handle_frame(&mut self, frame: Frame<'_>, _: &[u8], _: Instant) -> Result<usize, Fault> {
-        self.0.lock().push(frame.payload.to_vec());
-        Ok(0)
+    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], _: Instant) -> Result<usize, Fault> {
+        let mut payload = frame.payload.to_vec();
+        let mut taken = 0;
+        if frame.payload.starts_with(&ACK) {
+            while let Ok(Some(next)) = Frame::parse(&rest[taken..], 0)
+                && next.payload.starts_with(&ACK)
+            {
+                payload.extend_from_slice(next.payload);
+                taken += next.wire_len();
+            }
+        } else {
+            assert!(rest.is_empty() || frame.payload.starts_with(&BASIC_PUBLISH));
+        }
+        self.0.lock().push(payload);
+        Ok(taken)
     }
 
     fn takes(&mut self, _: &Frame<'_>, _: Instant) -> bool {
@@ -237,6 +249,20 @@ fn all_with_content() -> [(&'static str, Vec<u8>); 3] {
 }
 
 const CLOSE_OK: [u8; 4] = [0, 20, 0, 41];
+const ACK: [u8; 4] = [0, 60, 0, 80];
+
+#[test]
+fn acknowledgements_of_one_read_reach_the_upstreams_session_at_once() {
+    let mut site = Site::new();
+    let acks = |tags: std::ops::Range<u64>| -> Vec<Vec<u8>> {
+        tags.map(|delivery_tag| method(1, basic::Ack { delivery_tag, multiple: false })).collect()
+    };
+    let qos = method(1, basic::Qos::default());
+    let frames = [acks(1..4), vec![qos], acks(4..6)].concat();
+    site.client_frames(&frames.concat());
+    let payloads: Vec<&[u8]> = frames.iter().map(|frame| &frame[7..frame.len() - 1]).collect();
+    assert_eq!(site.taken(), [payloads[..3].concat(), payloads[3].to_vec(), payloads[4..].concat()]);
+}
 
 #[test]
 fn a_confirm_waits_for_the_rest_of_a_message() {
