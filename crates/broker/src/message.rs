@@ -116,7 +116,7 @@ pub const ANNOTATION: &str = "\0";
 /// A published message: immutable, shared by all queues it was routed to.
 ///
 /// Very many of them may be ready at a time, and most of those are small: every field has its least size, and what few
-/// messages have is boxed ([`Rare`]).
+/// messages have is boxed (`Rare`).
 #[derive(Debug)]
 pub struct Message {
     exchange: ExchangeName,
