@@ -25,7 +25,7 @@ from harness.exposition import scrape
 from harness.leveret import CREDENTIALS
 from harness.ports import free_ports
 from harness.process import descriptors
-from harness.wire import METHOD, Wire, frame, short_string
+from harness.wire import QUEUE_DECLARE_OK, Wire, queue_declare
 
 LEVERET = "leveret"
 # Milliseconds that no pause of the broker is longer than, on a machine that has nothing else to do.
@@ -41,7 +41,6 @@ WATERMARK = "32MB"
 # Descriptors that servers need for other things.
 SPARE = 1000
 OPENING_AT_ONCE = 16
-QUEUE_DECLARE, QUEUE_DECLARE_OK = b"\x00\x32\x00\x0a", (50, 11)
 DURABLE = 0b10
 DECLARED_AT_ONCE = 500
 # Between two exports, or two scrapes.
@@ -165,13 +164,9 @@ def declare_all(port, names, flags=0):
         wire.handshake().open_channel()
         for first in range(0, len(names), DECLARED_AT_ONCE):
             some = names[first : first + DECLARED_AT_ONCE]
-            wire.send(b"".join(declaration(name, flags) for name in some))
+            wire.send(b"".join(queue_declare(name, flags) for name in some))
             for _ in some:
                 wire.expect(QUEUE_DECLARE_OK)
-
-
-def declaration(name, flags):
-    return frame(METHOD, 1, QUEUE_DECLARE + b"\x00\x00" + short_string(name) + bytes([flags]) + b"\x00\x00\x00\x00")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 from harness.health import wait_for_status
 from harness.instances import leveret
 from harness.metrics import metric
+from harness.mqtt_broker import listening
 from harness.mqtt_wire import CONNACK, MqttWire
 from harness.patience import PATIENCE
 from harness.ports import free_ports
@@ -117,20 +118,16 @@ def web_amqp(server):
 
 
 def mqtt(server):
-    wire = MqttWire(listening(server, "mqtt"))
+    wire = MqttWire(listening(server, "mqtt", "mqtt"))
     wire.connect(f"m{wire.socket.getsockname()[1]}")
     assert wire.packet()[0] == CONNACK
     return wire
 
 
 def stomp(server):
-    wire = StompWire(listening(server, "stomp"))
+    wire = StompWire(listening(server, "stomp", "stomp"))
     assert wire.connect()[0] == "CONNECTED"
     return wire
-
-
-def listening(server, name):
-    return int(server.child.wait_line(rf"^{name} +listening on \w+://127\.0\.0\.1:(\d+)").group(1))
 
 
 @pytest.mark.parametrize("connect", [amqp, web_amqp, mqtt, stomp])

@@ -14,13 +14,13 @@ import pika
 
 from harness.child import resident_bytes
 from harness.instances import restartable
-from harness.wire import METHOD, Wire, frame, short_string
+from harness.wire import METHOD, QUEUE_DECLARE_OK, Wire, frame, queue_declare, short_string
 
 BINDINGS = int(os.environ.get("LEVERET_BINDINGS", "20000"))
 QUEUES = int(os.environ.get("LEVERET_QUEUES", "100"))
 STARTS = 3
 PROBES = 200
-QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_BIND = (50, 10), (50, 11), (50, 20)
+QUEUE_BIND = (50, 20)
 DURABLE, NO_WAIT = 2, 1
 # Binds that are sent before an answer is awaited.
 STEP = 10_000
@@ -30,10 +30,6 @@ ANSWERED = 1000
 
 def method(number, arguments):
     return frame(METHOD, 1, struct.pack(">HH", *number) + b"\0\0" + arguments)
-
-
-def declare(queue):
-    return method(QUEUE_DECLARE, short_string(queue) + bytes([DURABLE]) + b"\0\0\0\0")
 
 
 def bind(number):
@@ -65,13 +61,13 @@ def test_many_durable_bindings_are_back_after_a_kill(tmp_path):
             wire.open_channel()
             for first in range(0, QUEUES, ANSWERED):
                 numbers = range(first, min(first + ANSWERED, QUEUES))
-                wire.send(b"".join(declare(queue_of(number)) for number in numbers))
+                wire.send(b"".join(queue_declare(queue_of(number), DURABLE) for number in numbers))
                 for _ in numbers:
                     wire.expect(QUEUE_DECLARE_OK)
             for first in range(0, BINDINGS, STEP):
                 binds = b"".join(bind(number) for number in range(first, min(first + STEP, BINDINGS)))
                 # The answer to a declaration comes when all before it is on disk.
-                wire.send(binds + declare(f"step.{first}"))
+                wire.send(binds + queue_declare(f"step.{first}", DURABLE))
                 wire.expect(QUEUE_DECLARE_OK)
         print(f"{QUEUES} durable queues and {BINDINGS} bindings made in {time.monotonic() - begun:.1f} s")
         server.kill()

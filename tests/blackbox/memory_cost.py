@@ -13,14 +13,13 @@ import pytest
 from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.leveret import binary
-from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, frame, short_string
+from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, QUEUE_DECLARE_OK, Wire, frame, publish_arguments, queue_declare
 
 QUEUES = int(os.environ.get("LEVERET_QUEUES", "30000"))
 MESSAGES = int(os.environ.get("LEVERET_MESSAGES", "1000000"))
 # Declared, and published, before the measurement: what is allocated once is no queue's, and no message's.
 FIRST = 1000
 QUEUE_ALLOWED, MESSAGE_ALLOWED = 1024, 100
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 PASSIVE, DURABLE, NO_WAIT = 1, 2, 16
 STEP = 10_000
 SECONDS = 8
@@ -32,29 +31,24 @@ def _release_build():
         pytest.skip("a build without jemalloc has another allocator, with other sizes")
 
 
-def declare(queue, flags):
-    names = short_string(queue) + bytes([flags]) + b"\0\0\0\0"
-    return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + b"\0\0" + names)
-
-
 def declare_durable(wire, first, last):
     for step in range(first, last, STEP):
         numbers = range(step, min(step + STEP, last))
-        wire.send(b"".join(declare(f"queue.{number}", DURABLE | NO_WAIT) for number in numbers))
+        wire.send(b"".join(queue_declare(f"queue.{number}", DURABLE | NO_WAIT) for number in numbers))
         # The answer comes when all before it is on disk.
-        wire.send(declare(f"queue.{numbers[-1]}", DURABLE))
+        wire.send(queue_declare(f"queue.{numbers[-1]}", DURABLE))
         wire.expect(QUEUE_DECLARE_OK)
 
 
 def publish(wire, queue, count):
     """Publishes small transient messages, and waits until they are ready."""
-    method = struct.pack(">HH", *BASIC_PUBLISH) + b"\0\0" + short_string("") + short_string(queue) + b"\0"
+    method = struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", queue)
     # Transient: delivery mode 1.
     header = struct.pack(">HHQHB", 60, 0, 16, 1 << 12, 1)
     message = frame(METHOD, 1, method) + frame(HEADER, 1, header) + frame(BODY, 1, b"sixteen bytes!!!")
     for step in range(0, count, STEP):
         wire.send(message * min(STEP, count - step))
-    wire.send(declare(queue, PASSIVE))
+    wire.send(queue_declare(queue, PASSIVE))
     answer = wire.expect(QUEUE_DECLARE_OK)
     return struct.unpack(">I", answer[-8:-4])[0]
 
@@ -83,7 +77,7 @@ def test_an_idle_durable_queue_stays_under_1_kib(tmp_path):
 def test_a_ready_message_of_16_bytes_stays_under_100_bytes(tmp_path):
     with leveret(tmp_path) as server, Wire(server.port).handshake() as wire:
         wire.open_channel()
-        wire.send(declare("benchmark", 0))
+        wire.send(queue_declare("benchmark", 0))
         wire.expect(QUEUE_DECLARE_OK)
         publish(wire, "benchmark", FIRST)
         before = settled_bytes(server.pid)

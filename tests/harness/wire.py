@@ -16,6 +16,7 @@ CONNECTION_OPEN, CONNECTION_OPEN_OK = (10, 40), (10, 41)
 CONNECTION_CLOSE, CONNECTION_CLOSE_OK = (10, 50), (10, 51)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
 CHANNEL_CLOSE = (20, 40)
+QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 BASIC_PUBLISH = (60, 40)
 
 
@@ -127,6 +128,12 @@ def frame(kind, channel, payload):
 def frame_announcing(kind, channel, size):
     """The seven bytes that open a frame and say how large it is."""
     return struct.pack(">BHI", kind, channel, size)
+
+
+def queue_declare(queue, flags=0):
+    """The frame that declares a queue without arguments on channel 1."""
+    arguments = struct.pack(">H", 0) + short_string(queue) + bytes([flags]) + long_string(b"")
+    return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + arguments)
 
 
 def publish_arguments(exchange, key):
