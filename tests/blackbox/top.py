@@ -233,6 +233,20 @@ def test_ctrl_c_ends_it_and_a_terminal_may_change_its_size(broker, screens):
     screen.ends()
 
 
+def test_a_key_pressed_while_the_terminal_changes_its_size_is_heard(broker, screens):
+    screen = screens("--url", broker.http)
+    screen.shows("Publish", "arrows scroll")
+    # Several changes, so that one is told while the one before it is still looked at.
+    for _ in range(100):
+        for lines in [30, LINES, 30, LINES]:
+            screen.resize(lines, COLUMNS)
+            os.kill(screen.child.pid, signal.SIGWINCH)
+        screen.press("p")
+        screen.shows("paused")
+        screen.press("p")
+        screen.shows_no("paused")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_the_terminal_as_it_was(broker, screens, number):
     screen = screens("--url", broker.http)

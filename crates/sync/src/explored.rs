@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -31,10 +31,19 @@ thread_local! {
     static TIMES_OUT: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Bytes. Loom gives the first thread 32 KiB, which code that is not optimized fills by making a broker.
+const STACK: usize = 512 * 1024;
+
 fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
-    model.check(test);
+    let test = Arc::new(test);
+    model.check(move || {
+        let test = test.clone();
+        let thread =
+            loom::thread::Builder::new().stack_size(STACK / size_of::<usize>()).spawn(move || test());
+        thread.expect("a thread of the model").join().expect("a panic ends the model");
+    });
 }
 
 /// The interface of parking_lot's mutex: without poisoning.

@@ -15,11 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use parking_lot::{Condvar, Mutex};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use ratatui::text::Span;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
