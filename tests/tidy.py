@@ -69,7 +69,7 @@ NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
 # Locks of parking_lot itself are seen neither by the order of locks (crate sync) nor by the test of those that a message takes
 # (crates/server/src/amqp/simulation/locks.rs). In the crates on the path of a message, only these files may have one, and only because no
 # message takes it unless the reason says so.
-PLAIN_LOCK = re.compile(r"\bparking_lot\b|\bstd::sync::(?:\{[^}]*)?\b(?:Mutex|RwLock)\b")
+PLAIN_LOCK = re.compile(r"\bparking_lot\b|\b(?:std|tokio)::sync::(?:\{[^}]*)?\b(?:Mutex|RwLock|Condvar)\b")
 MESSAGE_PATH = ("broker", "server", "store", "transport")
 PLAIN_LOCKS = {
     "server/src/access/writer.rs": "the access log: opened and closed connections",
@@ -229,9 +229,10 @@ def plain_locks(place, text):
     name = "/".join([crate, *rest])
     if crate not in MESSAGE_PATH or any(name.startswith(known) for known in PLAIN_LOCKS):
         return
-    for number, line in enumerate(text.split("\n"), 1):
-        if PLAIN_LOCK.search(line) and not COMMENT.match(line):
-            yield f"{place}:{number}: a lock that tests do not see: take one of crate sync, or say in tests/tidy.py when it is taken"
+    lines = ["" if COMMENT.match(line) else line for line in text.split("\n")]
+    for found in PLAIN_LOCK.finditer(text := "\n".join(lines)):
+        number = text.count("\n", 0, found.end()) + 1
+        yield f"{place}:{number}: a lock that tests do not see: take one of crate sync, or say in tests/tidy.py when it is taken"
 
 
 def unused_public(root, files, production):

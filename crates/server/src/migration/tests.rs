@@ -231,6 +231,26 @@ async fn messages_stay_that_would_be_deleted_with_their_queue() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_queue_that_ends_when_nobody_uses_it_is_used_while_the_move_lasts() {
+    let expires: FieldTable = [("x-expires", FieldValue::I64(600_000))].into_iter().collect();
+    let encoded = expires.encode();
+    let brokers = Brokers::with(MoveDirection::Out, &with_arguments(&encoded), &expires);
+    brokers.publish_here(0..10);
+    let vhost = brokers.upstream.vhost();
+    let minutes_pass = async |minutes: u32| {
+        for _ in 0..minutes {
+            pass(Duration::from_secs(60)).await;
+            brokers.upstream.expire();
+        }
+        vhost.queue(SessionId(1), QUEUE).is_ok()
+    };
+    assert!(minutes_pass(1_000).await, "nobody consumes there yet");
+    assert_eq!(brokers.there.message_count(), 10);
+    brokers.context.is_stopped.store(true, Ordering::Release);
+    assert!(!minutes_pass(20).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_queue_here_costs_no_message_its_deliveries() {
     let limits = [("x-max-length", FieldValue::I64(10)), ("x-overflow", FieldValue::text("reject-publish"))];
     let limits = limits.into_iter().collect::<FieldTable>().encode();

@@ -148,16 +148,30 @@ impl JournalIndex {
         if self.settled > MIN_TIDY && self.settled > self.slots.len() / 2 {
             self.slots.retain(|slot| slot.message != 0);
             self.settled = 0;
+            self.tidy_expiries();
         }
         let first = self.slots.front().map_or(u64::MAX, |slot| slot.position());
         if let Some(expiries) = &mut self.expiries {
             while expiries.front().is_some_and(|(position, _)| *position < first) {
                 expiries.pop_front();
             }
+            if expiries.is_empty() && expiries.capacity() > KEPT_EXPIRIES {
+                self.expiries = None;
+            }
         }
         if self.slots.is_empty() && self.slots.capacity() > KEPT_CAPACITY {
             self.slots.shrink_to(KEPT_CAPACITY);
         }
+    }
+
+    /// Drops the times of messages that are gone, of which a message that stays in front would keep ever more.
+    fn tidy_expiries(&mut self) {
+        let Some(expiries) = &mut self.expiries else { return };
+        let mut left = self.slots.iter().map(|slot| slot.position()).peekable();
+        expiries.retain(|(position, _)| {
+            while left.next_if(|left| left < position).is_some() {}
+            left.peek() == Some(position)
+        });
     }
 }
 
@@ -167,6 +181,8 @@ const MAX_DELIVERIES: u32 = 4095;
 const MIN_TIDY: usize = 64;
 /// Number of slots whose memory an empty queue keeps, 64 KiB.
 const KEPT_CAPACITY: usize = 4096;
+/// Number of expiry times whose memory a queue without any keeps, 1 KiB.
+const KEPT_EXPIRIES: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -216,5 +232,20 @@ mod tests {
                 prop_assert_eq!((found.expires, found.message), (entry(position).expires, entry(position).message));
             }
         }
+    }
+
+    #[test]
+    fn a_message_that_stays_in_front_keeps_no_times_of_those_that_went() {
+        let mut index = JournalIndex::default();
+        index.push(&entry(0));
+        for position in 1..100_000 {
+            index.push(&entry(position));
+            index.settle(Range { first: position, last: position }, |_| ());
+        }
+        assert!(index.slots.len() <= 2 * MIN_TIDY);
+        assert!(index.expiries.as_ref().unwrap().len() <= 2 * MIN_TIDY);
+        index.settle(Range { first: 0, last: 0 }, |_| ());
+        assert_eq!(index.len(), 0);
+        assert!(index.expiries.is_none_or(|expiries| expiries.capacity() <= KEPT_EXPIRIES));
     }
 }

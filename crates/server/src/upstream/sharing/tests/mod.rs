@@ -88,6 +88,12 @@ impl Upstream {
         self.broker().vhost("/").unwrap()
     }
 
+    /// Has all end whose time is over.
+    pub(crate) fn expire(&self) {
+        let now = self.shared.clock.timestamp(transport::now());
+        self.broker().expire(now);
+    }
+
     /// A client of the broker, and its outbox.
     pub(crate) fn client(&self, user: &str) -> (AmqpClient, FlakyLink) {
         let inner = InnerOutbox::new(1 << 20);
