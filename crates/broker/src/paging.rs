@@ -45,12 +45,31 @@ pub(crate) struct Paging {
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
     /// Queues that are, or were, long.
-    long: Mutex<Vec<Weak<Queue>>, { Rank::Leaf as u8 }>,
+    long: Mutex<LongQueues, { Rank::Leaf as u8 }>,
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
     /// Publishers that wait until enough has left memory.
     for_room: Mutex<WaitList, { Rank::Leaf as u8 }>,
     waker: Option<Arc<dyn Waiter>>,
     store: OnceLock<Arc<Store>>,
+}
+
+/// Queues that are, or were, long. Those that have been deleted keep their memory until they are removed here.
+#[derive(Debug, Default)]
+struct LongQueues {
+    queues: Vec<Weak<Queue>>,
+    /// How many there were when the deleted ones were last removed.
+    left: usize,
+}
+
+impl LongQueues {
+    /// Adds a queue, and removes the deleted ones each time that there are twice as many as were left before.
+    fn add(&mut self, queue: Weak<Queue>) {
+        if self.queues.len() >= LONG_QUEUES_KEPT.max(2 * self.left) {
+            self.queues.retain(|queue| queue.strong_count() > 0);
+            self.left = self.queues.len();
+        }
+        self.queues.push(queue);
+    }
 }
 
 /// A queue's contribution to the counts.
@@ -179,7 +198,7 @@ impl Paging {
 
     /// Registers a queue that has become long. Called under its lock.
     pub(crate) fn is_long(&self, queue: &Weak<Queue>) {
-        self.long.lock().push(queue.clone());
+        self.long.lock().add(queue.clone());
     }
 
     /// Schedules a queue that has work to do, which must not be scheduled already. Called under its lock.
@@ -197,11 +216,11 @@ impl Paging {
         if !self.relief.swap(false, Ordering::AcqRel) {
             return;
         }
-        let long = std::mem::take(&mut *self.long.lock());
+        let long = std::mem::take(&mut self.long.lock().queues);
         let still =
             long.into_iter().filter(|queue| queue.upgrade().is_some_and(|queue| queue.is_still_long()));
         let still: Vec<_> = still.collect();
-        self.long.lock().extend(still);
+        self.long.lock().queues.extend(still);
     }
 
     fn held(&self) -> PagingStatus {
@@ -230,6 +249,33 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     }
 }
 
+/// Long queues among which deleted ones are not worth looking for.
+const LONG_QUEUES_KEPT: usize = 64;
 /// Bytes in memory above the watermark beyond which publishers wait: enough to keep the disk busy, and little
 /// above the budget.
 const LEEWAY: u64 = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use crate::*;
+
+    #[test]
+    fn long_queues_that_are_deleted_leave_nothing_behind() {
+        let broker = Broker::new(BrokerConfig::default());
+        let guest = broker.authenticate("guest", b"guest", true).unwrap();
+        let vhost = broker.open(&guest, "/").unwrap();
+        let mut publisher = vhost.publisher(&guest);
+        let (now, session) = (Timestamp(1), SessionId(1));
+        let body = vec![0; 300_000];
+        for _ in 0..1_000 {
+            let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
+            vhost.declare_queue(session, &declare, now).unwrap();
+            let (properties, body) = (amqp::properties::NO_PROPERTIES, Body::Copied(&body));
+            publisher.publish(Publish { exchange: "", routing_key: "q", properties, body }, now).unwrap();
+            publisher.flush(now);
+            vhost.delete_queue(session, "q", false, false).unwrap();
+        }
+        let kept = broker.paging().long.lock().queues.len();
+        assert!((1..=super::LONG_QUEUES_KEPT).contains(&kept), "{kept}");
+    }
+}

@@ -245,15 +245,22 @@ impl Topology {
 
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
         debug_assert!(!self.is_closed, "the virtual host is deleted");
-        if let (Some(ledger), Some(number)) = (&self.ledger, queue.number()) {
-            ledger.queue_declared(&queue, number);
-        }
         let name = queue.name().clone();
+        // One that is being deleted and has not lost its name yet loses it now, and with it what is stored under the name.
+        let displaced = self.queue_names.get(&*name).map(|&slot| &self.queues[slot as usize].queue);
+        if let Some(ledger) = &self.ledger {
+            match queue.number() {
+                Some(number) => ledger.queue_declared(&queue, number),
+                None if displaced.is_some_and(|queue| queue.number().is_some()) => {
+                    ledger.queue_deleted(&name)
+                }
+                None => {}
+            }
+        }
         let entry = self.queues.vacant_entry();
         let slot = entry.key() as u32;
         queue.set_slot(slot);
         entry.insert(QueueSlot { queue, incoming: Vec::new() });
-        // May displace a queue that is being deleted and has not lost its name yet.
         self.queue_names.insert(name, slot);
     }
 

@@ -8,7 +8,7 @@ use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::{Credentials, Fault, Method};
 use sync::{Mutex, Rank};
-use transport::Outbox;
+use transport::{OutBuf, Outbox};
 
 use crate::refusal::Refusal;
 use crate::replay_buffer::{ReplayBuffer, ReplayTotals};
@@ -249,16 +249,64 @@ impl ClientLink {
 
     /// An upstream connection that the client publishes on is blocked. The client is notified of the first.
     pub(crate) fn block(&self, reason: &str) {
-        if self.blocked.fetch_add(1, Ordering::AcqRel) == 0 && self.blocked_notify {
-            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Blocked { reason }));
-        }
+        self.count_blocked(|blocked, buf| {
+            if blocked.fetch_add(1, Ordering::AcqRel) == 0 {
+                write_method(buf.tail(), 0, connection::Blocked { reason });
+            }
+        });
     }
 
     /// An upstream connection that the client publishes on is no longer blocked. The client is notified of
     /// the last.
     pub(crate) fn unblock(&self) {
-        if self.blocked.fetch_sub(1, Ordering::AcqRel) == 1 && self.blocked_notify {
-            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Unblocked {}));
+        self.count_blocked(|blocked, buf| {
+            if blocked.fetch_sub(1, Ordering::AcqRel) == 1 {
+                write_method(buf.tail(), 0, connection::Unblocked {});
+            }
+        });
+    }
+
+    /// Counts under the outbox's lock: connections are blocked and unblocked by tasks of their own, and the last that a client
+    /// is told has to be how it is.
+    fn count_blocked(&self, count: impl FnOnce(&AtomicUsize, &mut OutBuf)) {
+        if self.blocked_notify {
+            self.outbox.append(|buf| count(&self.blocked, buf));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_that_a_client_is_told_is_whether_it_is_blocked() {
+        let outbox = Arc::new(Outbox::new(usize::MAX));
+        let capabilities = amqp::Capabilities::ALL;
+        let link = ClientLink::new(1, Arc::clone(&outbox), 0, capabilities, Arc::default(), Arc::default());
+        for _ in 0..200 {
+            // One upstream connection stays blocked, two others are blocked and unblocked all the time.
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        for _ in 0..50 {
+                            link.block("low on memory");
+                            link.unblock();
+                        }
+                    });
+                }
+                scope.spawn(|| link.block("low on memory"));
+            });
+            let told = outbox.read_all();
+            let mut rest = &told[..];
+            let mut last = None;
+            while let Some(frame) = amqp::frame::Frame::parse(rest, 0).unwrap() {
+                last = Some(matches!(Method::decode(frame.payload), Ok(Method::ConnectionBlocked(_))));
+                rest = &rest[frame.wire_len()..];
+            }
+            assert_eq!(last, Some(true));
+            link.unblock();
+            outbox.read_all();
         }
     }
 }

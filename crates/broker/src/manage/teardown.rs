@@ -49,6 +49,33 @@ mod tests {
     use crate::{Broker, BrokerConfig, QueueDeclare, SessionId, Timestamp};
 
     #[test]
+    fn a_stored_queue_whose_name_another_took_during_its_deletion_does_not_come_back() {
+        let settings = StoreSettings::from(JournalSettings::default());
+        let (store, mut rounds, recovered) =
+            Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
+        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
+        broker.restore(&store, recovered, Timestamp(1)).unwrap();
+        let vhost = broker.add_vhost("v");
+        let mut stored_after = |durable_successor: bool| {
+            let stored = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
+            let old = vhost.declare_queue(SessionId(1), &stored, Timestamp(1)).unwrap().queue;
+            // Marked as deleted; its name is free, and it is not yet taken out of the topology.
+            assert!(old.delete(false, false).is_ok());
+            let successor = QueueDeclare { durable: durable_successor, ..stored };
+            let new = vhost.declare_queue(SessionId(1), &successor, Timestamp(1)).unwrap().queue;
+            vhost.forget_queue(&old);
+            rounds.step();
+            let mut count = 0;
+            store.catalogue().scan(Section::Queues, |_, _| count += 1).unwrap();
+            assert!(new.delete(false, false).is_ok());
+            vhost.forget_queue(&new);
+            count
+        };
+        assert_eq!(stored_after(false), 0);
+        assert_eq!(stored_after(true), 1);
+    }
+
+    #[test]
     fn a_queue_that_somebody_else_is_deleting_does_not_stay_on_disk_and_leaves_its_successor_there() {
         let settings = StoreSettings::from(JournalSettings::default());
         let (store, mut rounds, recovered) =

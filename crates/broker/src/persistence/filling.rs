@@ -36,7 +36,8 @@ pub(super) struct Filling<'q> {
 impl<'q> Filling<'q> {
     pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
         let segments = known.segments;
-        let is_on_disk = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_WEIGHT_WITHOUT_BODY);
+        let is_on_disk =
+            segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_WEIGHT_WITHOUT_BODY);
         Self {
             queue,
             next_position: known.next_position,

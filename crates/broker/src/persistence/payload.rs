@@ -226,7 +226,8 @@ mod tests {
             let exchange = format!("an exchange with a long name, {number}");
             let properties = properties(None, None);
             let traits = traits_of(&properties).unwrap();
-            let message = Message::new(exchange.as_str().into(), "key", &properties, Body::Copied(b""), traits);
+            let message =
+                Message::new(exchange.as_str().into(), "key", &properties, Body::Copied(b""), traits);
             let back = decoder.decode(&encode(&message)).unwrap();
             assert_eq!(back.exchange(), exchange);
             back
@@ -236,7 +237,10 @@ mod tests {
             assert!(std::ptr::eq(name(number).exchange(), first.exchange()));
         }
         name(SHARED_NAMES);
-        assert!(!std::ptr::eq(name(0).exchange(), first[0].exchange()), "the one that was not used for the longest time");
+        assert!(
+            !std::ptr::eq(name(0).exchange(), first[0].exchange()),
+            "the one that was not used for the longest time"
+        );
     }
 
     #[test]

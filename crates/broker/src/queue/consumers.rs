@@ -230,11 +230,11 @@ impl Consumers {
         eligible
     }
 
-    /// The next consumer to be served, and whether it is the only one of its priority with room.
+    /// The next consumer to be served, and how many of its priority have room.
     #[inline]
-    pub(super) fn next(&self) -> Option<(u32, bool)> {
+    pub(super) fn next(&self) -> Option<(u32, usize)> {
         let (_, ring) = self.rings.first_key_value()?;
-        Some((ring.head, ring.len == 1))
+        Some((ring.head, ring.len))
     }
 
     #[inline]
@@ -364,10 +364,10 @@ mod tests {
         }
 
         /// The next consumer, and whether it is the only one of its priority.
-        fn next(&self) -> Option<(ConsumerId, bool)> {
+        fn next(&self) -> Option<(ConsumerId, usize)> {
             let highest = self.turns.iter().map(|id| self.priority(*id)).max()?;
             let mut group = self.turns.iter().filter(|id| self.priority(**id) == highest);
-            Some((*group.next()?, group.next().is_none()))
+            Some((*group.next()?, 1 + group.count()))
         }
     }
 
@@ -406,7 +406,7 @@ mod tests {
                         }
                     }
                 }
-                let next = consumers.next().map(|(slot, alone)| (consumers.get(slot).id(slot), alone));
+                let next = consumers.next().map(|(slot, with_room)| (consumers.get(slot).id(slot), with_room));
                 prop_assert_eq!(next, model.next());
                 prop_assert_eq!(consumers.len(), model.all.len());
             }

@@ -204,6 +204,8 @@ pub struct Offer<'a> {
     /// The time up to which messages count as expired, in milliseconds.
     pub(super) expired_by: u64,
     pub(super) now: Timestamp,
+    /// See [`Offer::is_urgent`].
+    pub(super) is_urgent: bool,
     /// The number of messages that may still be taken in this turn.
     pub(super) allowance: usize,
     pub(super) taken: usize,
@@ -228,6 +230,12 @@ impl Offer<'_> {
         self.redelivered += usize::from(delivery.redelivered());
         delivery.mark_taken(self.stores, self.no_ack, self.marks);
         Some(delivery)
+    }
+
+    /// Whether a consumer that has room should take messages now, even if whoever offers them has worked for long: what has
+    /// just arrived may be dropped or refused otherwise, and putting off many consumers for few messages takes longer.
+    pub fn is_urgent(&self) -> bool {
+        self.is_urgent
     }
 
     /// The messages taken so far, for counters, and the time.

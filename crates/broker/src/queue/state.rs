@@ -256,7 +256,7 @@ impl QueueState {
     /// must not slip through.
     pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
         let expired_by = if self.sweeping.is_some() { now } else { JUST_CAME };
-        self.serve(expired_by, now, effects);
+        self.serve(expired_by, now, true, effects);
     }
 
     /// Gives messages to consumers as long as there are both messages and consumers with room: to those of
@@ -266,10 +266,16 @@ impl QueueState {
     /// Messages that have expired by `now` are dropped when they come to the head; if there are very many,
     /// this ends early and returns false.
     pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
-        self.serve(now, now, effects)
+        self.serve(now, now, false, effects)
     }
 
-    fn serve(&mut self, expired_by: Timestamp, now: Timestamp, effects: &mut Effects) -> bool {
+    fn serve(
+        &mut self,
+        expired_by: Timestamp,
+        now: Timestamp,
+        arriving: bool,
+        effects: &mut Effects,
+    ) -> bool {
         loop {
             if !self.drop_expired(expired_by, effects) {
                 return false;
@@ -277,17 +283,19 @@ impl QueueState {
             if self.ready.is_empty() {
                 return true;
             }
-            let Some((slot, alone)) = self.consumers.next() else { return true };
+            let Some((slot, with_room)) = self.consumers.next() else { return true };
             if self.ready.front().is_none() {
                 self.ready.want_load();
                 return true;
             }
             let entry = self.consumers.get(slot);
-            let allowance = if alone { MAX_TURN } else { 1 };
+            let is_fewer = self.ready.len() < with_room;
+            let allowance = if with_room == 1 { MAX_TURN } else { 1 };
             let mut offer = Offer {
                 ready: &mut self.ready,
                 expired_by: expired_by.0,
                 now,
+                is_urgent: arriving || is_fewer,
                 allowance,
                 taken: 0,
                 redelivered: 0,

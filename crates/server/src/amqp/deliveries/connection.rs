@@ -110,10 +110,16 @@ impl ConnectionConsumers {
     }
 
     /// Lets a consumer write if there is room and none waits for it, or if it is the consumer's turn.
-    /// Otherwise, or if the delivering task's turn is over or too many deliveries wait to be traced, adds it to
-    /// the wait queue and returns its ticket.
-    pub(super) fn enter(&self, deliveries: &Arc<Deliveries>, key: ConsumerKey, in_turn: bool) -> Option<u64> {
-        let is_late = !in_turn && (work::is_turn_over() || self.traces.are_full());
+    /// Otherwise, or if the delivering task's turn is over and it is not urgent, or too many deliveries wait to be traced, adds
+    /// it to the wait queue and returns its ticket.
+    pub(super) fn enter(
+        &self,
+        deliveries: &Arc<Deliveries>,
+        key: ConsumerKey,
+        in_turn: bool,
+        is_urgent: bool,
+    ) -> Option<u64> {
+        let is_late = !in_turn && (!is_urgent && work::is_turn_over() || self.traces.are_full());
         if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
             return None;
         }

@@ -95,7 +95,7 @@ impl<F: Form> ChannelConsumer<F> {
                 return ConsumerRoom::Full;
             }
             // Asked before each round: a negative answer makes the outbox call the session when it has room again.
-            if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn) {
+            if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn, offer.is_urgent()) {
                 if let Some(credit) = inner.credit_mut(self.key) {
                     credit.standing = Standing::OutOfRoom(ticket);
                 }

@@ -189,6 +189,26 @@ fn of_a_channel_that_was_given_nothing_all_can_be_settled_and_no_tag() {
 }
 
 #[test]
+fn only_a_delivery_that_is_outstanding_is_overdue() {
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    let mut fixture = Fixture::new(AMPLE);
+    let start = Instant::now();
+    let is_overdue =
+        |fixture: &Fixture, after: u32| fixture.deliveries.is_overdue(start + after * TIMEOUT, TIMEOUT);
+    fixture.consume("c", 0, false);
+    fixture.publish(5);
+    assert!(!is_overdue(&fixture, 0));
+    // The last one by itself, then all before it.
+    assert!(fixture.settle(5, false).is_some() && fixture.settle(4, true).is_some());
+    assert!(!is_overdue(&fixture, 1) && !is_overdue(&fixture, 2));
+    fixture.publish(1);
+    assert!(!is_overdue(&fixture, 3), "it came a moment ago");
+    assert!(is_overdue(&fixture, 4));
+    assert!(fixture.settle(6, false).is_some());
+    assert!(!is_overdue(&fixture, 5));
+}
+
+#[test]
 fn one_delivery_never_settled_does_not_keep_the_others_in_memory() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.consume("c", 2, false);

@@ -1,5 +1,6 @@
 //! Busy clients leave others their turns. The clock is the work that is charged.
 
+use amqp::{FieldValue, RawTable};
 use sync::work::{TURN, Turn};
 
 use super::*;
@@ -32,14 +33,25 @@ fn name(number: usize) -> String {
 
 /// A server with `queues` queues bound to a fanout exchange, and a client of it.
 fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
+    fanout_with(queues, &[])
+}
+
+/// Like [`fanout`], with queues of these arguments.
+fn fanout_with(queues: usize, arguments: &[(&str, FieldValue)]) -> (Arc<Shared>, Conversation) {
     let shared = simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared();
     let mut client = Conversation::open(&shared, 0);
-    declare_wide(&mut client, queues);
+    declare_wide_with(&mut client, queues, arguments);
     (shared, client)
 }
 
 /// Has a client declare `queues` queues bound to a fanout exchange.
 pub(super) fn declare_wide(client: &mut Conversation, queues: usize) {
+    declare_wide_with(client, queues, &[]);
+}
+
+fn declare_wide_with(client: &mut Conversation, queues: usize, arguments: &[(&str, FieldValue)]) {
+    let arguments = arguments.iter().cloned().collect::<FieldTable>().encode();
+    let arguments = RawTable::check(&arguments).unwrap();
     client.call(|out| {
         frame::write_method(
             out,
@@ -50,7 +62,8 @@ pub(super) fn declare_wide(client: &mut Conversation, queues: usize) {
     for number in 0..queues {
         let name = name(number);
         client.call(|out| {
-            declare(out, &name);
+            let declare = queue::Declare { queue: &name, arguments, ..Default::default() };
+            frame::write_method(out, 1, declare);
             let bind = queue::Bind { queue: &name, exchange: EXCHANGE, ..Default::default() };
             frame::write_method(out, 1, bind);
         });
@@ -194,4 +207,71 @@ fn a_publisher_leaves_deliveries_that_are_too_many_to_the_consumers_own_turns() 
         turns += 1;
         assert!(turns < ENDLESS, "{delivered} delivered");
     }
+}
+
+/// Has publishers and consumers take turns until the publisher has been answered all its `messages`; returns the deliveries and
+/// the refusals.
+fn confirmed_turns(
+    publisher: &mut Conversation,
+    consumers: &mut [Conversation],
+    messages: u64,
+) -> (usize, usize) {
+    let mut input = Vec::new();
+    (0..messages).for_each(|_| publish_wide(&mut input, b""));
+    publisher.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+    publisher.unconsumed = input;
+    let (mut delivered, mut refused, mut answered, mut turns) = (0, 0, 0, 0);
+    while answered < messages {
+        assert!(turn(publisher) <= u64::from(TURN) + 2 * STEP);
+        for consumer in &mut *consumers {
+            assert!(turn(consumer) <= u64::from(TURN) + 2 * STEP);
+            delivered += consumer.received().iter().filter(|method| *method == "basic.deliver").count();
+        }
+        for method in publisher.received() {
+            refused += usize::from(method == "basic.nack");
+            if let Some(tag) = method.strip_prefix("basic.ack ") {
+                answered = tag.split(' ').next().unwrap().parse().unwrap();
+            }
+        }
+        turns += 1;
+        assert!(turns < ENDLESS, "{answered} answered");
+    }
+    (delivered, refused)
+}
+
+fn consume_all(consumer: &mut Conversation, queues: impl Iterator<Item = usize>) {
+    for queue in queues {
+        let queue = name(queue);
+        let consume = basic::Consume { queue: &queue, no_ack: true, no_wait: true, ..Default::default() };
+        consumer.call(|out| frame::write_method(out, 1, consume));
+    }
+}
+
+#[test]
+fn what_a_ready_consumer_can_take_is_neither_expired_nor_dropped_nor_refused_at_the_end_of_a_turn() {
+    const MESSAGES: u64 = 20_000;
+    let (ttl, length) = (("x-message-ttl", FieldValue::I64(0)), ("x-max-length", FieldValue::I64(10)));
+    let refuse = ("x-overflow", FieldValue::text("reject-publish"));
+    for arguments in [&[ttl][..], std::slice::from_ref(&length), &[length.clone(), refuse]] {
+        let (shared, mut consumer) = fanout_with(1, arguments);
+        consume_all(&mut consumer, 0..1);
+        let mut publisher = Conversation::open(&shared, 0);
+        let (delivered, refused) =
+            confirmed_turns(&mut publisher, std::slice::from_mut(&mut consumer), MESSAGES);
+        assert_eq!((delivered, refused), (MESSAGES as usize, 0), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_message_to_very_many_queues_misses_none_whose_consumer_is_ready() {
+    const QUEUES: usize = 10_000;
+    const CONSUMERS: usize = 20;
+    let (shared, _client) = fanout_with(QUEUES, &[("x-message-ttl", FieldValue::I64(0))]);
+    let mut consumers: Vec<_> = (0..CONSUMERS).map(|_| Conversation::open(&shared, 0)).collect();
+    for (number, consumer) in consumers.iter_mut().enumerate() {
+        consume_all(consumer, (number..QUEUES).step_by(CONSUMERS));
+        consumer.received();
+    }
+    let mut publisher = Conversation::open(&shared, 0);
+    assert_eq!(confirmed_turns(&mut publisher, &mut consumers, 3), (3 * QUEUES, 0));
 }
