@@ -16,7 +16,7 @@ use sync::{Mutex, Rank};
 
 use self::memory::{Memory, Told};
 use crate::broker::Broker;
-use crate::queue::Queue;
+use crate::queue::{Queue, ReadyStore};
 use crate::time::Timestamp;
 
 /// The messages of a broker's queues, in memory and on disk. Each value is exact except for messages that
@@ -47,6 +47,8 @@ pub(crate) struct Paging {
     /// Queues that are, or were, long.
     long: Mutex<LongQueues, { Rank::Leaf as u8 }>,
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
+    /// Messages of purged and deleted queues whose memory is still to be freed.
+    to_free: Mutex<Vec<ReadyStore>, { Rank::Leaf as u8 }>,
     /// Publishers that wait until enough has left memory.
     for_room: Mutex<WaitList, { Rank::Leaf as u8 }>,
     waker: Option<Arc<dyn Waiter>>,
@@ -83,10 +85,13 @@ pub(crate) struct Counted {
 }
 
 impl Broker {
-    /// Does one step of paging: reads or writes messages of one queue. It blocks on the disk. Returns false
-    /// if there is nothing to do.
+    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged one. It blocks on the disk.
+    /// Returns false if there is nothing to do.
     pub fn page(&self, now: Timestamp) -> bool {
         let paging = self.paging();
+        if paging.free_next() {
+            return true;
+        }
         paging.relieve();
         let Some(queue) = paging.next_job() else { return false };
         queue.page(now);
@@ -111,6 +116,7 @@ impl Paging {
             relief: AtomicBool::new(false),
             long: Mutex::default(),
             jobs: Mutex::default(),
+            to_free: Mutex::default(),
             for_room: Mutex::default(),
             waker,
             store: OnceLock::new(),
@@ -207,6 +213,20 @@ impl Paging {
         self.wake();
     }
 
+    /// Frees the memory of messages that nobody can see any more. If they are very many, and there is a store, whose user calls
+    /// [`Broker::page`], that is left to it: a client's thread would be held up for a tenth of a second by a million.
+    pub(crate) fn free(&self, messages: ReadyStore) {
+        if self.waker.is_some() && self.store().is_some() && messages.len() > FREED_AT_ONCE {
+            self.to_free.lock().push(messages);
+            self.wake();
+        }
+    }
+
+    fn free_next(&self) -> bool {
+        let next = self.to_free.lock().pop();
+        next.is_some()
+    }
+
     fn next_job(&self) -> Option<Arc<Queue>> {
         self.jobs.lock().pop_front()
     }
@@ -249,6 +269,8 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     }
 }
 
+/// Messages that are freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
+const FREED_AT_ONCE: usize = 1024;
 /// Long queues among which deleted ones are not worth looking for.
 const LONG_QUEUES_KEPT: usize = 64;
 /// Bytes in memory above the watermark beyond which publishers wait: enough to keep the disk busy, and little
@@ -257,7 +279,56 @@ const LEEWAY: u64 = 32 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use store::StoreSettings;
+    use store::disk::simulated::SimDisk;
+    use store::journal::JournalSettings;
+
     use crate::*;
+
+    #[derive(Debug, Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Waiter for Wakes {
+        fn wake(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn very_many_messages_are_freed_by_the_paging_threads() {
+        let wakes = Arc::new(Wakes::default());
+        let broker =
+            Broker::new(BrokerConfig { paging_waker: Some(wakes.clone()), ..BrokerConfig::default() });
+        let settings = StoreSettings::from(JournalSettings::default());
+        let (store, _rounds, recovered) = Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
+        broker.restore(&store, recovered, Timestamp(1)).unwrap();
+        let guest = broker.authenticate("guest", b"guest", true).unwrap();
+        let vhost = broker.open(&guest, "/").unwrap();
+        let mut publisher = vhost.publisher(&guest);
+        let (now, session) = (Timestamp(1), SessionId(1));
+        let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
+        vhost.declare_queue(session, &declare, now).unwrap();
+        let mut publish = |count: usize| {
+            for _ in 0..count {
+                let (properties, body) = (amqp::properties::NO_PROPERTIES, Body::Copied(b""));
+                publisher.publish(Publish { exchange: "", routing_key: "q", properties, body }, now).unwrap();
+            }
+            publisher.flush(now);
+        };
+        let many = 2 * super::FREED_AT_ONCE;
+        publish(many / 2);
+        assert_eq!(vhost.purge(session, "q").unwrap().0, many as u64 / 2);
+        assert!(!broker.page(now), "few are freed at once");
+        publish(many);
+        assert_eq!(vhost.purge(session, "q").unwrap().0, many as u64);
+        publish(many);
+        assert_eq!(vhost.delete_queue(session, "q", false, false).unwrap().0, many as u64);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
+        assert_eq!([(); 3].map(|()| broker.page(now)), [true, true, false]);
+    }
 
     #[test]
     fn long_queues_that_are_deleted_leave_nothing_behind() {

@@ -286,7 +286,9 @@ impl Queue {
         drop(state);
         waiting.wake();
         released.wake();
-        (purged.len() as u64, self.settle_purged(&purged))
+        let (count, settled) = (purged.len() as u64, self.settle_purged(&purged));
+        self.context.paging.free(purged);
+        (count, settled)
     }
 
     /// Appends messages in order and serves the consumers. `refused` is called with the index in `messages`

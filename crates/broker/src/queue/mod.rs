@@ -35,6 +35,7 @@ pub use delivery::{
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
 pub use moving::{ForeignMessage, Moving, TakenIn};
+pub(crate) use ready::ReadyStore;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::{StoredMessages, stored_expiry};
@@ -469,7 +470,9 @@ impl Queue {
         released.wake();
         self.context.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
-        messages.len() as u64
+        let count = messages.len() as u64;
+        self.context.paging.free(messages);
+        count
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use run::{Plan, Run};
 use waiting::Next;
 
 /// Ready messages: the highest priority first, the oldest first within it.
-pub(super) struct ReadyStore {
+pub(crate) struct ReadyStore {
     order: DeliveryOrder,
     /// In ascending order of their ranks; each is added with its first message, so that most queues have only one.
     levels: Vec<Level>,
@@ -69,7 +69,7 @@ impl ReadyStore {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
