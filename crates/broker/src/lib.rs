@@ -62,6 +62,7 @@ mod policies;
 mod publisher;
 mod queue;
 mod rates;
+mod recent;
 mod replies;
 mod routing;
 mod table_view;

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use crate::inspect::traits_of;
 use crate::message::{Body, BodyView, Message, Traits};
 use crate::names::ExchangeName;
+use crate::recent::Recent;
 
 /// Passes the payload of a message to `write`, in parts that are not copied.
 pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
@@ -54,8 +55,7 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
 /// Decodes payloads; messages of the same exchange share its name, unless those of many others come between them.
 #[derive(Default)]
 pub(super) struct Decoder {
-    /// The names of the last exchanges, the latest first.
-    exchanges: Vec<ExchangeName>,
+    exchanges: Recent<ExchangeName>,
 }
 
 impl Decoder {
@@ -80,14 +80,7 @@ impl Decoder {
     }
 
     fn shared(&mut self, exchange: &str) -> ExchangeName {
-        match self.exchanges.iter().position(|known| **known == *exchange) {
-            Some(at) => self.exchanges[..=at].rotate_right(1),
-            None => {
-                self.exchanges.truncate(SHARED_NAMES - 1);
-                self.exchanges.insert(0, exchange.into());
-            }
-        }
-        self.exchanges[0].clone()
+        self.exchanges.get(|known| **known == *exchange, || exchange.into()).clone()
     }
 }
 
@@ -140,8 +133,6 @@ const DEAD_LETTER: u8 = 1;
 const ANNOTATED: u8 = 2;
 /// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.
 const USUAL_HEAD: usize = 96;
-/// Exchanges whose names are at hand: a queue has messages of few.
-const SHARED_NAMES: usize = 16;
 /// Lengths are below 2^35: a record is below 4 GiB.
 const MAX_NUMBER_BITS: u32 = 35;
 
@@ -220,27 +211,17 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_a_few_exchanges_share_their_names() {
+    fn messages_of_the_same_exchange_share_its_name() {
         let mut decoder = Decoder::default();
-        let mut name = |number: usize| {
-            let exchange = format!("an exchange with a long name, {number}");
+        let mut decoded = |exchange: &str| {
             let properties = properties(None, None);
             let traits = traits_of(&properties).unwrap();
-            let message =
-                Message::new(exchange.as_str().into(), "key", &properties, Body::Copied(b""), traits);
-            let back = decoder.decode(&encode(&message)).unwrap();
-            assert_eq!(back.exchange(), exchange);
-            back
+            let message = Message::new(exchange.into(), "key", &properties, Body::Copied(b""), traits);
+            decoder.decode(&encode(&message)).unwrap()
         };
-        let first: Vec<_> = (0..SHARED_NAMES).map(&mut name).collect();
-        for (number, first) in first.iter().enumerate() {
-            assert!(std::ptr::eq(name(number).exchange(), first.exchange()));
-        }
-        name(SHARED_NAMES);
-        assert!(
-            !std::ptr::eq(name(0).exchange(), first[0].exchange()),
-            "the one that was not used for the longest time"
-        );
+        let [first, other, again] = ["one", "another", "one"].map(&mut decoded);
+        assert_eq!((first.exchange(), other.exchange()), ("one", "another"));
+        assert!(std::ptr::eq(first.exchange(), again.exchange()));
     }
 
     #[test]

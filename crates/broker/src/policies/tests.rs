@@ -54,6 +54,17 @@ fn the_highest_priority_alone_applies() {
 }
 
 #[test]
+fn queues_of_the_same_policy_or_arguments_share_them() {
+    let (_broker, vhost) = vhost();
+    vhost.set_policy(policy("all", "^q", 0, r#"{"message-ttl": 5}"#), NOW);
+    let [one, other] = ["q1", "q2"].map(|name| queue(&vhost, name, &[]).arguments());
+    assert!(one.message_ttl == Some(5) && Arc::ptr_eq(&one, &other));
+    let [plain, same] =
+        ["a1", "a2"].map(|name| queue(&vhost, name, &[("x-message-ttl", FieldValue::I64(5))]));
+    assert!(Arc::ptr_eq(&plain.arguments(), &one) && Arc::ptr_eq(&same.arguments(), &one));
+}
+
+#[test]
 fn of_numbers_the_lowest_holds_and_otherwise_the_argument() {
     let (_broker, vhost) = vhost();
     let definition = r#"{"max-length": 5, "overflow": "reject-publish", "dead-letter-routing-key": "policy",

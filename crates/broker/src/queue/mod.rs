@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
 use amqp::{FieldTable, FieldValue};
 use arc_swap::ArcSwap;
@@ -47,6 +47,7 @@ use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
 use crate::paging::Paging;
+use crate::recent::Recent;
 use crate::time::Timestamp;
 use crate::vhost::VirtualHost;
 use consumers::ConsumerEntry;
@@ -64,6 +65,16 @@ pub(crate) struct QueueContext {
     pub(crate) deadlines: Arc<Deadlines>,
     pub(crate) paging: Arc<Paging>,
     pub(crate) compatibility: Compatibility,
+    /// Arguments in effect: of very many queues most have the same as others.
+    pub(crate) arguments: Mutex<Recent<Arc<QueueArguments>>, { Rank::Leaf as u8 }>,
+}
+
+impl QueueContext {
+    fn share(&self, arguments: QueueArguments) -> Arc<QueueArguments> {
+        let mut recent = self.arguments.lock();
+        let equal = recent.get(|known| **known == arguments, || Arc::new(arguments.clone()));
+        Arc::clone(equal)
+    }
 }
 
 /// A queue of one virtual host. There may be very many that are idle: what only some of them need is boxed, and what they
@@ -170,13 +181,10 @@ pub(crate) enum DeleteRefused {
 impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        // Those of most queues.
-        static NO_ARGUMENTS: LazyLock<Arc<QueueArguments>> = LazyLock::new(Arc::default);
         let order = new.context.compatibility.delivery_order(&new.arguments);
         let stores = StoredMessages::of(new.arguments.kind, new.stored.as_ref());
         let state = Mutex::new(QueueState::new(&new.arguments, order, stores));
-        let declared =
-            if new.arguments == **NO_ARGUMENTS { Arc::clone(&NO_ARGUMENTS) } else { new.arguments.into() };
+        let declared = new.context.share(new.arguments);
         Arc::new_cyclic(|this| Self {
             name: new.name,
             context: new.context,
@@ -272,7 +280,7 @@ impl Queue {
             return false;
         }
         self.lazy.store(arguments.lazy, Ordering::Relaxed);
-        self.arguments.store(Arc::new(arguments));
+        self.arguments.store(self.context.share(arguments));
         true
     }
 

@@ -184,6 +184,7 @@ impl VirtualHost {
             deadlines: Arc::clone(&deadlines),
             paging: Arc::clone(&paging),
             compatibility,
+            arguments: Mutex::default(),
         };
         let vhost = Arc::new_cyclic(|this| Self {
             queue_context: context(Weak::clone(this)).into(),

@@ -1,0 +1,55 @@
+//! The values used last, to be shared by those who need an equal one.
+
+/// Number of values that are at hand: those that are alike usually come together.
+const KEPT: usize = 16;
+
+/// The last values, the latest first.
+#[derive(Debug)]
+pub(crate) struct Recent<T>(Vec<T>);
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Recent<T> {
+    /// The value that `is_meant`, or a new one, which takes the place of the one that was not used for the longest time.
+    pub(crate) fn get(&mut self, is_meant: impl FnMut(&T) -> bool, new: impl FnOnce() -> T) -> &T {
+        match self.0.iter().position(is_meant) {
+            Some(at) => self.0[..=at].rotate_right(1),
+            None => {
+                self.0.truncate(KEPT - 1);
+                self.0.insert(0, new());
+            }
+        }
+        &self.0[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_used_last_are_at_hand() {
+        let mut recent = Recent::default();
+        // Whether the value had to be made.
+        let mut is_new = |value: usize| {
+            let mut made = false;
+            let found = recent.get(
+                |&known| known == value,
+                || {
+                    made = true;
+                    value
+                },
+            );
+            assert_eq!(*found, value);
+            made
+        };
+        assert!((0..KEPT).all(&mut is_new));
+        assert!(!(0..KEPT).any(&mut is_new));
+        assert!(is_new(KEPT));
+        assert!(!is_new(1) && is_new(0) && !is_new(1));
+    }
+}
