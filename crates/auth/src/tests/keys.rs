@@ -16,6 +16,7 @@ use transport::tls::ClientTlsConfig;
 
 use super::signer::{Signer, claims, clock, policy, published};
 use crate::error::KeySetError;
+use crate::keys::{KeyOrigin, KeySet};
 use crate::source::KeyTimes;
 use crate::{KeySource, OAuth2, ServiceClient, ServiceTimes, ServiceUrl};
 
@@ -187,4 +188,17 @@ async fn a_file_is_read_again_when_it_is_asked_for_and_for_an_unknown_key() {
 fn a_file_that_is_missing_stops_the_start() {
     let missing = KeySource::File("/nowhere/keys.json".into());
     assert!(matches!(OAuth2::new(policy(), missing, clock()), Err(KeySetError::File { .. })));
+}
+
+#[test]
+fn any_key_set_is_read_or_refused() {
+    let signers = [
+        Signer::new(Algorithm::ES256, "a"),
+        Signer::new(Algorithm::EdDSA, "b"),
+        Signer::new(Algorithm::HS256, "c"),
+    ];
+    let seen = json!({ "keys": signers.map(|signer| signer.jwk) }).to_string().into_bytes();
+    mutations::hold_on(&[seen], 3_000, b"\"{}[],:-_=", |mutated| {
+        let _ = KeySet::parse(mutated, KeyOrigin::File);
+    });
 }
