@@ -1,5 +1,5 @@
 //! Runs the bodies of fuzz targets on a small corpus and some thousand mutations of it, on stable Rust and
-//! deterministically. A dev-dependency of the codecs only.
+//! deterministically. A dev-dependency of the crates with parsers only.
 
 /// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are bytes that are
 /// significant in the format, which chance would seldom hit.
