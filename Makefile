@@ -19,7 +19,7 @@ ZIGBUILD := $(ZIG)/bin/cargo-zigbuild
 WITH_ZIG := PATH=$(CURDIR)/$(ZIG)/bin:$$PATH
 
 # How many random programs `make differential` runs for each release of RabbitMQ (some 15 a second on two cores), how many in which time
-# passes beside them, and from which seed.
+# passes beside them, and from which seed (that of `make openapi` and of `make spool`, too).
 PROGRAMS ?= 250
 TIMED ?= 50
 SEED ?= 1
@@ -123,10 +123,10 @@ frameworks: setup leveret
 	$(PYTEST) frameworks/no_restart.py --trials $(TRIALS) $(ARGS)
 
 # Kills of a pool with a spool under load, on a link that flaps: KILLS rounds of two, of which `make scenarios`
-# has three.
+# has three, each with a seed of its own, from SEED on.
 KILLS ?= 30
 spool: setup leveret
-	cd tests && LEVERET_SPOOL_ROUNDS=$(KILLS) ../.cache/venv/bin/python -m pytest -rP blackbox/spool_kills.py $(ARGS)
+	cd tests && LEVERET_SPOOL_ROUNDS=$(KILLS) LEVERET_SPOOL_SEED=$(SEED) ../.cache/venv/bin/python -m pytest -rP blackbox/spool_kills.py $(ARGS)
 
 # The outage of an hour behind a spool, in docs/benchmarks.md: 3.6 million messages, for which there must be 11 GB of disk.
 spool-outage: setup leveret
@@ -238,7 +238,6 @@ ARM64_CRATES := amqp mqtt stomp websocket proxy-protocol spool store broker
 ARM64_LEVERET := target/$(ARM64)/emulated
 arm64-test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := qemu-aarch64
 arm64-test: export LEVERET_CRASH_SEEDS ?= 20
-arm64-test: export STORE_SEEDS ?= 20
 arm64-test: export PROPTEST_CASES ?= 32
 arm64-test: setup $(ZIGBUILD)
 	tests/setup.sh arm64
@@ -253,7 +252,7 @@ arm64-test: setup $(ZIGBUILD)
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package server --lib --locked --quiet -- --nocapture spool::tests::crashes
-	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
+	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
 # PARTS are by commas: fuzz,crash,spool,differential,openapi,hostile,cluster.
