@@ -2,6 +2,7 @@
 stomp.py, stompjs, and the wire."""
 
 import contextlib
+import itertools
 import json
 import subprocess
 
@@ -232,10 +233,13 @@ def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clien
     upstream.end()
     upstream.start()
     # Messages that are published before the queue is bound again reach nobody, as without a subscriber.
-    sent = 0
-    while not subscriber.heard():
-        sent += 1
-        publisher.send("/topic/restarted", f"after {sent}")
+    numbers = itertools.count(1)
+
+    def is_heard():
+        publisher.send("/topic/restarted", f"after {next(numbers)}")
+        return subscriber.heard()
+
+    wait_until(is_heard)
     assert subscriber.message().body.startswith("after")
     assert subscriber.heard("error") == 0
 

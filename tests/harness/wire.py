@@ -84,8 +84,7 @@ class Wire:
         """Opens the connection: everything up to connection.open-ok. `properties` is the content of the client's table."""
         self.start(credentials, properties)
         self.expect(CONNECTION_TUNE)
-        self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
-        self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
+        self.send_open(vhost, frame_max, heartbeat)
         self.expect(CONNECTION_OPEN_OK)
         return self
 
@@ -99,6 +98,11 @@ class Wire:
         response = "\0" + credentials.replace(":", "\0", 1)
         arguments = long_string(properties) + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
         self.send_method(0, CONNECTION_START_OK, arguments)
+
+    def send_open(self, vhost="/", frame_max=131072, heartbeat=0):
+        """The answer to connection.tune, and connection.open."""
+        self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
+        self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
 
     def open_channel(self, channel=1):
         self.send_method(channel, CHANNEL_OPEN, short_string(""))
