@@ -14,7 +14,7 @@ from harness.child import Child, peak_resident_bytes, resident_bytes
 from harness.drivers import CACHE
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
-from harness.patience import TEST_SECONDS
+from harness.patience import PATIENCE, TEST_SECONDS
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, content_header, frame, publish_arguments
 
 TARGETS = ["leveret", "proxy"]
@@ -26,7 +26,8 @@ SPARE = 3000
 # The worst kinds send 64 KiB that cannot be judged yet, or fill what may wait for them; and what is there at once for all.
 ALLOWED_BYTES_EACH = 96 << 10
 ALLOWED_BYTES = 256 << 20
-SIEGE_SECONDS = 300
+# A wave has connected, or given up, within the patience of the clients' program.
+SIEGE_SECONDS = 2 * PATIENCE
 KINDS = 10
 # Far fewer than there are hostile clients: none of these abuses gets one to itself, and who needs one always does.
 UPSTREAM_CONNECTIONS = 100
