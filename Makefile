@@ -35,6 +35,11 @@ CARGO := env --unset=MAKEFLAGS cargo
 WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
 # No example in the documentation is code to run.
 UNIT := $(CARGO) test $(WORKSPACE) --lib --bins --tests
+LOOM := store/loom,transport/loom,broker/loom,server/loom
+# A test in Rust that hangs would hold a run for ever: half an hour is enough for a slow machine to compile all of it as well. `timeout` ends
+# what cargo has started, too, for which it leaves the terminal's group, so that Ctrl-C is passed on.
+RUST_SECONDS ?= $$((10 * $${LEVERET_PATIENCE:-180}))
+bounded = trap 'kill $$!' INT TERM; timeout --kill-after=10 $(RUST_SECONDS) $(1) & wait $$!
 
 # What is fetched waits for the network, scenarios wait mostly for each other, and a build has only one crate to compile at times: what
 # computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it. A test that fails keeps no
@@ -68,13 +73,13 @@ setup:
 	tests/setup.sh
 
 unit:
-	$(UNIT) --no-fail-fast
-	$(CARGO) test --package sync --features lock-profile --lib --locked --quiet
+	$(call bounded,$(UNIT) --no-fail-fast)
+	$(call bounded,$(CARGO) test --package sync --features lock-profile --lib --locked --quiet)
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	$(CARGO) test --workspace --features store/loom,transport/loom,broker/loom,server/loom --test interleavings --locked --quiet --no-fail-fast
+	$(call bounded,$(CARGO) test --workspace --features $(LOOM) --test interleavings --locked --quiet --no-fail-fast)
 
 leveret:
 	$(CARGO) build --release --locked --quiet --package leveret
