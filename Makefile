@@ -259,7 +259,7 @@ crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package server --lib --locked --quiet -- --nocapture spool::tests::crashes
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
-# For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
+# For MINUTES, what looks for rare faults, where it has seeds with new ones or from SOAK_SEED on; the report is target/soak/report.md.
 # PARTS are by commas: fuzz,crash,spool,differential,openapi,hostile,cluster.
 MINUTES ?= 60
 soak: setup leveret

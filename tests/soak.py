@@ -1,5 +1,5 @@
-"""What looks for rare faults, with new seeds, for a time: parsers, random programs, made-up requests, power failures, spools that are
-killed, hostile clients and a cluster that loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
+"""What looks for rare faults for a time, with new seeds: parsers, random programs, made-up requests, power failures and spools that are
+killed; and, again and again, hostile clients and a cluster that loses its nodes, which have no seeds. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
 
     make soak [MINUTES=60] [PARTS=crash,cluster] [SOAK_SEED=7]
 """
