@@ -19,7 +19,7 @@ ZIGBUILD := $(ZIG)/bin/cargo-zigbuild
 WITH_ZIG := PATH=$(CURDIR)/$(ZIG)/bin:$$PATH
 
 # How many random programs `make differential` runs for each release of RabbitMQ (some 15 a second on two cores), how many in which time
-# passes beside them, and from which seed.
+# passes beside them, and from which seed (that of `make openapi` and of `make spool`, too).
 PROGRAMS ?= 250
 TIMED ?= 50
 SEED ?= 1
@@ -35,6 +35,11 @@ CARGO := env --unset=MAKEFLAGS cargo
 WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
 # No example in the documentation is code to run.
 UNIT := $(CARGO) test $(WORKSPACE) --lib --bins --tests
+LOOM := store/loom,transport/loom,broker/loom,server/loom
+# A test in Rust that hangs would hold a run for ever: half an hour is enough for a slow machine to compile all of it as well. `timeout` ends
+# what cargo has started, too, for which it leaves the terminal's group, so that Ctrl-C is passed on.
+RUST_SECONDS ?= $$((10 * $${LEVERET_PATIENCE:-180}))
+bounded = trap 'kill $$!' INT TERM; timeout --kill-after=10 $(RUST_SECONDS) $(1) & wait $$!
 
 # What is fetched waits for the network, scenarios wait mostly for each other, and a build has only one crate to compile at times: what
 # computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it. A test that fails keeps no
@@ -68,13 +73,13 @@ setup:
 	tests/setup.sh
 
 unit:
-	$(UNIT) --no-fail-fast
-	$(CARGO) test --package sync --features lock-profile --lib --locked --quiet
+	$(call bounded,$(UNIT) --no-fail-fast)
+	$(call bounded,$(CARGO) test --package sync --features lock-profile --lib --locked --quiet)
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	$(CARGO) test --workspace --features store/loom,transport/loom,broker/loom,server/loom --test interleavings --locked --quiet --no-fail-fast
+	$(call bounded,$(CARGO) test --workspace --features $(LOOM) --test interleavings --locked --quiet --no-fail-fast)
 
 leveret:
 	$(CARGO) build --release --locked --quiet --package leveret
@@ -123,10 +128,10 @@ frameworks: setup leveret
 	$(PYTEST) frameworks/no_restart.py --trials $(TRIALS) $(ARGS)
 
 # Kills of a pool with a spool under load, on a link that flaps: KILLS rounds of two, of which `make scenarios`
-# has three.
+# has three, each with a seed of its own, from SEED on.
 KILLS ?= 30
 spool: setup leveret
-	cd tests && LEVERET_SPOOL_ROUNDS=$(KILLS) ../.cache/venv/bin/python -m pytest -rP blackbox/spool_kills.py $(ARGS)
+	cd tests && LEVERET_SPOOL_ROUNDS=$(KILLS) LEVERET_SPOOL_SEED=$(SEED) ../.cache/venv/bin/python -m pytest -rP blackbox/spool_kills.py $(ARGS)
 
 # The outage of an hour behind a spool, in docs/benchmarks.md: 3.6 million messages, for which there must be 11 GB of disk.
 spool-outage: setup leveret
@@ -238,7 +243,6 @@ ARM64_CRATES := amqp mqtt stomp websocket proxy-protocol spool store broker
 ARM64_LEVERET := target/$(ARM64)/emulated
 arm64-test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := qemu-aarch64
 arm64-test: export LEVERET_CRASH_SEEDS ?= 20
-arm64-test: export STORE_SEEDS ?= 20
 arm64-test: export PROPTEST_CASES ?= 32
 arm64-test: setup $(ZIGBUILD)
 	tests/setup.sh arm64
@@ -253,9 +257,9 @@ arm64-test: setup $(ZIGBUILD)
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package server --lib --locked --quiet -- --nocapture spool::tests::crashes
-	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
+	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
-# For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
+# For MINUTES, what looks for rare faults, where it has seeds with new ones or from SOAK_SEED on; the report is target/soak/report.md.
 # PARTS are by commas: fuzz,crash,spool,differential,openapi,hostile,cluster.
 MINUTES ?= 60
 soak: setup leveret

@@ -21,12 +21,12 @@ import threading
 import time
 from pathlib import Path
 
-import pika
-
+from harness.amqp import connect
+from harness.child import peak_resident_bytes
 from harness.leveret import Leveret
 from harness.metrics import metric
 from harness.numbered import PERSISTENT, TRANSIENT, Consumer, Publisher
-from harness.process import bytes_written, peak_memory, reset_peak_memory
+from harness.process import bytes_written, reset_peak_memory
 
 SIZE = 1024
 QUEUE = "backlog"
@@ -99,7 +99,7 @@ class Run:
         reset_peak_memory(self.broker)
         before = time.monotonic()
         act(messages)
-        self.rows.append(Row(name, time.monotonic() - before, peak_memory(self.broker), messages))
+        self.rows.append(Row(name, time.monotonic() - before, peak_resident_bytes(self.broker.pid), messages))
         print(f"{name}: done", file=sys.stderr)
 
     def publish(self, count):
@@ -133,7 +133,7 @@ class Run:
         before = time.monotonic()
         self.broker = self.launch()
         found = ready(self.broker)
-        self.rows.append(Row(name, time.monotonic() - before, peak_memory(self.broker), found))
+        self.rows.append(Row(name, time.monotonic() - before, peak_resident_bytes(self.broker.pid), found))
         expected = self.next - self.first
         assert expected <= found <= expected + self.unconfirmed, f"{found} messages are back"
 
@@ -172,10 +172,6 @@ class Watched(threading.Thread):
         super().join()
         if self.failure:
             raise self.failure
-
-
-def connect(broker):
-    return pika.BlockingConnection(pika.URLParameters(broker.uri))
 
 
 def ready(broker):

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pika
 from harness.benchmark import RELEASES, UNKNOWN, Servers, compared, row, table
+from harness.child import peak_resident_bytes
 from harness.leveret import Leveret
-from harness.process import peak_memory
 from harness.wire import (
     BASIC_PUBLISH,
     HEADER,
@@ -117,7 +117,7 @@ def alone(options):
             for name in names:
                 with started(name, options) as (titles[name], server):
                     rates[name].append(arrived(server, load, options.seconds))
-                    peaks[name] = max(peaks[name], peak_memory(server))
+                    peaks[name] = max(peaks[name], peak_resident_bytes(server.pid))
         for name, of_rounds in rates.items():
             rate, peak = f"{statistics.median(of_rounds):,.0f}", f"{peaks[name] / 2**20:,.0f} MiB"
             print(row([load, titles[name], rate, peak]), flush=True)

@@ -26,7 +26,7 @@ everything() {
     step java tests/java/pom.xml tests/java/src/*.java -- java_driver
     step frameworks tests/frameworks/requirements.txt -- framework_python
     step spring tests/frameworks/spring/pom.xml tests/frameworks/spring/src/*.java -- spring_client
-    step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load}/*.go -- go_driver
+    step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load,patience}/*.go -- go_driver
     # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests; with --package instead, features
     # would be resolved for that package alone, and dependencies built twice.
     cargo build --quiet --locked --workspace --bin lapin-scenarios

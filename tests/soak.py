@@ -1,5 +1,5 @@
-"""What looks for rare faults, with new seeds, for a time: parsers, random programs, made-up requests, power failures, spools that are
-killed, hostile clients and a cluster that loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
+"""What looks for rare faults for a time, with new seeds: parsers, random programs, made-up requests, power failures and spools that are
+killed; and, again and again, hostile clients and a cluster that loses its nodes, which have no seeds. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
 
     make soak [MINUTES=60] [PARTS=crash,cluster] [SOAK_SEED=7]
 """
@@ -71,20 +71,24 @@ class Outcome:
 
 
 STORE = ["--package", "store", "--test", "store_crash", "--test", "journal_crash"]
+PAGES = ["--package", "store", "--lib"]
 SPOOL = ["--package", "server", "--lib"]
 
 
 def crash(seed):
-    return simulated(STORE, [], seed, CRASH_SEEDS)
+    for batches in zip(simulated(STORE, [], seed, CRASH_SEEDS), simulated(PAGES, ["pages::tests::crash"], seed, CRASH_SEEDS)):
+        yield from batches
 
 
 def spool(seed):
     """On disks that are simulated, and, as `make spool` does it, killed for real."""
     argv = [sys.executable, "-m", "pytest", "-x", "-rP", "blackbox/spool_kills.py"]
-    environment = {"LEVERET_SPOOL_ROUNDS": str(SPOOL_KILLS)}
-    for batch in simulated(SPOOL, ["spool::tests::crashes"], seed, SPOOL_SEEDS):
+    kills = itertools.count(seed, SPOOL_KILLS)
+    for batch, first in zip(simulated(SPOOL, ["spool::tests::crashes"], seed, SPOOL_SEEDS), kills):
         yield batch
-        yield Batch(argv, f"make spool KILLS={SPOOL_KILLS}", environment=environment, folder=ROOT / "tests")
+        environment = {"LEVERET_SPOOL_ROUNDS": str(SPOOL_KILLS), "LEVERET_SPOOL_SEED": str(first)}
+        again = f"make spool KILLS={SPOOL_KILLS} SEED={first}"
+        yield Batch(argv, again, f"{first} to {first + SPOOL_KILLS - 1}", environment, ROOT / "tests")
 
 
 def simulated(tests, filters, seed, seeds):
@@ -153,7 +157,7 @@ def parts():
     built = lambda tests: ["cargo", "test", "--release", *tests, "--no-run", "--locked", "--quiet"]
     return [
         Part("fuzz", fuzzers, fuzz, without_fuzzer),
-        Part("crash", [built(STORE)], crash),
+        Part("crash", [built(STORE), built(PAGES)], crash),
         Part("spool", [built(SPOOL)], spool),
         Part("differential", [["cargo", "build", "--release", "--locked", "--quiet", "--package", "differential"]], differential),
         Part("openapi", [], openapi),

@@ -20,10 +20,11 @@ import time
 import pika
 
 from harness.benchmark import RELEASES, Servers, per_second, table
+from harness.child import peak_resident_bytes
 from harness.link import Link
 from harness.metrics import metric, wait_until
 from harness.numbered import Consumer, Publisher
-from harness.process import peak_memory, reset_peak_memory
+from harness.process import reset_peak_memory
 
 SIZE = 1024
 QUEUE = "outage"
@@ -85,7 +86,7 @@ class Outage:
             publisher.publish(self.options.messages)
             publisher.finish()
             self.accepted = self.options.messages / (time.monotonic() - began)
-            self.peaks.append(peak_memory(self.spool))
+            self.peaks.append(peak_resident_bytes(self.spool.pid))
             assert metric(self.spool, "leveret_spool_messages") == self.options.messages
             reset_peak_memory(self.spool)
             with Consumer(self.upstream, QUEUE, SIZE, property_bytes=properties) as consumer:
@@ -93,7 +94,7 @@ class Outage:
                 self.drain(publisher, consumer)
                 consumer.finish()
         wait_until(lambda: metric(self.spool, "leveret_spool_messages") == 0)
-        self.peaks.append(peak_memory(self.spool))
+        self.peaks.append(peak_resident_bytes(self.spool.pid))
 
     def declare(self):
         """Declares the queue upstream and spools a first message, by which the spool learns the login; returns how many bytes the

@@ -5,7 +5,8 @@ const { EventEmitter, once } = require('node:events');
 const { setTimeout: pause } = require('node:timers/promises');
 const amqp = require('amqplib');
 
-const WAIT_MILLISECONDS = 120_000;
+// As that of the tests that start this (harness/patience.py).
+const WAIT_MILLISECONDS = 1000 * Number(process.env.LEVERET_PATIENCE ?? 180);
 const TRANSIENT = { durable: false };
 
 class Session {

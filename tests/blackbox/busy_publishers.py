@@ -17,7 +17,6 @@ EXCHANGE = "busy"
 PUBLISHERS = 2 * (os.cpu_count() or 1)
 CHUNK_BYTES = 256 * 1024
 VISITS = 5
-# For all of the visits. What kept them waiting took many times as long for each of them.
 
 
 @pytest.fixture

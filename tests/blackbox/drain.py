@@ -8,7 +8,7 @@ import pytest
 
 from harness.health import wait_for_status
 from harness.instances import leveret
-from harness.metrics import metric
+from harness.metrics import metric, wait_until
 from harness.mqtt_broker import listening
 from harness.mqtt_wire import CONNACK, MqttWire
 from harness.patience import PATIENCE
@@ -62,8 +62,7 @@ def test_a_successor_binds_all_addresses_at_once(tmp_path):
         for visitor in visitors:
             # A listener is closed before the connections are that it has accepted.
             visitor.expect_end()
-        while lets_in(ports[0]):
-            pass
+        wait_until(lambda: not lets_in(ports[0]))
         with leveret(tmp_path / "new", *addresses) as new:
             assert lets_in(new.port)
         assert old.child.running()

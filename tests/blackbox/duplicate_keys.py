@@ -11,6 +11,8 @@ from harness.wire import (
     BODY,
     CHANNEL_CLOSE,
     HEADER,
+    QUEUE_DECLARE,
+    QUEUE_DECLARE_OK,
     Wire,
     close_of,
     frame,
@@ -19,7 +21,6 @@ from harness.wire import (
     short_string,
 )
 
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 QUEUE_BIND, QUEUE_BIND_OK = (50, 20), (50, 21)
 BASIC_GET, BASIC_GET_OK = (60, 70), (60, 71)
 BASIC_ACK = (60, 80)

@@ -1,7 +1,6 @@
 """What is declared durable is on disk when its ok is sent, and comes back after kill -9 (B3)."""
 
 import stat
-import struct
 
 import pika
 import pytest
@@ -10,9 +9,8 @@ from harness.amqp import connect
 from harness.instances import leveret
 from harness.leveret import run
 from harness.metrics import metric
-from harness.wire import METHOD, Wire, frame, short_string
+from harness.wire import QUEUE_DECLARE_OK, Wire, queue_declare, short_string
 
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 PASSIVE, DURABLE = 1, 2
 
 
@@ -42,11 +40,6 @@ def has_queue(server, name):
 
 def has_exchange(server, name):
     return exists(server, lambda channel: channel.exchange_declare(name, passive=True))
-
-
-def declare_frame(queue, flags=DURABLE):
-    arguments = b"\0\0" + short_string(queue) + bytes([flags]) + b"\0\0\0\0"
-    return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + arguments)
 
 
 @pytest.fixture
@@ -138,7 +131,7 @@ def test_pipelined_declarations_share_few_commits_and_all_of_it_is_kept(state):
         with Wire(server.port).handshake() as wire:
             wire.open_channel()
             before = metric(server, "leveret_store_definition_commits_total")
-            wire.send(b"".join(declare_frame(f"q{number}") for number in range(count)))
+            wire.send(b"".join(queue_declare(f"q{number}", DURABLE) for number in range(count)))
             for number in range(count):
                 assert wire.expect(QUEUE_DECLARE_OK).startswith(short_string(f"q{number}"))
             commits = metric(server, "leveret_store_definition_commits_total") - before
@@ -147,7 +140,7 @@ def test_pipelined_declarations_share_few_commits_and_all_of_it_is_kept(state):
     with state() as server:
         with Wire(server.port).handshake() as wire:
             wire.open_channel()
-            wire.send(b"".join(declare_frame(f"q{number}", PASSIVE) for number in range(count)))
+            wire.send(b"".join(queue_declare(f"q{number}", PASSIVE) for number in range(count)))
             for _ in range(count):
                 wire.expect(QUEUE_DECLARE_OK)
         server.stop()

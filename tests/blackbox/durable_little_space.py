@@ -83,9 +83,12 @@ def wait_until_blocked(server):
 def stop(server, publisher):
     """The publisher ends once it is not blocked any more."""
     publisher.may_stop.set()
-    while publisher.is_alive():
+
+    def has_ended():
         take(server)
-        publisher.join(0.1)
+        return not publisher.is_alive()
+
+    wait_until(has_ended)
 
 
 # The segment in use and one put aside would take all of the first; of the second all above the limit.

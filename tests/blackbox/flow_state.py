@@ -6,9 +6,9 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pika
 import pytest
 
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.leveret import run
 from harness.management import Management
@@ -149,6 +149,5 @@ def publish(server):
 
 @contextlib.contextmanager
 def connected(server):
-    parameters = pika.URLParameters(f"{server.uri}/?heartbeat=0&blocked_connection_timeout={PATIENCE}")
-    with pika.BlockingConnection(parameters) as connection:
+    with connect(server, heartbeat=0, blocked_connection_timeout=PATIENCE) as connection:
         yield connection.channel()

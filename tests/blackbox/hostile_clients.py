@@ -3,7 +3,6 @@ behaves is served meanwhile. `make hostile` does it with as many as the descript
 
 import json
 import os
-import resource
 import struct
 import subprocess
 
@@ -14,7 +13,8 @@ from harness.child import Child, peak_resident_bytes, resident_bytes
 from harness.drivers import CACHE
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
-from harness.patience import TEST_SECONDS
+from harness.patience import PATIENCE, TEST_SECONDS
+from harness.process import descriptors
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, content_header, frame, publish_arguments
 
 TARGETS = ["leveret", "proxy"]
@@ -26,19 +26,12 @@ SPARE = 3000
 # The worst kinds send 64 KiB that cannot be judged yet, or fill what may wait for them; and what is there at once for all.
 ALLOWED_BYTES_EACH = 96 << 10
 ALLOWED_BYTES = 256 << 20
-SIEGE_SECONDS = 300
+# A wave has connected, or given up, within the patience of the clients' program.
+SIEGE_SECONDS = 2 * PATIENCE
 KINDS = 10
 # Far fewer than there are hostile clients: none of these abuses gets one to itself, and who needs one always does.
 UPSTREAM_CONNECTIONS = 100
 CONFIRM_SELECT, CONFIRM_SELECT_OK, BASIC_ACK = (85, 10), (85, 11), (60, 80)
-
-
-@pytest.fixture
-def descriptors():
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(CLIENTS + SPARE, most), most))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
 def round_trip(server):
@@ -67,14 +60,14 @@ def publish_in_pieces(server):
         publisher.expect(BASIC_ACK)
 
 
-def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_name, descriptors):
+def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_name):
     upstream = []
     if target_name == "proxy":
         upstream = ["--upstream", targets.upstream.uri.replace("guest:guest@", "")]
         upstream += ["--upstream-connections-total", UPSTREAM_CONNECTIONS]
     # Patient, so that all of a kind are there at the same time.
     flags = ["--handshake-timeout", "10m", "--max-connections", "unlimited", "--log", "error"]
-    with leveret(tmp_path, *upstream, *flags) as server:
+    with descriptors(CLIENTS + SPARE), leveret(tmp_path, *upstream, *flags) as server:
         round_trip(server)
         connection = pika.BlockingConnection(pika.URLParameters(server.uri))
         connection.channel().queue_declare("hostile")

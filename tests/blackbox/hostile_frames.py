@@ -15,6 +15,7 @@ from harness.wire import (
     HEARTBEAT,
     METHOD,
     PROTOCOL_HEADER,
+    QUEUE_DECLARE,
     Closed,
     Wire,
     close_of,
@@ -32,7 +33,6 @@ GIBIBYTE = 1 << 30
 # What three such frames may cost: a small part of what one announces, and far more than a process grows by on its own.
 ALLOWED = GIBIBYTE // 16
 FRAME_MAX = 131072
-QUEUE_DECLARE = (50, 10)
 PUBLISH = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "any"))
 DECLARE = struct.pack(">H", 0) + short_string("any") + b"\x00" + b"\x00\x00\x00\x00"
 

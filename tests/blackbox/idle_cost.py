@@ -1,6 +1,13 @@
 """An idle connection holds no buffers: a thousand of them stay within 8 MiB. In front of an upstream each stays within
-4 KiB, and within 6 KiB with a channel that has published and its upstream channel."""
+4 KiB, and within 6 KiB with a channel that has published and its upstream channel, where a machine with nothing else to do measures
+them for docs/benchmarks.md:
 
+    LEVERET_IDLE=1000 make scenarios ARGS="-rP blackbox/idle_cost.py"
+
+Otherwise each may take twice as much.
+"""
+
+import os
 import struct
 
 import pytest
@@ -11,10 +18,11 @@ from harness.metrics import metric, wait_until
 from harness.process import descriptors
 from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, frame, short_string
 
-CONNECTIONS = 1000
+CONNECTIONS = int(os.environ.get("LEVERET_IDLE", "1000"))
+SLACK = 1 if "LEVERET_IDLE" in os.environ else 2
 # Connected before the measurement.
 FIRST = 200
-ALLOWED_BYTES = 8 << 20
+ALLOWED_BYTES = CONNECTIONS * (8 << 20) // 1000
 # Sockets on both sides, and what else a process has open.
 DESCRIPTORS = 2 * (FIRST + CONNECTIONS) + 256
 # To the default exchange, for a queue that is not there: RabbitMQ drops it.
@@ -30,7 +38,7 @@ def test_s3_a_thousand_idle_connections_stay_under_8_mib(tmp_path):
     assert grown < ALLOWED_BYTES
 
 
-@pytest.mark.parametrize("published, allowed_each", [(False, 4 << 10), (True, 6 << 10)])
+@pytest.mark.parametrize("published, allowed_each", [(False, SLACK * (4 << 10)), (True, SLACK * (6 << 10))])
 def test_s3_idle_clients_of_an_upstream_stay_small(targets, tmp_path, published, allowed_each):
     upstream = targets.upstream.uri.replace("guest:guest@", "")
     with descriptors(DESCRIPTORS), leveret(tmp_path, "--upstream", upstream) as server:
@@ -42,7 +50,7 @@ def test_s3_idle_clients_of_an_upstream_stay_small(targets, tmp_path, published,
 
 
 def idle(server, use, settled):
-    """The memory that a thousand clients take who have used their connection and do nothing any more, once settled."""
+    """The memory that clients take who have used their connection and do nothing any more, once settled."""
     # What is allocated once, whatever the number of connections, is not an idle connection's cost; what the first ones
     # would leave behind, the others would use again.
     first = connected(server, FIRST, use)

@@ -1,6 +1,7 @@
 """Limits on connections, channels and rates: who exceeds them is told so, or waits; everybody else goes on."""
 
 import contextlib
+import struct
 import threading
 import time
 
@@ -12,7 +13,10 @@ from harness.amqp import connect
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
-from harness.wire import CHANNEL_OPEN, Wire, short_string
+from harness.wire import CHANNEL_OPEN, CONNECTION_CLOSE, CONNECTION_TUNE, Wire, close_of, short_string
+
+# Clients that come at the same time, where one a second is allowed.
+AT_ONCE = 10
 
 
 @contextlib.contextmanager
@@ -68,9 +72,14 @@ def opens_one_after_the_other(server):
 @pytest.mark.parametrize("scope", ["", "_per_ip"])
 def test_connections_that_come_too_fast_are_refused_for_a_moment(tmp_path, scope):
     with leveret(tmp_path, f"--max-connection-rate{scope.replace('_', '-')}", "1") as server:
-        # On a slow machine the first is forgiven already when the second comes.
-        while not exceeded(server, "connection_rate" + scope):
-            Wire(server.port).close()
+        # On a slow machine the first could be forgiven already when the second comes, were they not there at the same time.
+        def too_fast():
+            with contextlib.ExitStack() as stack:
+                for _ in range(AT_ONCE):
+                    stack.enter_context(Wire(server.port))
+            return exceeded(server, "connection_rate" + scope)
+
+        wait_until(too_fast)
         server.child.wait_line(r"limit exceeded.*connection rate limit.*\(1/s\) is reached")
         wait_until(lambda: lets_in(server))
         server.stop()
@@ -86,22 +95,25 @@ def lets_in(server):
 
 def test_a_user_who_logs_in_too_often_is_told(tmp_path):
     with leveret(tmp_path, "--max-connection-rate-per-user", "1") as server:
-        answers = []
-
-        def refusal():
-            try:
-                connect(server).close()
-            except pika.exceptions.ConnectionClosedByBroker as closed:
-                answers.append((closed.reply_code, closed.reply_text))
-            except pika.exceptions.ProbableAccessDeniedError as denied:
-                answers.append((530, str(denied)))
-            return answers
-
-        wait_until(refusal)
-        code, text = answers[0]
-        assert code == 530
-        assert "connection rate limit per user (1/s) is reached" in text
+        told = []
+        wait_until(lambda: told.extend(refusals_of_many(server)) or told)
+        for code, text in told:
+            assert code == 530
+            assert "connection rate limit per user (1/s) is reached" in text
         server.stop()
+
+
+def refusals_of_many(server):
+    """What those are told who may not open a connection, of clients that ask for it at the same time."""
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server.port)) for _ in range(AT_ONCE)]
+        for wire in wires:
+            wire.start()
+            wire.expect(CONNECTION_TUNE)
+        for wire in wires:
+            wire.send_open()
+        answers = [wire.read_frame()[2] for wire in wires]
+    return [close_of(payload[4:]) for payload in answers if struct.unpack(">HH", payload[:4]) == CONNECTION_CLOSE]
 
 
 @pytest.mark.parametrize("scope", ["", "_per_ip", "_per_user"])

@@ -5,16 +5,20 @@ import pytest
 from harness.instances import leveret
 from harness.mqtt_broker import ANY, Broker, listening, shared
 from harness.mqtt_scenarios import IN_FRONT_OF_AN_UPSTREAM, MQTT_5, of_311
+from harness.patience import PATIENCE
 from harness.site import origin, window
 from harness.targets import POOL
 
 RUN = """
     const seen = {};
+    (await import("/mqtt_peer.mjs")).setPatience(args[4]);
     for (const [name, scenario] of Object.entries(await import(args[0])).filter(([name]) => args[3].includes(name))) {
         seen[name] = await scenario(args[1], `${args[2]}-${name}`).catch((error) => String(error.stack));
     }
     return seen;
 """
+# A scenario that waits in vain says so before the script is cut off.
+WAIT_MILLISECONDS = PATIENCE * 1000 // 3
 # Of each module those that need a page's patience only; Node goes through all of them.
 OLD = ["every_quality", "wildcards", "retained", "will", "kept_session", "takeover", "refusals", "order_and_size", "reconnecting"]
 NEW = [name for name in MQTT_5 if name != "assigned_name"]
@@ -22,7 +26,7 @@ NEW = [name for name in MQTT_5 if name != "assigned_name"]
 
 def seen(window, module, url, names, prefix):
     """One by one, so that none takes longer than a script may."""
-    return {name: window.run(RUN, f"/{module}.mjs", url, prefix, [name])[name] for name in names}
+    return {name: window.run(RUN, f"/{module}.mjs", url, prefix, [name], WAIT_MILLISECONDS)[name] for name in names}
 
 
 class Served:

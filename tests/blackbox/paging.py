@@ -5,11 +5,12 @@ import pika
 import pytest
 
 from harness.amqp import connect
+from harness.child import peak_resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.numbered import TRANSIENT, Consumer, Publisher
 from harness.patience import PATIENCE
-from harness.process import peak_memory, reset_peak_memory
+from harness.process import reset_peak_memory
 
 # So little that a few hundred messages are too many.
 WATERMARK = ("--memory-paging-watermark", "100KiB")
@@ -261,7 +262,7 @@ def start_small(start):
 
 
 def assert_small(server):
-    peak = peak_memory(server)
+    peak = peak_resident_bytes(server.pid)
     assert peak < MOST_MEMORY, f"{peak >> 20} MiB"
     assert metric(server, "rabbitmq_alarms_memory_used_watermark") == 0
 

@@ -8,10 +8,20 @@ from harness.forwarder import Forwarder
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.upstreams import upstream  # noqa: F401
-from harness.wire import BODY, HEADER, METHOD, Wire, content_header, frame, long_string, publish_arguments, short_string
+from harness.wire import (
+    BODY,
+    HEADER,
+    METHOD,
+    QUEUE_DECLARE_OK,
+    Wire,
+    content_header,
+    frame,
+    publish_arguments,
+    queue_declare,
+    short_string,
+)
 
 QUEUE = "confirm.select"
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 QUEUE_DELETE, QUEUE_DELETE_OK = (50, 40), (50, 41)
 PUBLISH, ACK = (60, 40), (60, 80)
 SELECT, SELECT_OK = (85, 10), (85, 11)
@@ -21,10 +31,6 @@ IN_FRONT = 3
 
 def method(ids, arguments=b""):
     return frame(METHOD, 1, struct.pack(">HH", *ids) + arguments)
-
-
-def declare():
-    return method(QUEUE_DECLARE, b"\0\0" + short_string(QUEUE) + bytes([DURABLE]) + long_string(b""))
 
 
 def publish(body):
@@ -52,7 +58,7 @@ def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path,
     with leveret(tmp_path, "--upstream", link.url) as server, Wire(server.port).handshake() as wire:
         wire.open_channel()
         # It has a channel for publishing from now on, on which nothing is unproven.
-        wire.send(declare() + publish(b"proven") + declare())
+        wire.send(queue_declare(QUEUE, DURABLE) + publish(b"proven") + queue_declare(QUEUE, DURABLE))
         wire.expect(QUEUE_DECLARE_OK)
         wire.expect(QUEUE_DECLARE_OK)
         link.swallows = True
@@ -67,7 +73,7 @@ def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path,
         take_confirms(wire, numbers, {1, 2})
         # Then all confirms are on their way to the client, in front of the answer to what it sends next.
         wait_until(lambda: metric(server, "leveret_upstream_replay_kept_bytes") == 0)
-        wire.send(declare())
+        wire.send(queue_declare(QUEUE, DURABLE))
         messages = struct.unpack(">I", wire.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
         assert (numbers, messages) == ({1, 2}, 1 + IN_FRONT + 2)
         wire.send(method(QUEUE_DELETE, b"\0\0" + short_string(QUEUE) + b"\0"))

@@ -6,6 +6,7 @@ import uuid
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
@@ -44,14 +45,14 @@ def pool(tmp_path, upstream):
         server.stop()
 
 
-def connect(server):
-    # Without heartbeats: while a server starts, nobody reads what this client gets.
-    return pika.BlockingConnection(pika.URLParameters(f"{server.uri}?heartbeat=0"))
+def without_heartbeats(server):
+    """A connection: while a server starts, nobody reads what this client gets."""
+    return connect(server, heartbeat=0)
 
 
 def outcome(server, ask):
     """How a server refuses, or what it answers."""
-    connection = connect(server)
+    connection = without_heartbeats(server)
     try:
         answer = ask(connection.channel())
     except REFUSED as refused:
@@ -88,10 +89,10 @@ ASKED = {
 
 
 def test_p2_every_refusal_reads_as_the_brokers_and_ends_one_client_alone(upstream, pool):
-    with contextlib.closing(connect(upstream)) as connection:
+    with contextlib.closing(without_heartbeats(upstream)) as connection:
         declare(connection.channel(), "asked", durable=True)
         declare(connection.channel(), "beside", durable=True)
-    with contextlib.closing(connect(pool)) as neighbour:
+    with contextlib.closing(without_heartbeats(pool)) as neighbour:
         consumed, channel = neighbour.channel(), neighbour.channel()
         channel.confirm_delivery()
         seen = []
@@ -111,7 +112,7 @@ def test_p2_every_refusal_reads_as_the_brokers_and_ends_one_client_alone(upstrea
 
 
 def test_p4_queues_of_one_client_are_its_own_where_quorum_is_the_default(upstream, pool):
-    with contextlib.closing(connect(pool)) as owner, contextlib.closing(connect(pool)) as other:
+    with contextlib.closing(without_heartbeats(pool)) as owner, contextlib.closing(without_heartbeats(pool)) as other:
         channel = owner.channel()
         names = [declare(channel, "", exclusive=True), declare(channel, "mine", exclusive=True)]
         channel.confirm_delivery()
@@ -121,7 +122,7 @@ def test_p4_queues_of_one_client_are_its_own_where_quorum_is_the_default(upstrea
             with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
                 other.channel().basic_get(name)
             assert refused.value.reply_code == 405
-    with contextlib.closing(connect(upstream)) as connection:
+    with contextlib.closing(without_heartbeats(upstream)) as connection:
         for name in names:
             with pytest.raises(pika.exceptions.ChannelClosedByBroker) as gone:
                 connection.channel().queue_declare(name, passive=True)
@@ -129,7 +130,7 @@ def test_p4_queues_of_one_client_are_its_own_where_quorum_is_the_default(upstrea
 
 
 def test_p7_what_goes_with_the_broker_or_its_connection_is_there_again(upstream, pool):
-    with contextlib.closing(connect(pool)) as client:
+    with contextlib.closing(without_heartbeats(pool)) as client:
         channel = client.channel()
         channel.exchange_declare("transient-exchange", "fanout", auto_delete=True)
         # A quorum queue may not be auto-delete: RabbitMQ makes a classic one, or refuses.

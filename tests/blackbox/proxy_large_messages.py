@@ -8,6 +8,7 @@ import struct
 import pika
 import pika.exceptions
 import pytest
+from harness.amqp import connect
 from harness.child import peak_resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric
@@ -87,7 +88,7 @@ def consume_it(server):
 
 def pass_small_ones(server):
     """Small messages there and back, each confirmed, on connections that clients share."""
-    with connected(server) as connection:
+    with connect(server) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_qos(prefetch_count=10)
@@ -102,24 +103,15 @@ def pass_small_ones(server):
 
 @contextlib.contextmanager
 def queues(broker):
-    with connected(broker) as connection:
+    with connect(broker) as connection:
         channel = connection.channel()
         for queue in (QUEUE, SMALL_QUEUE):
             channel.queue_declare(queue)
     yield
-    with connected(broker) as connection:
+    with connect(broker) as connection:
         channel = connection.channel()
         for queue in (QUEUE, SMALL_QUEUE):
             channel.queue_delete(queue)
-
-
-@contextlib.contextmanager
-def connected(server):
-    connection = pika.BlockingConnection(pika.URLParameters(server.uri))
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def begin(pieces):

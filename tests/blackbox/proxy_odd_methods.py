@@ -20,6 +20,8 @@ from harness.wire import (
     CONNECTION_CLOSE_OK,
     HEADER,
     METHOD,
+    QUEUE_DECLARE,
+    QUEUE_DECLARE_OK,
     Closed,
     Wire,
     content_header,
@@ -32,7 +34,6 @@ from harness.wire import (
 SEED = int(os.environ.get("ODD_SEED", "15"))
 CASES = os.environ.get("ODD_CASES", "60")
 
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = (40, 10), (40, 11)
 QOS, QOS_OK = (60, 10), (60, 11)
 CONSUME, CONSUME_OK = (60, 20), (60, 21)

@@ -17,6 +17,8 @@ from harness.wire import (
     CHANNEL_OPEN_OK,
     HEADER,
     METHOD,
+    QUEUE_DECLARE,
+    QUEUE_DECLARE_OK,
     Wire,
     content_header,
     frame,
@@ -25,7 +27,6 @@ from harness.wire import (
     short_string,
 )
 
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 QUEUE_DELETE, QUEUE_DELETE_OK = (50, 40), (50, 41)
 QOS, QOS_OK = (60, 10), (60, 11)
 CONSUME, CONSUME_OK = (60, 20), (60, 21)

@@ -7,6 +7,7 @@ import time
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
@@ -19,14 +20,14 @@ __all__ = ["pool", "upstream"]
 DIGITS = 9
 
 
-def connect(server):
-    # Without heartbeats: while a server starts, nobody reads what these clients get.
-    return pika.BlockingConnection(pika.URLParameters(f"{server.uri}?heartbeat=0"))
+def without_heartbeats(server):
+    """A connection: while a server starts, nobody reads what these clients get."""
+    return connect(server, heartbeat=0)
 
 
 @contextlib.contextmanager
 def channel(server):
-    with contextlib.closing(connect(server)) as connection:
+    with contextlib.closing(without_heartbeats(server)) as connection:
         yield connection.channel()
 
 
@@ -42,7 +43,7 @@ class Reader:
     """A consumer of a stream; what it has received is in `bodies`."""
 
     def __init__(self, server, stream, offset=None, prefetch=5, acknowledges=True):
-        self.connection = connect(server)
+        self.connection = without_heartbeats(server)
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=prefetch)
         self.bodies, self.tags, self.acknowledges = [], [], acknowledges
@@ -103,7 +104,7 @@ def test_what_streams_do_not_support_is_refused_as_by_the_broker_and_ends_nobody
     publish(pool, "refusals", range(3))
 
     def refusal(server, ask):
-        connection = connect(server)
+        connection = without_heartbeats(server)
         with pytest.raises((pika.exceptions.ChannelClosedByBroker, pika.exceptions.ConnectionClosedByBroker)) as refused:
             ask(connection.channel())
         if connection.is_open:

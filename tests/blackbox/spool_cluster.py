@@ -3,8 +3,8 @@
 import contextlib
 import signal
 
-import pika
 import pytest
+from harness.amqp import connect
 from harness.metrics import metric, wait_until
 from harness.patience import TEST_SECONDS
 from harness.publishers import COMMANDS, ConfirmedPublisher
@@ -37,7 +37,7 @@ class Queue:
             channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
 
     def connected(self):
-        return pika.BlockingConnection(pika.URLParameters(self.node.uri))
+        return connect(self.node)
 
     def take(self):
         with self.connected() as direct:

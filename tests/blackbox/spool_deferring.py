@@ -5,6 +5,7 @@ import time
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.ctl import Ctl
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
@@ -35,10 +36,6 @@ def full(broker):
     yield lambda: broker.control("clear_policy", "full")
     broker.control("set_policy", "full", f"^{FULL}$", '{"max-length": 1}')
     broker.control("clear_policy", "full")
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 def taken(direct, queue):

@@ -4,6 +4,7 @@ import itertools
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.ctl import Ctl
 from harness.leveret import run
 from harness.metrics import metric, wait_until
@@ -24,10 +25,6 @@ def queue(broker):
         channel = direct.channel()
         channel.queue_delete(QUEUE)
         channel.queue_declare(QUEUE, durable=True)
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 def confirming(connection):

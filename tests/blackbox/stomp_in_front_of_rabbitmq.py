@@ -2,18 +2,19 @@
 stomp.py, stompjs, and the wire."""
 
 import contextlib
+import itertools
 import json
 import subprocess
 
 import pika
 import pytest
+from harness.child import peak_resident_bytes
 from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.leveret import ROOT
 from harness.metrics import wait_until
 from harness.mqtt_broker import ANY, listening
 from harness.patience import PATIENCE
-from harness.process import peak_memory
 from harness.stomp_client import EVERYTHING, Client, StompWire
 from harness.upstreams import upstream
 
@@ -232,10 +233,13 @@ def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clien
     upstream.end()
     upstream.start()
     # Messages that are published before the queue is bound again reach nobody, as without a subscriber.
-    sent = 0
-    while not subscriber.heard():
-        sent += 1
-        publisher.send("/topic/restarted", f"after {sent}")
+    numbers = itertools.count(1)
+
+    def is_heard():
+        publisher.send("/topic/restarted", f"after {next(numbers)}")
+        return subscriber.heard()
+
+    wait_until(is_heard)
     assert subscriber.message().body.startswith("after")
     assert subscriber.heard("error") == 0
 
@@ -350,13 +354,13 @@ def test_a_client_that_does_not_read_leaves_its_messages_upstream(pool, amqp, na
         amqp.basic_publish("", name, body)
     amqp.queue_declare(name, passive=True)
     amqp.queue_declare(f"{name}-other", durable=True)
-    before = peak_memory(pool)
+    before = peak_resident_bytes(pool.pid)
     wire = pipelined(pool, subscribe(1, f"/queue/{name}", "ack:client\n"))
     # Each receipt has the session look for more.
     for number in range(300):
         wire.send(f"SEND\ndestination:/queue/{name}-other\nreceipt:{number}\n\nx")
     wait_until(lambda: amqp.queue_declare(f"{name}-other", passive=True).method.message_count == 300)
-    assert peak_memory(pool) - before < 1000 * len(body) / 2
+    assert peak_resident_bytes(pool.pid) - before < 1000 * len(body) / 2
     amqp.queue_delete(name)
 
 

@@ -11,15 +11,13 @@ from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.relay import Acceptor, Echo, RelayWire, relay
 from harness.websocket import BINARY, CONTINUATION, FIN, PeerClosed, WebSocketWire
-from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, content_header, frame, publish_arguments, short_string
+from harness.wire import frame, publish_frames, short_string
 
 ON = ("--ws-compression", "on")
 WS = ("--ws", "127.0.0.1:0")
 COMPRESSED = 0x40
 PLAIN_ANSWER = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
 MEBIBYTE = 1 << 20
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
-BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 
 
 def deflated(payload, level=6, bits=15):
@@ -69,27 +67,6 @@ def server(tmp_path_factory):
         yield server
 
 
-def declare_and_consume(wire, queue):
-    wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + b"\x00" + bytes(4))
-    wire.expect(QUEUE_DECLARE_OK)
-    wire.send_method(1, BASIC_CONSUME, struct.pack(">H", 0) + short_string(queue) + short_string("") + b"\x02" + bytes(4))
-    wire.expect(BASIC_CONSUME_OK)
-
-
-def publish(key, body):
-    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
-    pieces = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
-    return method + frame(HEADER, 1, content_header(len(body))) + b"".join(frame(BODY, 1, piece) for piece in pieces)
-
-
-def read_body(wire, size):
-    assert [wire.read_frame()[0], wire.read_frame()[0]] == [METHOD, HEADER]
-    body = b""
-    while len(body) < size:
-        body += wire.read_frame()[2]
-    return body
-
-
 def test_it_is_off_unless_configured(tmp_path):
     with leveret(tmp_path, *WS) as plain:
         with WebSocketWire(plain.ws_port, Sec_WebSocket_Extensions="permessage-deflate") as wire:
@@ -123,25 +100,27 @@ def test_amqp_is_the_same_compressed(server, size, bits):
         # A larger window than was asked for could not be inflated with this one.
         wire.bits = bits
         wire.handshake().open_channel()
-        declare_and_consume(wire, f"compressed-{size}-{bits}")
+        wire.declare(f"compressed-{size}-{bits}")
+        wire.consume(f"compressed-{size}-{bits}")
         for _ in range(2):
-            wire.send(publish(f"compressed-{size}-{bits}", body))
+            wire.send(publish_frames(f"compressed-{size}-{bits}", body))
         for _ in range(2):
-            assert read_body(wire, size) == body
+            assert wire.delivered_body() == body
         assert wire.saved > size
 
 
 def test_compressed_messages_may_come_in_fragments_and_beside_plain_ones(server):
     with CompressingWire(server.ws_port) as wire:
         wire.handshake().open_channel()
-        declare_and_consume(wire, "fragments")
-        content = deflated(publish("fragments", b"body " * 100))
+        wire.declare("fragments")
+        wire.consume("fragments")
+        content = deflated(publish_frames("fragments", b"body " * 100))
         for start in range(0, len(content), 11):
             wire.send_frame(COMPRESSED | BINARY if start == 0 else CONTINUATION, content[start : start + 11])
         wire.send_frame(FIN | CONTINUATION)
-        wire.send_frame(FIN | BINARY, publish("fragments", b"plain"))
-        assert read_body(wire, 500) == b"body " * 100
-        assert read_body(wire, 5) == b"plain"
+        wire.send_frame(FIN | BINARY, publish_frames("fragments", b"plain"))
+        assert wire.delivered_body() == b"body " * 100
+        assert wire.delivered_body() == b"plain"
 
 
 def test_what_is_not_deflate_ends_only_the_offender(server):

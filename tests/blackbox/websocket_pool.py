@@ -8,26 +8,10 @@ import pytest
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.websocket import WebSocketWire
-from harness.wire import (
-    BASIC_PUBLISH,
-    BODY,
-    CHANNEL_CLOSE,
-    CONNECTION_CLOSE,
-    CONNECTION_CLOSE_OK,
-    HEADER,
-    METHOD,
-    Wire,
-    close_of,
-    content_header,
-    frame,
-    publish_arguments,
-    short_string,
-)
+from harness.wire import CHANNEL_CLOSE, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire, close_of, publish_frames, queue_declare
 
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
-BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
-EXCLUSIVE = b"\x04"
+PASSIVE, EXCLUSIVE = 1, 4
 
 
 @pytest.fixture
@@ -41,33 +25,11 @@ def pooled(tmp_path, targets):
     return start
 
 
-def declare(wire, queue, flags=b"\x00"):
-    wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + flags + bytes(4))
-    return wire.expect(QUEUE_DECLARE_OK)
-
-
-def consume(wire, queue, no_ack):
-    flags = b"\x02" if no_ack else b"\x00"
-    wire.send_method(1, BASIC_CONSUME, struct.pack(">H", 0) + short_string(queue) + short_string("") + flags + bytes(4))
-    wire.expect(BASIC_CONSUME_OK)
-
-
-def publish(key, body):
-    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
-    return method + frame(HEADER, 1, content_header(len(body))) + frame(BODY, 1, body)
-
-
-def read_body(wire):
-    assert wire.read_frame()[0] == METHOD
-    assert wire.read_frame()[0] == HEADER
-    return wire.read_frame()[2]
-
-
 def test_a_drain_ends_with_1001(pooled):
     with pooled() as server:
         opened, idle = WebSocketWire(server.ws_port).handshake(), WebSocketWire(server.ws_port).handshake()
         opened.open_channel()
-        declare(opened, "drained", EXCLUSIVE)
+        opened.declare("drained", EXCLUSIVE)
         server.child.send(signal.SIGTERM)
         for wire in (opened, idle):
             assert close_of(wire.expect(CONNECTION_CLOSE))[0] == 320
@@ -87,7 +49,7 @@ def test_a_silent_peer_is_given_up_and_what_was_its_own_is_gone(pooled, targets)
     with pooled("--ws-ping-interval", "1s") as server:
         with WebSocketWire(server.ws_port, deaf=True) as dead:
             dead.handshake().open_channel()
-            declare(dead, "of-the-dead", EXCLUSIVE)
+            dead.declare("of-the-dead", EXCLUSIVE)
             assert dead.expect_end() == 0
             assert dead.pings == 1
         # 404: it went with its owner; 405 would be that it is still held.
@@ -99,7 +61,7 @@ def passive_code(port, queue):
     """Why RabbitMQ itself refuses a passive declaration."""
     with Wire(port) as wire:
         wire.handshake().open_channel()
-        wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + b"\x01" + bytes(4))
+        wire.send(queue_declare(queue, PASSIVE))
         return close_of(wire.expect(CHANNEL_CLOSE))[0]
 
 
@@ -115,20 +77,20 @@ def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(pooled, no_ack):
         for wire in (slow, quick, publisher):
             wire.open_channel()
         for wire, queue in ((slow, "slow"), (quick, "quick")):
-            declare(wire, queue, EXCLUSIVE)
+            wire.declare(queue, EXCLUSIVE)
             if not no_ack:
                 wire.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, count, 0))
                 wire.expect(BASIC_QOS_OK)
-            consume(wire, queue, no_ack)
+            wire.consume(queue, no_ack)
         for n in range(count):
-            publisher.send(publish("slow", b"%d " % n + padding))
+            publisher.send(publish_frames("slow", b"%d " % n + padding))
         # The slow one reads nothing of its sixty megabytes. The kernel takes some of them, the pool a few, and the
         # broker keeps the others.
         wait_until(lambda: unread() > 0)
         for n in range(100):
-            publisher.send(publish("quick", b"%d" % n))
-            assert read_body(quick) == b"%d" % n
+            publisher.send(publish_frames("quick", b"%d" % n))
+            assert quick.delivered_body() == b"%d" % n
             assert unread() < count * len(padding) / 4
         for n in range(count):
-            assert read_body(slow) == b"%d " % n + padding
+            assert slow.delivered_body() == b"%d " % n + padding
         server.stop()

@@ -9,26 +9,20 @@ from harness.child import peak_reserved_bytes, resident_bytes
 from harness.instances import leveret
 from harness.websocket import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, PeerClosed, WebSocketWire
 from harness.wire import (
-    BASIC_PUBLISH,
-    BODY,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_START,
     FRAME_END,
-    HEADER,
     METHOD,
     PROTOCOL_HEADER,
     Wire,
     close_of,
-    content_header,
     frame,
-    publish_arguments,
+    publish_frames,
     short_string,
 )
 
 WS = ("--ws", "127.0.0.1:0")
-QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
-BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 MEBIBYTE = 1 << 20
 IDLE = 400
 
@@ -39,48 +33,17 @@ def server(tmp_path_factory):
         yield server
 
 
-def declare(wire, queue):
-    """How many messages are ready in it."""
-    wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + b"\x00" + bytes(4))
-    _, ready, _ = struct.unpack(">%dsII" % (len(queue) + 1), wire.expect(QUEUE_DECLARE_OK))
-    return ready
-
-
-def consume(wire, queue):
-    arguments = struct.pack(">H", 0) + short_string(queue) + short_string("") + b"\x02" + bytes(4)
-    wire.send_method(1, BASIC_CONSUME, arguments)
-    wire.expect(BASIC_CONSUME_OK)
-
-
-def publish(key, body):
-    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
-    pieces = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
-    return method + frame(HEADER, 1, content_header(len(body))) + b"".join(frame(BODY, 1, piece) for piece in pieces)
-
-
-def read_body(wire):
-    """The body of the next delivery."""
-    assert wire.read_frame()[0] == METHOD
-    kind, _, header = wire.read_frame()
-    assert kind == HEADER
-    size = struct.unpack(">Q", header[4:12])[0]
-    body = b""
-    while len(body) < size:
-        body += wire.read_frame()[2]
-    return body
-
-
 @pytest.mark.parametrize("size", [0, 10, 70_000, 3 * MEBIBYTE])
 def test_messages_hold_whole_frames(server, size):
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     with WebSocketWire(server.ws_port) as wire:
         wire.handshake().open_channel()
-        declare(wire, f"whole-{size}")
-        consume(wire, f"whole-{size}")
+        wire.declare(f"whole-{size}")
+        wire.consume(f"whole-{size}")
         for _ in range(3):
-            wire.send(publish(f"whole-{size}", body))
+            wire.send(publish_frames(f"whole-{size}", body))
         for _ in range(3):
-            assert read_body(wire) == body
+            assert wire.delivered_body() == body
     for message in wire.messages:
         assert len(message) <= 131072
         position = 0
@@ -97,16 +60,16 @@ def test_frames_may_come_in_any_cut(server):
         wire.expect(CONNECTION_START)
     with WebSocketWire(server.ws_port) as wire:
         wire.handshake().open_channel()
-        declare(wire, "cut")
-        consume(wire, "cut")
-        data = publish("cut", b"some body") * 2
+        wire.declare("cut")
+        wire.consume("cut")
+        data = publish_frames("cut", b"some body") * 2
         for start in range(0, len(data), 7):
             first = BINARY if start == 0 else CONTINUATION
             wire.send_frame(first, data[start : start + 7])
             wire.send_frame(FIN | PING, b"between")
             wire.send_frame(CONTINUATION)
         wire.send_frame(FIN | CONTINUATION)
-        assert [read_body(wire), read_body(wire)] == [b"some body"] * 2
+        assert [wire.delivered_body(), wire.delivered_body()] == [b"some body"] * 2
         assert ("pong", b"between") in wire.messages
 
 
@@ -240,16 +203,16 @@ def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(server):
     body, count = bytes(100_000), 400
     with WebSocketWire(server.ws_port) as slow, WebSocketWire(server.ws_port) as publisher:
         slow.handshake().open_channel()
-        declare(slow, "slow")
-        consume(slow, "slow")
+        slow.declare("slow")
+        slow.consume("slow")
         publisher.handshake().open_channel()
         for _ in range(count):
-            publisher.send(publish("slow", body))
+            publisher.send(publish_frames("slow", body))
         # Answered behind everything that was published. What the consumer has not read stays in its queue, but for what its
         # connection and the two sockets hold; the half is 20 MB.
-        assert declare(publisher, "slow") > count // 2
+        assert publisher.declare("slow") > count // 2
         for _ in range(count):
-            assert read_body(slow) == body
+            assert slow.delivered_body() == body
 
 
 def test_idle_connections_hold_no_buffers(tmp_path):

@@ -16,12 +16,10 @@ import pytest
 from harness.frameworks import COMMANDS, Client
 from harness.leveret import Leveret
 from harness.metrics import metric, wait_until
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, TEST_SECONDS
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
-# Each event has a bound, and so the test has none.
-pytestmark = pytest.mark.timeout(0)
 # Messages: confirmed to each client after an event, and unacknowledged in each queue before an alarm.
 ENOUGH = 50
 POLL_SECONDS = 0.05
@@ -157,6 +155,8 @@ TRIALS = {
     "pool_outage_max": (ShortPool, ["normal", *RESTARTS]),
     "broker": (Broker, ["normal", ALARM, *RESTARTS]),
 }
+# The first test waits for all of its trial: a start, and its events.
+pytestmark = pytest.mark.timeout(max(1 + len(events) for _, events in TRIALS.values()) * TEST_SECONDS)
 # By trial and event: the frameworks whose outcome is not asked for yet, and why. They are replaced after the event.
 LEFT_OUT = {}
 

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"leveret-scenarios/patience"
 )
 
 // Getting, consuming, prefetch, cancelling, and who gets what among consumers.
@@ -96,7 +98,7 @@ func prefetchGlobal(s *session) any {
 			select {
 			case <-fromFirst:
 			case <-fromSecond:
-			case <-time.After(waitLimit):
+			case <-time.After(patience.Limit):
 				panic("waited in vain")
 			}
 		}

@@ -6,12 +6,11 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"leveret-scenarios/patience"
 )
 
-const (
-	waitLimit = 120 * time.Second
-	accepted  = "accepted"
-)
+const accepted = "accepted"
 
 // session is what every scenario is handed: connections to the target, names of its own, and ways to observe.
 // Scenarios panic on what they did not expect; run turns that into an answer.
@@ -174,7 +173,7 @@ func seen(channel *amqp.Channel, queue string) [][]any { return marked(getAll(ch
 
 // seenAgain is what seen gives once that many are back: a server may answer a close before its queue has the messages.
 func seenAgain(channel *amqp.Channel, queue string, count int) [][]any {
-	for deadline := time.Now().Add(waitLimit); ready(channel, queue) != count; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience.Limit); ready(channel, queue) != count; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			panic("waited in vain")
 		}
@@ -217,7 +216,7 @@ func await[T any](source <-chan T) T {
 			panic("the channel was closed while something was awaited")
 		}
 		return value
-	case <-time.After(waitLimit):
+	case <-time.After(patience.Limit):
 		panic("waited in vain")
 	}
 }

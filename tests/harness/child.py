@@ -131,7 +131,7 @@ def resident_bytes(pid):
 
 
 def peak_resident_bytes(pid):
-    """The most memory a process has had in RAM so far (VmHWM)."""
+    """The most memory a process has had in RAM so far, or since the last `reset_peak_memory` (VmHWM)."""
     return _status_kibibytes(pid, "VmHWM") * 1024
 
 

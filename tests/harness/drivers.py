@@ -61,7 +61,8 @@ class Driver:
         return observed
 
     def _read(self):
-        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        # A driver says itself what it has waited for in vain, as long as the tests wait.
+        ready, _, _ = select.select([self.process.stdout], [], [], 2 * PATIENCE)
         line = self.process.stdout.readline() if ready else None
         if not line:
             self.stop()

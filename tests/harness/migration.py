@@ -9,6 +9,7 @@ import subprocess
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.child import clean_environment
 from harness.ctl import Ctl, managed_rabbitmq
 from harness.instances import leveret
@@ -99,8 +100,7 @@ def to(cluster, *more, port=None):
     return ("migrate", "--to", f"amqp://127.0.0.1:{port}", "--to-management", cluster.http, *more)
 
 
-def connected(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
+connected = connect
 
 
 def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=True):

@@ -9,7 +9,6 @@ from paho.mqtt.properties import Properties
 
 from harness.patience import PATIENCE
 
-# So that a machine that is busy does not fail a test.
 V311, V5 = paho.MQTTv311, paho.MQTTv5
 
 

@@ -19,14 +19,8 @@ def descriptors(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
-def peak_memory(server):
-    """The most bytes that were resident since the process began, or since the last reset."""
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE).group(1)) << 10
-
-
 def reset_peak_memory(server):
-    """proc(5), clear_refs."""
+    """From where `peak_resident_bytes` counts on: proc(5), clear_refs."""
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")
 
 

@@ -17,7 +17,10 @@ CONNECTION_CLOSE, CONNECTION_CLOSE_OK = (10, 50), (10, 51)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
 CHANNEL_CLOSE = (20, 40)
 QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 BASIC_PUBLISH = (60, 40)
+# The most of a body that `publish_frames` puts into one frame.
+PIECE = 100_000
 
 
 class Closed(Exception):
@@ -84,8 +87,7 @@ class Wire:
         """Opens the connection: everything up to connection.open-ok. `properties` is the content of the client's table."""
         self.start(credentials, properties)
         self.expect(CONNECTION_TUNE)
-        self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
-        self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
+        self.send_open(vhost, frame_max, heartbeat)
         self.expect(CONNECTION_OPEN_OK)
         return self
 
@@ -100,9 +102,35 @@ class Wire:
         arguments = long_string(properties) + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
         self.send_method(0, CONNECTION_START_OK, arguments)
 
+    def send_open(self, vhost="/", frame_max=131072, heartbeat=0):
+        """The answer to connection.tune, and connection.open."""
+        self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
+        self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
+
     def open_channel(self, channel=1):
         self.send_method(channel, CHANNEL_OPEN, short_string(""))
         self.expect(CHANNEL_OPEN_OK)
+
+    def declare(self, queue, flags=0):
+        """Declares a queue without arguments on channel 1; how many messages are ready in it."""
+        self.send(queue_declare(queue, flags))
+        return struct.unpack(">I", self.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
+
+    def consume(self, queue, no_ack=True):
+        arguments = struct.pack(">H", 0) + short_string(queue) + short_string("") + bytes([2 * no_ack]) + long_string(b"")
+        self.send_method(1, BASIC_CONSUME, arguments)
+        self.expect(BASIC_CONSUME_OK)
+
+    def delivered_body(self):
+        """The body of the next delivery."""
+        assert self.read_frame()[0] == METHOD
+        kind, _, header = self.read_frame()
+        assert kind == HEADER
+        size = struct.unpack(">Q", header[4:12])[0]
+        body = b""
+        while len(body) < size:
+            body += self.read_frame()[2]
+        return body
 
     def connection_error(self):
         """The code and text with which the server closes the connection, and that it then does so."""
@@ -134,6 +162,13 @@ def queue_declare(queue, flags=0):
     """The frame that declares a queue without arguments on channel 1."""
     arguments = struct.pack(">H", 0) + short_string(queue) + bytes([flags]) + long_string(b"")
     return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + arguments)
+
+
+def publish_frames(key, body):
+    """The frames that publish a message through the default exchange on channel 1."""
+    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
+    pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
+    return method + frame(HEADER, 1, content_header(len(body))) + b"".join(frame(BODY, 1, piece) for piece in pieces)
 
 
 def publish_arguments(exchange, key):

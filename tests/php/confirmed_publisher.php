@@ -7,7 +7,8 @@ require_once 'PhpAmqpLib/autoload.php';
 use PhpAmqpLib\Connection\AMQPStreamConnection;
 use PhpAmqpLib\Message\AMQPMessage;
 
-const PATIENCE_SECONDS = 60;
+// As that of the tests that start this (harness/patience.py).
+define('PATIENCE_SECONDS', (int) (getenv('LEVERET_PATIENCE') ?: 180));
 
 try {
     $parts = parse_url($argv[1]);

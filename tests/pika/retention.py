@@ -5,7 +5,7 @@ import time
 import pika
 from pika.exceptions import NackError
 
-from session import Collector, drain, publish, ready, scenario, store, wait_until
+from session import WAIT_SECONDS, Collector, drain, publish, ready, scenario, store, wait_until
 
 TO_DEFAULT_EXCHANGE = {"x-dead-letter-exchange": ""}
 
@@ -31,7 +31,7 @@ def message_ttl(session):
 @scenario
 def queue_expires(session):
     queue = session.queue(session.channel(), arguments={"x-expires": 100})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_SECONDS
     while True:
         # Asking renews the lease, so leave it the time to end.
         time.sleep(0.4)

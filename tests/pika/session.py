@@ -1,12 +1,14 @@
 """What every scenario is handed: connections to the target, names of its own, and ways to observe."""
 
+import os
 import time
 
 import pika
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 SCENARIOS = {}
-WAIT_SECONDS = 120
+# As that of the tests that start this (harness/patience.py).
+WAIT_SECONDS = int(os.environ.get("LEVERET_PATIENCE", "180"))
 
 
 def scenario(function):

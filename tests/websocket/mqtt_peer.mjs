@@ -1,10 +1,9 @@
 // A client of mqtt.js with what scenarios wait for; for Node and for browsers.
 import mqtt from "mqtt";
 
-// So that a machine that is busy does not fail a test.
+// For as long as whoever runs the scenarios says.
 let patience_ms = 60_000;
 
-// For what is known to wait in vain.
 export const setPatience = (milliseconds) => (patience_ms = milliseconds);
 
 export const bytes = (text) => new TextEncoder().encode(text);

@@ -1,8 +1,9 @@
 //! A blocking AMQP connection that writes what it is told and turns all that comes in into events.
 
+use std::env;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use amqp::frame::write_method;
@@ -49,8 +50,8 @@ impl Link {
     pub(crate) fn open(address: &str, user: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(*PATIENCE))?;
+        stream.set_write_timeout(Some(*PATIENCE))?;
         let mut link = Self {
             stream,
             input: Vec::new(),
@@ -287,8 +288,11 @@ impl Link {
 
 /// The largest frame, in bytes, that is asked for.
 const FRAME_MAX: u32 = 131_072;
-/// How long a broker may take to answer: much longer than on any machine that is merely busy.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a broker may take to answer: as long as other tests wait (`harness/patience.py`).
+static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds: Option<u64> = env::var("LEVERET_PATIENCE").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(180))
+});
 
 fn is_end(error: &io::Error) -> bool {
     matches!(

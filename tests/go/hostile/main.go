@@ -15,10 +15,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-)
 
-// patience is how long a wave may take to be up.
-const patience = 120 * time.Second
+	"leveret-scenarios/patience"
+)
 
 // atOnce is how many connect at the same time.
 const atOnce = 256
@@ -52,7 +51,7 @@ func main() {
 				defer func() { <-slots }()
 				conn, err := connect(*server, number)
 				if err == nil {
-					_ = conn.SetDeadline(time.Now().Add(patience))
+					_ = conn.SetDeadline(time.Now().Add(patience.Limit))
 					err = abuse.do(conn)
 				}
 				if err != nil {
@@ -82,7 +81,7 @@ func main() {
 
 func connect(server string, number int) (net.Conn, error) {
 	from := &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+number%addresses))}
-	dialer := net.Dialer{LocalAddr: from, Timeout: patience}
+	dialer := net.Dialer{LocalAddr: from, Timeout: patience.Limit}
 	return dialer.Dial("tcp", server)
 }
 

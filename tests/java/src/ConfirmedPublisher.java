@@ -8,8 +8,6 @@ import java.nio.charset.StandardCharsets;
 
 /** Publishes what each line of standard input asks for, and answers it once all of that is confirmed: harness/publishers.py. */
 public final class ConfirmedPublisher {
-    private static final long PATIENCE_MS = 60_000;
-
     public static void main(String[] arguments) throws Exception {
         ConnectionFactory factory = new ConnectionFactory();
         factory.setUri(arguments[0]);
@@ -25,7 +23,7 @@ public final class ConfirmedPublisher {
                     byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
                     channel.basicPublish(parts[0], parts[1], MessageProperties.PERSISTENT_BASIC, body);
                 }
-                channel.waitForConfirmsOrDie(PATIENCE_MS);
+                channel.waitForConfirmsOrDie(Session.WAIT_MILLISECONDS);
                 System.out.println("confirmed");
             }
         } catch (Exception problem) {

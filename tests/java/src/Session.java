@@ -15,7 +15,9 @@ import java.util.Map;
 
 /** What every scenario is handed: connections to the target, names of its own, and ways to observe. */
 final class Session implements AutoCloseable {
-    static final int WAIT_MILLISECONDS = 120_000;
+    /** As that of the tests that start this (harness/patience.py). */
+    static final int WAIT_MILLISECONDS = 1000 * Integer.parseInt(System.getenv().getOrDefault("LEVERET_PATIENCE", "180"));
+
     static final String ACCEPTED = "accepted";
 
     interface Action {

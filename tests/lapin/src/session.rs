@@ -1,8 +1,8 @@
 //! What every scenario is handed: connections to the target, names of its own, and ways to observe.
 
 use std::{
-    error, result,
-    sync::{Mutex, PoisonError},
+    env, error, result,
+    sync::{LazyLock, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -31,7 +31,11 @@ pub(crate) const ACCEPTED: &str = "accepted";
 
 pub(crate) const FIVE: [&str; 5] = ["1", "2", "3", "4", "5"];
 
-const WAIT: Duration = Duration::from_secs(120);
+/// As that of the tests that start this (`harness/patience.py`).
+static WAIT: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds: Option<u64> = env::var("LEVERET_PATIENCE").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(180))
+});
 
 pub(crate) struct Session {
     uri: String,
@@ -292,5 +296,5 @@ pub(crate) async fn close(channel: Channel) -> Result<()> {
 }
 
 pub(crate) async fn in_time<T>(waiting: impl Future<Output = Result<T>>) -> Result<T> {
-    time::timeout(WAIT, waiting).await.map_err(|_| "waited in vain")?
+    time::timeout(*WAIT, waiting).await.map_err(|_| "waited in vain")?
 }

@@ -1,5 +1,7 @@
 //! Power failures at any moment, on a disk that sometimes fails: synced messages are there, and messages persisted as
 //! settled are not.
+//!
+//! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
 
 use std::collections::BTreeSet;
 
@@ -154,8 +156,10 @@ fn several_lives(seed: u64) {
 
 #[test]
 fn what_was_synced_survives_and_what_was_settled_stays_settled() {
-    let seeds: u64 = std::env::var("STORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(400);
-    for seed in 0..seeds {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first: u64 = number("LEVERET_CRASH_FIRST").unwrap_or(0);
+    let seeds: u64 = number("LEVERET_CRASH_SEEDS").unwrap_or(400);
+    for seed in first..first + seeds {
         let outcome = std::panic::catch_unwind(|| several_lives(seed));
         assert!(outcome.is_ok(), "seed {seed}");
     }
