@@ -127,10 +127,14 @@ def refusal(operation, *arguments, **options):
     return None
 
 
-def refused(access, kind, own, user, target_name):
-    # RabbitMQ 4 says which access.
-    which = f"{access} access" if release_of(target_name) == "4" else "access"
-    return 403, f"ACCESS_REFUSED - {which} to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+def refused(which, kind, own, user, target_name):
+    text = f"{access(which, target_name)} to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+    return 403, f"ACCESS_REFUSED - {text}"
+
+
+def access(which, server):
+    """RabbitMQ 4 says which access is refused."""
+    return f"{which} access" if release_of(server) == "4" else "access"
 
 
 def test_a_publisher_is_refused_what_was_revoked_and_others_go_on(connect, names, user, target_name):
@@ -203,7 +207,7 @@ def test_a_user_without_any_permission_is_refused_on_each_channel_and_stays_conn
     confirming(connection).basic_publish(names(TAKEN), "", b"permitted again")
 
 
-# MQTT and STOMP, at both brokers.
+# MQTT and STOMP, at both brokers and through the pool.
 
 
 @pytest.fixture(scope="module", params=["rabbitmq", *SERVED])
@@ -214,10 +218,8 @@ def broker(request, tmp_path_factory, targets):
 
 
 @pytest.fixture
-def member(request, broker, targets):
+def member(broker, targets):
     if broker.kind in POOL:
-        if "stomp" in request.function.__name__:
-            pytest.skip("stomp_in_front_of_rabbitmq.py has what is refused there")
         return user_of(targets[POOL[broker.kind]], broker.vhost)
     return user_of(broker.server)
 
@@ -361,8 +363,8 @@ def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member
     _, headers, text = answers[-1]
     assert headers["message"] == "access_refused"
     assert text == (
-        f"ACCESS_REFUSED - access to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' in vhost '{broker.vhost}' "
-        f"refused for user '{member.name}'"
+        f"ACCESS_REFUSED - {access('write', broker.kind)} to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' "
+        f"in vhost '{broker.vhost}' refused for user '{member.name}'"
     )
     assert wire.frame() is None
     other.send(f"/topic/{KEPT}.{member.name}", "still permitted")
@@ -385,7 +387,10 @@ def test_a_stomp_subscriber_keeps_its_subscription_and_gets_no_other(broker, mem
     wire.send(f"SUBSCRIBE\nid:1\ndestination:{destination}\n\n")
     command, headers, text = wire.frame()
     assert (command, headers["message"]) == ("ERROR", "access_refused")
-    assert f"queue '{TAKEN}-{member.name}'" in text
+    assert text == (
+        f"ACCESS_REFUSED - {access('configure', broker.kind)} to queue '{TAKEN}-{member.name}' in vhost '{broker.vhost}' "
+        f"refused for user '{member.name}'"
+    )
     assert wire.frame() is None
     outside.send(destination, "still")
     assert subscriber.message().body == "still"
