@@ -16,7 +16,7 @@ import pytest
 
 from harness.ctl import Ctl
 from harness.mqtt_broker import SERVED, Broker
-from harness.mqtt_client import V5, V311, MqttClient
+from harness.mqtt_client import REFUSED, V5, V311, MqttClient
 from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 from harness.targets import BROKER, POOL, release_of
@@ -279,24 +279,13 @@ def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, me
     assert [message.payload for message in watcher.take(3)] == [b"permitted", b"permitted", b"last"]
 
 
-# With QoS 2, paho releases what was refused, and reports the answer to that: there is no such message (MQTT 5, 4.3.3).
-REFUSED = {1: 0x87, 2: 0x92}
-
-
 @pytest.mark.parametrize("how", ["permissions", "topics"])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_an_mqtt_5_publisher_is_told_each_time_and_goes_on(broker, mqtt, member, watcher, qos, how):
     if broker.kind == "rabbitmq":
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     client = mqtt("client", V5)
-    told = []
-    client.client.on_publish = lambda _client, _data, _id, reason, _properties: told.append(reason.value)
-
-    def publish(name, body, **options):
-        client.publish(f"{name}/{member.name}", body, **options)
-        # Set before the message counts as published.
-        return told[-1]
-
+    publish = lambda name, body, **options: client.reason_of(f"{name}/{member.name}", body, **options)
     assert publish(TAKEN, b"permitted", qos=qos) == 0
     if how == "topics":
         member.permit_topics(f"^{KEPT}", f"^{KEPT}")
