@@ -2,7 +2,6 @@
 consumed they go on."""
 
 import threading
-import time
 
 import pika
 import pytest
@@ -113,8 +112,12 @@ def test_fill_it_consume_everything_and_it_works_again(tmp_path, small, mebibyte
         stop(server, publisher)
         assert publisher.told[:4] == ["low on disk", "unblocked"] * 2
         take(server)
-        # Acknowledgements are on disk within some milliseconds of their own.
-        time.sleep(0.5)
+        # What is confirmed is on disk, and with it the acknowledgements before it.
+        with connect(server) as connection:
+            channel = connection.channel()
+            channel.queue_declare("after", durable=True)
+            channel.confirm_delivery()
+            channel.basic_publish("", "after", b"x", PERSISTENT)
         server.child.kill()
         server.child.wait()
     with start(tmp_path, disk) as server:

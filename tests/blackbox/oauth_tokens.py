@@ -17,7 +17,7 @@ from harness.tokens import ALL, Key, claims, flags, key_service, key_set
 ANY = "127.0.0.1:0"
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 # How long a token lasts that is to expire during a test: longer than it takes to use it once.
-SHORT = 5
+SHORT = 15
 
 
 @pytest.fixture(scope="module")

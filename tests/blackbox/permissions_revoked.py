@@ -16,7 +16,7 @@ import pytest
 
 from harness.ctl import Ctl
 from harness.mqtt_broker import SERVED, Broker
-from harness.mqtt_client import V5, V311, MqttClient
+from harness.mqtt_client import REFUSED, V5, V311, MqttClient
 from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 from harness.targets import BROKER, POOL, release_of
@@ -127,10 +127,14 @@ def refusal(operation, *arguments, **options):
     return None
 
 
-def refused(access, kind, own, user, target_name):
-    # RabbitMQ 4 says which access.
-    which = f"{access} access" if release_of(target_name) == "4" else "access"
-    return 403, f"ACCESS_REFUSED - {which} to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+def refused(which, kind, own, user, target_name):
+    text = f"{access(which, target_name)} to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+    return 403, f"ACCESS_REFUSED - {text}"
+
+
+def access(which, server):
+    """RabbitMQ 4 says which access is refused."""
+    return f"{which} access" if release_of(server) == "4" else "access"
 
 
 def test_a_publisher_is_refused_what_was_revoked_and_others_go_on(connect, names, user, target_name):
@@ -203,7 +207,7 @@ def test_a_user_without_any_permission_is_refused_on_each_channel_and_stays_conn
     confirming(connection).basic_publish(names(TAKEN), "", b"permitted again")
 
 
-# MQTT and STOMP, at both brokers.
+# MQTT and STOMP, at both brokers and through the pool.
 
 
 @pytest.fixture(scope="module", params=["rabbitmq", *SERVED])
@@ -214,10 +218,8 @@ def broker(request, tmp_path_factory, targets):
 
 
 @pytest.fixture
-def member(request, broker, targets):
+def member(broker, targets):
     if broker.kind in POOL:
-        if "stomp" in request.function.__name__:
-            pytest.skip("stomp_in_front_of_rabbitmq.py has what is refused there")
         return user_of(targets[POOL[broker.kind]], broker.vhost)
     return user_of(broker.server)
 
@@ -277,24 +279,13 @@ def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, me
     assert [message.payload for message in watcher.take(3)] == [b"permitted", b"permitted", b"last"]
 
 
-# With QoS 2, paho releases what was refused, and reports the answer to that: there is no such message (MQTT 5, 4.3.3).
-REFUSED = {1: 0x87, 2: 0x92}
-
-
 @pytest.mark.parametrize("how", ["permissions", "topics"])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_an_mqtt_5_publisher_is_told_each_time_and_goes_on(broker, mqtt, member, watcher, qos, how):
     if broker.kind == "rabbitmq":
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     client = mqtt("client", V5)
-    told = []
-    client.client.on_publish = lambda _client, _data, _id, reason, _properties: told.append(reason.value)
-
-    def publish(name, body, **options):
-        client.publish(f"{name}/{member.name}", body, **options)
-        # Set before the message counts as published.
-        return told[-1]
-
+    publish = lambda name, body, **options: client.reason_of(f"{name}/{member.name}", body, **options)
     assert publish(TAKEN, b"permitted", qos=qos) == 0
     if how == "topics":
         member.permit_topics(f"^{KEPT}", f"^{KEPT}")
@@ -361,8 +352,8 @@ def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member
     _, headers, text = answers[-1]
     assert headers["message"] == "access_refused"
     assert text == (
-        f"ACCESS_REFUSED - access to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' in vhost '{broker.vhost}' "
-        f"refused for user '{member.name}'"
+        f"ACCESS_REFUSED - {access('write', broker.kind)} to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' "
+        f"in vhost '{broker.vhost}' refused for user '{member.name}'"
     )
     assert wire.frame() is None
     other.send(f"/topic/{KEPT}.{member.name}", "still permitted")
@@ -385,7 +376,10 @@ def test_a_stomp_subscriber_keeps_its_subscription_and_gets_no_other(broker, mem
     wire.send(f"SUBSCRIBE\nid:1\ndestination:{destination}\n\n")
     command, headers, text = wire.frame()
     assert (command, headers["message"]) == ("ERROR", "access_refused")
-    assert f"queue '{TAKEN}-{member.name}'" in text
+    assert text == (
+        f"ACCESS_REFUSED - {access('configure', broker.kind)} to queue '{TAKEN}-{member.name}' in vhost '{broker.vhost}' "
+        f"refused for user '{member.name}'"
+    )
     assert wire.frame() is None
     outside.send(destination, "still")
     assert subscriber.message().body == "still"

@@ -4,7 +4,6 @@ the upstream's death."""
 
 import contextlib
 import threading
-import time
 
 import pika
 import pytest
@@ -113,7 +112,7 @@ def test_a_backlog_is_consumed_during_an_alarm_and_newcomers_are_served(broker, 
     publishers = [Publisher(pool, "busy") for _ in range(PUBLISHERS)]
     wait_until(lambda: all(publisher.confirmed for publisher in publishers))
     with alarm(broker):
-        wait_until(lambda: is_blocked(pool, publishers))
+        wait_until_blocked(broker, pool, publishers)
         confirmed = sum(publisher.confirmed for publisher in publishers)
         assert [int(body) for body in take(consumer, "backlog", BACKLOG // 2)] == list(range(BACKLOG // 2))
         # Whoever comes now connects, declares, consumes and closes.
@@ -132,7 +131,7 @@ def test_publishers_are_told_of_the_disk_as_the_upstream_tells_them(broker, pool
     publishers = [Publisher(pool, "disk"), Publisher(broker, "disk")]
     wait_until(lambda: all(publisher.confirmed for publisher in publishers))
     with alarm(broker, DISK):
-        wait_until(lambda: is_blocked(pool, publishers))
+        wait_until_blocked(broker, pool, publishers)
     wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
     behind, beside = (publisher.reasons for publisher in publishers)
     assert behind == beside == ["low on disk"]
@@ -150,7 +149,7 @@ def test_an_upstream_that_dies_with_an_alarm_blocks_nobody_once_it_is_back(tmp_p
             publishers = [Publisher(pool, "survives") for _ in range(PUBLISHERS)]
             wait_until(lambda: all(publisher.confirmed for publisher in publishers))
             broker.control(*resource[:2])
-            wait_until(lambda: is_blocked(pool, publishers))
+            wait_until_blocked(broker, pool, publishers)
             confirmed = [publisher.confirmed for publisher in publishers]
             broker.end()
             # What was set while it ran is forgotten: it comes back without an alarm.
@@ -188,10 +187,10 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
     worker = workers[0]
     worker.basic_cancel(worker.consumer_tags[0])
     fill(pool, "requests", 100)
-    publisher = Publisher(pool, "busy")
+    publisher = Publisher(pool, "steady")
     wait_until(lambda: publisher.confirmed)
     with alarm(broker):
-        wait_until(lambda: is_blocked(pool, [publisher]))
+        wait_until_blocked(broker, pool, [publisher])
         served = 0
         for method, _, _ in worker.consume("requests", inactivity_timeout=PATIENCE):
             assert method is not None, f"nothing more came after {served}"
@@ -207,12 +206,23 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
     publisher.finish()
 
 
-def is_blocked(pool, publishers):
-    """Whether the broker reads nothing of what the publishers send."""
-    confirmed = [publisher.confirmed for publisher in publishers]
-    time.sleep(0.2)
-    still = confirmed == [publisher.confirmed for publisher in publishers]
-    return still and metric(pool, "leveret_upstream_blocked_connections") >= 1
+def wait_until_blocked(broker, pool, publishers):
+    wait_until(lambda: is_blocked(broker, publishers))
+    wait_until(lambda: metric(pool, "leveret_upstream_blocked_connections") >= 1)
+
+
+def is_blocked(broker, publishers):
+    """Whether the broker reads nothing more of what the publishers send, and all that it has read is confirmed."""
+    channels = listed(broker, "list_channels", "connection", "confirm")
+    confirming = {connection for connection, confirm in channels if confirm == "true"}
+    states = dict(listed(broker, "list_connections", "pid", "state"))
+    if not confirming or {states.get(connection) for connection in confirming} != {"blocked"}:
+        return False
+    return count(broker, publishers[0].queue) == sum(publisher.confirmed for publisher in publishers)
+
+
+def listed(broker, *command):
+    return [line.split("\t") for line in broker.control(*command).splitlines() if line.startswith("<")]
 
 
 def count(broker, queue):

@@ -131,13 +131,15 @@ def test_a_drain_is_1001_and_reaches_the_server_behind(tmp_path):
 
 
 def test_a_client_that_answers_no_ping_is_given_up_and_one_that_does_is_not(tmp_path):
-    with Acceptor() as upstream, relay(tmp_path, upstream.url, "--ws-ping-interval", "1s") as (server, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, "--ws-ping-interval", "1s") as (_, port):
         with RelayWire(port, deaf=True) as deaf:
             behind = upstream.accept()
             with pytest.raises(Closed):
                 deaf.read(1)
-            assert deaf.pings == 1
+            assert deaf.pings >= 1
             assert behind.recv(1) == b""
+    # Time enough to answer, on a machine that is busy.
+    with Acceptor() as upstream, relay(tmp_path / "patient", upstream.url, "--ws-ping-interval", "10s") as (_, port):
         with RelayWire(port) as alive:
             behind = upstream.accept()
             while alive.pings < 2:

@@ -21,8 +21,8 @@ def port(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The port of a server that does not wait for long."""
-    with leveret(tmp_path_factory.mktemp("hasty"), *FLAGS, "--handshake-timeout", "1s") as server:
+    """The port of a server that does not wait for long; long enough for what a busy machine needs to send and read a request."""
+    with leveret(tmp_path_factory.mktemp("hasty"), *FLAGS, "--handshake-timeout", "5s") as server:
         yield server.ws_port
 
 

@@ -46,12 +46,12 @@ def test_a_wrong_password_is_a_matter_of_policy(pooled):
 
 
 def test_a_silent_peer_is_given_up_and_what_was_its_own_is_gone(pooled, targets):
-    with pooled("--ws-ping-interval", "1s") as server:
+    with pooled("--ws-ping-interval", "5s") as server:
         with WebSocketWire(server.ws_port, deaf=True) as dead:
             dead.handshake().open_channel()
             dead.declare("of-the-dead", EXCLUSIVE)
             assert dead.expect_end() == 0
-            assert dead.pings == 1
+            assert dead.pings >= 1
         # 404: it went with its owner; 405 would be that it is still held.
         wait_until(lambda: passive_code(targets.upstream.port, "of-the-dead") == 404)
         server.stop()

@@ -184,7 +184,7 @@ def test_a_half_open_peer_is_found_and_given_up(tmp_path):
         with WebSocketWire(server.ws_port, deaf=True) as dead:
             dead.handshake()
             assert dead.expect_end() == 0
-            assert dead.pings == 1
+            assert dead.pings >= 1
             server.child.wait_line("WebSocket ping timed out")
 
 

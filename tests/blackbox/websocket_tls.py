@@ -90,11 +90,11 @@ def test_a_drain_ends_with_1001(tmp_path, pair):
 
 
 def test_a_silent_peer_is_found_and_given_up(tmp_path, pair):
-    with wss(tmp_path, pair, "--ws-ping-interval", "1s") as server:
+    with wss(tmp_path, pair, "--ws-ping-interval", "3s") as server:
         with WebSocketWire(port(server), tls=pair.context, deaf=True) as dead:
             dead.handshake()
             assert dead.expect_end() == 0
-            assert dead.pings == 1
+            assert dead.pings >= 1
 
 
 def test_idle_connections_cost_no_more_than_tls_needs(tmp_path, pair):

@@ -10,6 +10,9 @@ from paho.mqtt.properties import Properties
 from harness.patience import PATIENCE
 
 V311, V5 = paho.MQTTv311, paho.MQTTv5
+# What `reason_of` returns for a message that is not permitted, by its QoS. With 2, paho releases what was refused, and reports the
+# answer to that: there is no such message (MQTT 5, 4.3.3).
+REFUSED = {1: 0x87, 2: 0x92}
 
 
 def lasting_session(version):
@@ -67,6 +70,13 @@ class MqttClient:
         info = self.client.publish(topic, payload, qos, retain, properties)
         info.wait_for_publish(PATIENCE)
         assert info.is_published()
+
+    def reason_of(self, topic, payload, qos=1, retain=False):
+        """Publishes a message of MQTT 5; returns the reason code with which it is acknowledged."""
+        reasons = queue.Queue()
+        self.client.on_publish = lambda _c, _u, _mid, reason, _properties: reasons.put(reason.value)
+        self.publish(topic, payload, qos, retain)
+        return reasons.get(timeout=PATIENCE)
 
     def message(self):
         return self.messages.get(timeout=PATIENCE)
