@@ -29,9 +29,6 @@ const DEFERRED_SHARE: (usize, usize) = (3, 4);
 /// The most messages that one call of [`Forwarding::poll_publish`] parks without asking the broker again.
 const PARKED_AT_ONCE: usize = 256;
 
-/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
-const ATTEMPTS: u32 = 3;
-
 /// How much a [`Forwarding`] has in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct ForwardingLimits {

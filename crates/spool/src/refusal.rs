@@ -22,8 +22,16 @@ pub enum Blame {
     Sure,
 }
 
+/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
+const ATTEMPTS: u32 = 3;
+
+/// The same if the broker has failed each time. It may be in trouble that has nothing to do with the message: with the
+/// forwarder's growing pauses these take a quarter of a minute, in which it has confirmed nothing.
+const FAILURE_ATTEMPTS: u32 = 8;
+
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const INTERNAL_ERROR: u16 = 541;
 
 impl MessageRefusal {
     /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
@@ -36,10 +44,20 @@ impl MessageRefusal {
     pub fn blame(&self) -> Blame {
         match self.code {
             501 | 502 | 505 | 540 => Blame::Sure,
-            // 320 and 541 are an upstream that shuts down or fails, 506 one without room; 403 and 530 are of the login.
-            200 | 320 | ACCESS_REFUSED | 506 | 530 | 541 => Blame::None,
+            // 320 is an upstream that shuts down, 506 one without room; 403 and 530 are of the login.
+            200 | 320 | ACCESS_REFUSED | 506 | 530 => Blame::None,
             _ => Blame::Perhaps,
         }
+    }
+
+    /// Whether the broker itself has failed: at this message, or at any.
+    pub fn is_failure(&self) -> bool {
+        self.code == INTERNAL_ERROR
+    }
+
+    /// Connections in a row that a message which may be to blame costs while nothing else is in flight, before it is.
+    pub(crate) fn attempts(&self) -> u32 {
+        if self.is_failure() { FAILURE_ATTEMPTS } else { ATTEMPTS }
     }
 
     /// Whether the text names the message's exchange, as RabbitMQ's do: "no exchange 'orders' in vhost '/'".

@@ -110,7 +110,10 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 let Lost { fault, is_local, is_message_sought } = lost;
                 is_isolated = is_message_sought;
                 let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
-                if is_message_sought || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
+                // An upstream that fails whatever it is sent needs time.
+                let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);
+                let is_searching = is_message_sought && !is_failure;
+                if is_searching || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
                 let Some(fault) = fault else { continue };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{ATTEMPTS, CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
+use super::{CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
 use crate::item::{Item, Source};
 use crate::refusal::{Blame, MessageRefusal};
 
@@ -112,7 +112,7 @@ impl<T> Forwarding<T> {
                         self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
                     self.accused = Some((id, before + 1));
                     (self.window, self.confirmed) = (1, 0);
-                    if blame == Blame::Sure || before + 1 >= ATTEMPTS {
+                    if blame == Blame::Sure || before + 1 >= close.attempts() {
                         self.accused = None;
                         self.window = self.limits.window;
                         back.drain(..).for_each(|item| self.park(item, close.clone()));

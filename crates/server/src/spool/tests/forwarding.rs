@@ -303,6 +303,24 @@ async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_at_which_the_upstream_fails_stops_no_others() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.closes_for("poison", Fault::new(ReplyCode::InternalError, "unexpected error"));
+    spool_some(&site.spool, &local, "", "poison", 0..1);
+    spool_some(&site.spool, &local, "", "q", 1..20);
+    site.pass(Duration::from_secs(10)).await;
+    assert_eq!(site.spool.parked(), 0, "the upstream may have failed for another reason");
+    for _ in 0..4 {
+        site.pass(LONG).await;
+    }
+    let mut bodies = take(&upstream).0;
+    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
+    bodies.dedup();
+    assert_eq!((bodies, site.spool.parked(), site.status().messages), (numbers(1..20), 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fault_that_may_be_another_clients_parks_nothing_before_it_comes_again_in_isolation() {
     let mut site = Simulated::new(&disk(), config());
     let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
