@@ -1,11 +1,13 @@
 //! The words with which the broker refuses a message.
 
+use std::time::Duration;
+
 use crate::envelope::Envelope;
 
 /// Why the broker has refused a message for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRefusal {
-    /// The reply code of the channel.close or connection.close, such as 404.
+    /// The reply code of the channel.close or connection.close, such as 404; 0 if it has nacked the message for too long.
     pub code: u16,
     /// Its reply text, which names the exchange in most cases.
     pub text: String,
@@ -34,6 +36,13 @@ const NOT_FOUND: u16 = 404;
 const INTERNAL_ERROR: u16 = 541;
 
 impl MessageRefusal {
+    /// The broker has nacked everything for the message's destination for this long.
+    pub(crate) fn of_nacks(lasted: Duration) -> Self {
+        let text =
+            format!("NACKED - basic.nack at each attempt for {} s, as of a full queue", lasted.as_secs());
+        Self { code: 0, text }
+    }
+
     /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
     pub fn is_for_good(&self) -> bool {
         // 311, 312 and 313 are of content; 540 is of what the broker does not implement.

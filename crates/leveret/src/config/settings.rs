@@ -409,6 +409,11 @@ settings! {
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
         spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
 
+        /// For how long the upstream may answer a message with basic.nack at each attempt, as for a full queue with
+        /// `reject-publish`, and everything else for its exchange and routing key, before the message is parked and those
+        /// behind it go on; `0s` for no limit. It should be well below `spool_max_age`.
+        spool_nacked_max: Duration = "1h", from "0s" to "10000h", requires SPOOL;
+
         /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
         /// spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all. Passwords are stored as
         /// salted hashes, which leave the disk after that time. Once the upstream can be asked again, a client that it refuses

@@ -34,6 +34,7 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     deferred: 4_000,
     deferred_bytes: 4 << 20,
     backlogs: 256,
+    nacked_max: None,
 };
 
 /// First pause before the upstream is tried again. Each attempt that fails doubles it.
@@ -144,7 +145,7 @@ impl Forwarder {
     pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) -> Self {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
-        let (forwarding, backlogs) = restored(&queue);
+        let (forwarding, backlogs) = restored(&local, &queue);
         Self {
             local,
             queue,
@@ -402,8 +403,12 @@ impl Drop for Forwarder {
 }
 
 /// Nothing is read yet, and the local queues have what they have.
-fn restored(queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
-    let mut forwarding = Forwarding::new(LIMITS);
+fn restored(
+    local: &LocalSpool,
+    queue: &SpoolQueue,
+) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
+    let limits = ForwardingLimits { nacked_max: local.config().nacked_max, ..LIMITS };
+    let mut forwarding = Forwarding::new(limits);
     let backlogs = queue.backlogs().into_iter();
     let backlogs = backlogs
         .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))

@@ -74,6 +74,8 @@ pub struct SpoolConfig {
     pub max_bytes: u64,
     /// Age of the oldest message above which publishers are blocked.
     pub max_age: Duration,
+    /// For how long the upstream may nack a message before it is parked; `None` for no limit.
+    pub nacked_max: Option<Duration>,
     /// Whether a publish that a rule matches, and that cannot be spooled, is refused instead of going directly to the upstream.
     pub refuses_others: bool,
     /// How long credentials that the upstream has accepted admit clients while it cannot be asked.

@@ -197,7 +197,7 @@ impl Forwarder {
         now: Instant,
     ) {
         self.heard(now);
-        self.forwarding.nacked(channel, delivery_tag, multiple, now);
+        self.forwarding.nacked(channel, delivery_tag, multiple, now, self.local.timestamp(now).0);
     }
 
     /// The upstream has closed a channel because of a message. Returns false if none was in flight.
@@ -292,7 +292,7 @@ impl Forwarder {
                 self.local.release_backlog(&self.queue, &backlog);
             }
         }
-        (self.forwarding, self.backlogs) = super::restored(&self.queue);
+        (self.forwarding, self.backlogs) = super::restored(&self.local, &self.queue);
         self.failure.take()
     }
 

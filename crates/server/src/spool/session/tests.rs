@@ -118,6 +118,7 @@ impl Site {
             rules: vec![SpoolRule::new(None, None, Some("^spooled$")).unwrap()],
             max_bytes: 16 << 20,
             max_age: Duration::from_secs(3600),
+            nacked_max: None,
             refuses_others: true,
             auth_max: Duration::from_secs(3600),
             logins: None,

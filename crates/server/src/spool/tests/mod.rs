@@ -117,6 +117,7 @@ fn config() -> SpoolConfig {
         rules: vec![SpoolRule::new(None, None, None).unwrap()],
         max_bytes: 16 << 20,
         max_age: Duration::from_secs(3600),
+        nacked_max: None,
         refuses_others: false,
         auth_max: Duration::from_secs(3600),
         logins: None,
