@@ -113,6 +113,7 @@ impl Forwarder {
         match self.local.parked().park_unknown(&from, delivery, bytes, reason, at) {
             Ok(()) => {
                 tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                self.queue.parked.fetch_add(1, Ordering::Relaxed);
                 self.local.left(&self.queue, size);
                 true
             }

@@ -43,6 +43,29 @@ async fn messages_that_cannot_be_parked_stay_where_they_are_and_are_reported() {
     assert_eq!((after.status().messages, after.spool.parked(), after.status().bytes), (0, 3, 0));
 }
 
+/// Gives a user's local queue something that is no record.
+fn spool_garbage(spool: &Spool, queue: &SpoolQueue) {
+    let (mut publisher, properties) = (spool.local.publisher(), persistent(None));
+    let (name, body) = (queue.queue().name(), broker::Body::Copied(b"garbage"));
+    let publish = Publish { exchange: "", routing_key: name, properties: &properties, body };
+    assert!(publisher.publish(publish, Timestamp::default()).unwrap());
+    spool.local.accepted(queue, 7, 0);
+    publisher.flush_all(Timestamp::default());
+    queue.waker().wake();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_read_is_parked_and_counts_as_such() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    spool_garbage(&site.spool, &local);
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(LONG).await;
+    let status = site.status();
+    assert_eq!((status.parked, site.spool.parked(), status.messages, status.bytes), (1, 1, 0, 0));
+    assert_eq!(take(&upstream).0, numbers(0..3));
+}
+
 #[tokio::test(start_paused = true)]
 async fn messages_that_cannot_move_to_a_backlog_come_again_in_order() {
     let mut site = Simulated::new(&disk(), config());
