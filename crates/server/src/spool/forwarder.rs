@@ -169,6 +169,7 @@ impl Forwarder {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
+            self.see_to_purge(now);
             self.fill(now);
             self.settle(now);
             if self.is_draining() {
@@ -213,10 +214,11 @@ impl Forwarder {
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
-    async fn unless_drained<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    async fn unless_drained<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
+            self.see_to_purge(transport::now());
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
@@ -237,6 +239,7 @@ impl Forwarder {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
+            self.see_to_purge(transport::now());
             if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
@@ -288,7 +291,7 @@ impl Forwarder {
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
         }
-        if self.forwarding.in_flight() > 0 || self.is_unreachable() {
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.is_purged() {
             // No answer is to be expected, and the messages are on disk.
             return Ok(());
         }
@@ -312,6 +315,10 @@ impl Forwarder {
         loop {
             // Registered before the state is looked at, so that no change in between is missed.
             self.queue.waker().register(cx.waker());
+            if self.queue.is_purged() {
+                // Without a connection no message is in flight.
+                return Poll::Ready(Ok(SpoolStep::Unused));
+            }
             let turn = work::Turn::begin();
             let step = link.take_turn(self, cx.waker(), transport::now());
             drop(turn);
@@ -403,10 +410,7 @@ impl Drop for Forwarder {
 }
 
 /// Nothing is read yet, and the local queues have what they have.
-fn restored(
-    local: &LocalSpool,
-    queue: &SpoolQueue,
-) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
+fn restored(local: &LocalSpool, queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
     let limits = ForwardingLimits { nacked_max: local.config().nacked_max, ..LIMITS };
     let mut forwarding = Forwarding::new(limits);
     let backlogs = queue.backlogs().into_iter();

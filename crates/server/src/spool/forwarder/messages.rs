@@ -110,7 +110,7 @@ impl Forwarder {
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
-        match self.local.parked().park_unknown(&from, delivery, bytes, reason, at) {
+        match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
             Ok(()) => {
                 tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
@@ -286,15 +286,40 @@ impl Forwarder {
     /// After a failure of a local queue, whose error is returned: releases all messages, and begins with what the queues have.
     pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
         self.failure.as_ref()?;
+        self.release_all(now);
+        self.restore();
+        self.failure.take()
+    }
+
+    /// Drops all messages if an operator wants that. To be called without a connection.
+    pub(super) fn see_to_purge(&mut self, now: Instant) {
+        let purges = self.queue.take_purges();
+        if purges.is_empty() {
+            return;
+        }
+        self.release_all(now);
+        let count = self.local.purge(&self.queue);
+        self.restore();
+        self.settle(now);
+        for asked in purges {
+            // One that does not wait any more needs no answer.
+            let _ = asked.try_send(count);
+        }
+    }
+
+    fn release_all(&mut self, now: Instant) {
         self.forwarding.lost(None);
         self.settle(now);
+    }
+
+    /// Begins with what the local queues have.
+    fn restore(&mut self) {
         for (_, backlog) in self.queue.backlogs() {
             if backlog.message_count() == 0 {
                 self.local.release_backlog(&self.queue, &backlog);
             }
         }
         (self.forwarding, self.backlogs) = super::restored(&self.local, &self.queue);
-        self.failure.take()
     }
 
     fn finish(&mut self, batches: &mut Batches, at: Timestamp) {

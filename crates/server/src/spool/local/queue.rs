@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use amqp::Credentials;
@@ -46,6 +47,10 @@ pub(crate) struct SpoolQueue {
     is_removed: AtomicBool,
     /// Set when its forwarder has panicked, until the process ends.
     has_failed: AtomicBool,
+    /// Those who wait for the forwarder to give back and drop all messages, and to say how many.
+    purges: Mutex<Vec<SyncSender<u64>>>,
+    /// Set by such a wish, until the forwarder sees to it.
+    is_purged: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
     pub(in crate::spool) alarms: Arc<Alarms>,
@@ -90,6 +95,8 @@ impl SpoolQueue {
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            purges: Mutex::default(),
+            is_purged: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -161,6 +168,30 @@ impl SpoolQueue {
         self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
     }
 
+    /// Has the forwarder give back and drop all messages. The result receives their number.
+    pub(in crate::spool) fn ask_for_purge(&self) -> Receiver<u64> {
+        let (sender, answer) = sync_channel(1);
+        self.purges.lock().push(sender);
+        self.is_purged.store(true, Ordering::Release);
+        self.waker.wake();
+        answer
+    }
+
+    /// Whether somebody waits for that.
+    pub(in crate::spool) fn is_purged(&self) -> bool {
+        self.is_purged.load(Ordering::Acquire)
+    }
+
+    /// Takes those who do.
+    pub(in crate::spool) fn take_purges(&self) -> Vec<SyncSender<u64>> {
+        if !self.is_purged() {
+            return Vec::new();
+        }
+        let mut purges = self.purges.lock();
+        self.is_purged.store(false, Ordering::Release);
+        std::mem::take(&mut purges)
+    }
+
     /// Notes whether it is unused now. Returns whether it has been for as long as `max`.
     pub(super) fn has_been_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
         let mut since = self.unused_since.lock();
@@ -185,6 +216,11 @@ impl SpoolQueue {
     /// Its forwarder has panicked.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether its forwarder is there.
+    pub(in crate::spool) fn has_forwarder(&self) -> bool {
+        !self.has_failed() && !self.is_removed()
     }
 
     /// Whether its forwarder has panicked.

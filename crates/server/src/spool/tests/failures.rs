@@ -96,7 +96,10 @@ async fn parked_messages_that_cannot_be_forwarded_again_stay_parked() {
     spool_some(&site.spool, &local, "gone", "k", 0..3);
     site.pass(LONG).await;
     site.delete_local(local.queue().name());
-    assert_eq!((site.spool.requeue_parked(), site.spool.parked(), site.status().bytes), (0, 3, 0));
+    assert_eq!(
+        (site.spool.requeue_parked(SpoolSelection::default()), site.spool.parked(), site.status().bytes),
+        (0, 3, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]

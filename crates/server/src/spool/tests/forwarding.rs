@@ -205,7 +205,7 @@ async fn parked_messages_count_against_the_limit_until_they_are_dropped() {
     let is_full = |site: &Simulated| site.spool.alarms().is_raised(crate::alarms::Resource::Spool);
     assert!(is_full(&site));
     site.declare("q", &FieldTable::new());
-    assert_eq!(site.spool.purge_parked(), 100);
+    assert_eq!(site.spool.purge_parked(SpoolSelection::default()), 100);
     assert!(!is_full(&site));
 }
 

@@ -24,7 +24,7 @@ use store::{Rounds, Store};
 
 use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
-use super::{Connecting, Spool, SpoolConfig, SpoolRule, UpstreamAccess};
+use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
 use crate::backend::Clock;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::tests::{USER, Upstream};
