@@ -197,11 +197,13 @@ impl Forwarder {
 
     /// The upstream has accepted credentials.
     fn logged_in(&self, credentials: &Arc<Credentials>) {
+        self.queue.login_accepted();
         let now = self.local.timestamp(transport::now());
         self.local.logins().accepted(self.queue.vhost(), credentials, now);
     }
 
-    /// The upstream has refused credentials. Returns whether it will do so until an operator changes something.
+    /// The upstream has refused credentials. Returns whether it will refuse all that are known until an operator changes
+    /// something.
     fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) -> bool {
         let vhost = self.queue.vhost();
         let is_lasting = is_lasting(fault, vhost);
@@ -210,7 +212,7 @@ impl Forwarder {
             let vhost = (fault.code != ReplyCode::AccessRefused).then_some(vhost);
             self.local.logins().refused(vhost, credentials);
         }
-        is_lasting
+        is_lasting && !self.queue.login_refused(credentials)
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.

@@ -1,5 +1,6 @@
 //! The local queues of one user in one virtual host.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -67,10 +68,17 @@ struct LocalBacklog {
     emptied: Option<Lsn>,
 }
 
+/// Credentials of a user that are known at once: that of the last client whose login was accepted may be an old password from
+/// the pool's memory, while the one before still works.
+const MAX_CREDENTIALS: usize = 4;
+
 #[derive(Default)]
 struct ForwarderLogin {
-    /// The credentials that the upstream has accepted last.
-    credentials: Option<Arc<Credentials>>,
+    /// The different credentials that the upstream has accepted, the last ones first, or one that an unverified client has
+    /// presented. Those that the upstream has refused since then are behind the others.
+    credentials: VecDeque<Arc<Credentials>>,
+    /// How many of them were refused to the forwarder one after the other.
+    refused: usize,
     /// Number of logins that may let the forwarder go on.
     logins: u64,
     /// Why nothing is being forwarded.
@@ -279,11 +287,14 @@ impl SpoolQueue {
         let mut login = self.login.lock();
         // Counted in any case: the forwarder may be waiting for the upstream's answer to other credentials.
         login.logins += 1;
-        let is_known = login.credentials.as_ref().is_some_and(|known| **known == *credentials);
-        if is_known && login.trouble.is_none() {
+        let is_first = login.credentials.front().is_some_and(|first| **first == *credentials);
+        if is_first && login.trouble.is_none() {
             return;
         }
-        (login.credentials, login.trouble) = (Some(credentials), None);
+        login.credentials.retain(|known| **known != *credentials);
+        login.credentials.push_front(credentials);
+        login.credentials.truncate(MAX_CREDENTIALS);
+        (login.refused, login.trouble) = (0, None);
         drop(login);
         self.waker.wake();
     }
@@ -292,13 +303,36 @@ impl SpoolQueue {
     pub(in crate::spool) fn offer_login(&self, credentials: &Arc<Credentials>) {
         let mut login = self.login.lock();
         login.logins += 1;
-        login.credentials.get_or_insert_with(|| Arc::clone(credentials));
+        if login.credentials.is_empty() {
+            login.credentials.push_back(Arc::clone(credentials));
+        }
         drop(login);
         self.waker.wake();
     }
 
     pub(in crate::spool) fn credentials(&self) -> Option<Arc<Credentials>> {
-        self.login.lock().credentials.clone()
+        self.login.lock().credentials.front().cloned()
+    }
+
+    /// The upstream has accepted the forwarder's credentials.
+    pub(in crate::spool) fn login_accepted(&self) {
+        self.login.lock().refused = 0;
+    }
+
+    /// The upstream has refused the forwarder's credentials for good. Returns whether there are others to be tried before it
+    /// waits.
+    pub(in crate::spool) fn login_refused(&self, credentials: &Credentials) -> bool {
+        let mut login = self.login.lock();
+        let Some(at) = login.credentials.iter().position(|known| **known == *credentials) else {
+            return true;
+        };
+        login.credentials.remove(at).into_iter().for_each(|refused| login.credentials.push_back(refused));
+        login.refused += 1;
+        if login.refused < login.credentials.len() {
+            return true;
+        }
+        login.refused = 0;
+        false
     }
 
     /// Changes with each login that may let the forwarder go on.

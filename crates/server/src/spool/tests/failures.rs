@@ -153,6 +153,54 @@ async fn a_login_that_is_refused_for_now_is_tried_again_soon() {
     assert_eq!(take(&upstream).0, numbers(0..3));
 }
 
+/// The pool remembers for a while that a password was accepted.
+#[tokio::test(start_paused = true)]
+async fn an_old_password_that_was_presented_last_does_not_keep_the_new_one_from_being_used() {
+    let mut site = Simulated::new(&disk(), config());
+    let upstream = site.declare("q", &FieldTable::new());
+    let local = site.spool.queue("/", USER).unwrap();
+    let [old, new] = ["old", "new"].map(|password| Credentials::plain(USER, password));
+    for credentials in [&old, &new, &old] {
+        local.logged_in(Arc::new(credentials.copy()));
+    }
+    site.refused.lock().push(old);
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(0..3));
+    // With nothing else that is known it waits, and goes on with the next login.
+    site.refused.lock().push(new);
+    site.upstream.lose();
+    site.pass(LONG).await;
+    spool_some(&site.spool, &local, "", "q", 3..5);
+    let before = site.isolated.lock().len();
+    site.pass(Duration::from_secs(50)).await;
+    assert!(site.isolated.lock().len() - before <= 4, "{} attempts", site.isolated.lock().len() - before);
+    assert!(site.status().trouble.is_some());
+    drop(site.queue());
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(3..5));
+}
+
+#[test]
+fn few_credentials_are_known_at_once() {
+    let credentials: Vec<_> =
+        (0..9).map(|number| Arc::new(Credentials::plain(USER, number.to_string()))).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _runtime = runtime.enter();
+    let site = Simulated::new(&disk(), config());
+    let local = site.spool.queue("/", USER).unwrap();
+    credentials.iter().for_each(|each| local.logged_in(Arc::clone(each)));
+    let mut tried = Vec::new();
+    loop {
+        let first = local.credentials().unwrap();
+        tried.push(first.clone());
+        if !local.login_refused(&first) {
+            break;
+        }
+    }
+    assert!(tried == credentials[5..].iter().rev().cloned().collect::<Vec<_>>());
+}
+
 #[tokio::test(start_paused = true)]
 async fn each_accepted_login_counts() {
     let site = Simulated::new(&disk(), config());

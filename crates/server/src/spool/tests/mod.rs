@@ -26,6 +26,7 @@ use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
 use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
 use crate::backend::Clock;
+use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::tests::{USER, Upstream};
 
@@ -38,6 +39,8 @@ struct Simulated {
     is_reachable: Arc<AtomicBool>,
     /// Of each connection that was asked for, whether it was to be isolated.
     isolated: Arc<Mutex<Vec<bool>>>,
+    /// Credentials that the upstream refuses.
+    refused: Arc<Mutex<Vec<Credentials>>>,
     /// Whether a forwarder panics that asks for a connection.
     is_broken: Arc<AtomicBool>,
 }
@@ -64,11 +67,18 @@ impl Simulated {
             (upstream.clone(), Arc::clone(&is_reachable), Arc::clone(&is_broken));
         let isolated = Arc::<Mutex<Vec<bool>>>::default();
         let asked = Arc::clone(&isolated);
-        let connect = move |_, is_isolated| -> Connecting {
+        let refused = Arc::<Mutex<Vec<Credentials>>>::default();
+        let bad = Arc::clone(&refused);
+        let connect = move |login: SharedLogin, is_isolated| -> Connecting {
             assert!(!broken.load(Ordering::Relaxed), "the forwarder fails on purpose");
             asked.lock().push(is_isolated);
+            let is_refused = bad.lock().contains(&login.credentials);
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
+                if is_refused {
+                    let fault = Fault::new(ReplyCode::AccessRefused, "Login was refused");
+                    return Err(OpenError::Refused(fault));
+                }
                 if is_reachable {
                     return behind.open().await;
                 }
@@ -82,7 +92,7 @@ impl Simulated {
         let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable, isolated, is_broken }
+        Self { spool, rounds, upstream, is_reachable, isolated, refused, is_broken }
     }
 
     fn write_all(&mut self) {
