@@ -403,7 +403,8 @@ settings! {
         spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
 
         /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
-        /// less. The free space of the disk limits it as well (`disk_free_limit`).
+        /// less. Parked messages count, and may take half of it. The free space of the disk limits it as well
+        /// (`disk_free_limit`).
         spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
 
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.

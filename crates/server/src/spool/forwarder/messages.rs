@@ -25,6 +25,8 @@ const UNCONNECTED: usize = 64 << 10;
 
 /// Why messages could not be moved.
 const NO_PARKED: &str = "no local queue for parked messages";
+const NO_ROOM: &str =
+    "parked messages take half of spool_max_bytes; they have to be forwarded again or dropped";
 const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
 
 /// Messages by what is to be done with them, gathered so that each queue is locked once.
@@ -110,6 +112,10 @@ impl Forwarder {
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
+        if !self.local.has_room_to_park() {
+            self.found_no_room(&from, delivery, at);
+            return false;
+        }
         match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
             Ok(()) => {
                 tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
@@ -263,6 +269,9 @@ impl Forwarder {
         let Taken { from, delivery } = taken;
         work::charge(MOVE, 1);
         let bytes = delivery.message().body_len() as u64;
+        if !self.local.has_room_to_park() {
+            return self.found_no_room(&from, delivery, at);
+        }
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {
             Ok(()) => {
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
@@ -270,6 +279,12 @@ impl Forwarder {
             }
             Err(deliveries) => self.failed(&from, deliveries, failure(NO_PARKED), at),
         }
+    }
+
+    /// A message cannot be parked, and returns.
+    fn found_no_room(&mut self, from: &Queue, delivery: Delivery, at: Timestamp) {
+        self.local.cannot_park(&self.queue);
+        self.failed(from, vec![delivery], failure(NO_ROOM), at);
     }
 
     /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any

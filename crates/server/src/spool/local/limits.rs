@@ -21,6 +21,10 @@ const MIN_LOADED: usize = 256 << 10;
 /// blocked again by the next message.
 const MARGIN: u64 = 20;
 
+/// The share of the limit in bytes that parked messages may take: half. The rest is for users whose messages the upstream
+/// takes.
+const PARKED_SHARE: u64 = 2;
+
 /// The memory for messages on their way. Forwarders without a connection have one message each.
 #[derive(Default)]
 pub(in crate::spool) struct LoadedBytes {
@@ -71,6 +75,29 @@ impl LocalSpool {
         u64::try_from(waiting).unwrap_or(0) + self.parked().bytes()
     }
 
+    /// Whether another message may be parked.
+    pub(in crate::spool) fn has_room_to_park(&self) -> bool {
+        self.parked().bytes() < self.config().max_bytes / PARKED_SHARE
+    }
+
+    /// A message of a queue cannot be parked for want of room. It waits, and so do the queue's publishers and no others.
+    pub(in crate::spool) fn cannot_park(&self, queue: &SpoolQueue) {
+        if !queue.set_parks_nothing(true) {
+            let (vhost, user) = (queue.vhost(), queue.user());
+            tracing::warn!(vhost, user, "parked messages take half of spool_max_bytes: publishers blocked");
+        }
+        self.check_age(queue);
+    }
+
+    /// Lets a queue go on once there is room for parked messages.
+    fn check_parking(&self, queue: &SpoolQueue) {
+        let half = self.config().max_bytes / PARKED_SHARE;
+        if queue.parks_nothing() && self.parked().bytes() <= half - half / MARGIN {
+            queue.set_parks_nothing(false);
+            queue.retry();
+        }
+    }
+
     /// A record of this number of bytes has been given to a queue, or will be at once.
     pub(in crate::spool) fn accepted(&self, queue: &SpoolQueue, bytes: u64, at: u64) {
         queue.accepted_at(at);
@@ -103,6 +130,7 @@ impl LocalSpool {
     /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
     pub(in crate::spool) fn check_limits(&self) {
         for queue in self.queues() {
+            self.check_parking(&queue);
             self.check_age(&queue);
         }
         self.check_bytes();
@@ -124,9 +152,10 @@ impl LocalSpool {
         }
     }
 
-    /// Blocks the publishers of a queue whose oldest message is too old, and no others: nobody may have logged in for it.
+    /// Blocks the publishers of a queue whose oldest message is too old, or cannot be parked, and no others: perhaps nobody has
+    /// logged in for it.
     fn check_age(&self, queue: &SpoolQueue) {
-        if queue.has_failed() {
+        if queue.has_failed() || queue.parks_nothing() {
             queue.alarms.raise(Resource::Spool);
             return;
         }
@@ -141,7 +170,11 @@ impl LocalSpool {
                 );
             }
         } else if queue.alarms.clear(Resource::Spool) {
-            tracing::info!(vhost, user, "spooled messages are young enough again");
+            tracing::info!(
+                vhost,
+                user,
+                "publishers go on: spooled messages are young enough, and can be parked"
+            );
         }
     }
 

@@ -48,6 +48,8 @@ pub(crate) struct SpoolQueue {
     is_removed: AtomicBool,
     /// Set when its forwarder has panicked, until the process ends.
     has_failed: AtomicBool,
+    /// Set when a message of it could not be parked for want of room, until there is some.
+    parks_nothing: AtomicBool,
     /// Those who wait for the forwarder to give back and drop all messages, and to say how many.
     purges: Mutex<Vec<SyncSender<u64>>>,
     /// Set by such a wish, until the forwarder sees to it.
@@ -103,6 +105,7 @@ impl SpoolQueue {
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            parks_nothing: AtomicBool::new(false),
             purges: Mutex::default(),
             is_purged: AtomicBool::new(false),
             login: Mutex::default(),
@@ -224,6 +227,22 @@ impl SpoolQueue {
     /// Its forwarder has panicked.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether it waits for room for parked messages.
+    pub(super) fn parks_nothing(&self) -> bool {
+        self.parks_nothing.load(Ordering::Acquire)
+    }
+
+    /// Returns whether it did so before.
+    pub(super) fn set_parks_nothing(&self, parks_nothing: bool) -> bool {
+        self.parks_nothing.swap(parks_nothing, Ordering::AcqRel)
+    }
+
+    /// Lets a forwarder go on that waits for a login.
+    pub(super) fn retry(&self) {
+        self.login.lock().logins += 1;
+        self.waker.wake();
     }
 
     /// Whether its forwarder is there.

@@ -67,6 +67,36 @@ async fn a_record_that_cannot_be_read_is_parked_and_counts_as_such() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parked_messages_that_take_half_of_the_room_stop_their_user_alone_until_an_operator_has_seen_to_them()
+{
+    let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 100_000, ..config() });
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let other = site.spool.queue("/", "other").unwrap();
+    other.logged_in(Arc::new(Credentials::plain("other", "secret")));
+    for _ in 0..80 {
+        spool_large(&site.spool, &local, "gone", 1_000);
+    }
+    for _ in 0..3 {
+        site.pass(LONG).await;
+    }
+    let (status, outbox) = (site.spool.local.status(&local), Arc::new(Outbox::new(1)));
+    assert_eq!(status.messages + site.spool.parked(), 80, "none is dropped");
+    assert!((45..50).contains(&site.spool.parked()), "{}", site.spool.parked());
+    assert!(status.trouble.unwrap_or_default().contains("half of spool_max_bytes"));
+    assert!(site.spool.local.block(&local, &outbox).is_some());
+    assert!(site.spool.local.block(&other, &outbox).is_none());
+    spool_some(&site.spool, &other, "", "q", 0..10);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(0..10));
+
+    assert!(site.spool.purge_parked(SpoolSelection::default()) > 0);
+    site.pass(Duration::from_secs(5)).await;
+    let status = site.spool.local.status(&local);
+    assert_eq!((status.messages, status.trouble), (0, None));
+    assert!(site.spool.local.block(&local, &outbox).is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_that_cannot_move_to_a_backlog_come_again_in_order() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _full) = (site.queue(), site.declare("full", &limited(0)));
