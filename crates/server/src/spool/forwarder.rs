@@ -169,7 +169,7 @@ impl Forwarder {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
-            self.see_to_purge(now);
+            self.see_to_wishes(now);
             self.fill(now);
             self.settle(now);
             if self.is_draining() {
@@ -220,7 +220,7 @@ impl Forwarder {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_purge(transport::now());
+            self.see_to_wishes(transport::now());
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
@@ -241,7 +241,7 @@ impl Forwarder {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_purge(transport::now());
+            self.see_to_wishes(transport::now());
             if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
@@ -293,7 +293,7 @@ impl Forwarder {
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
         }
-        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.is_purged() {
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.begins_anew() {
             // No answer is to be expected, and the messages are on disk.
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl Forwarder {
         loop {
             // Registered before the state is looked at, so that no change in between is missed.
             self.queue.waker().register(cx.waker());
-            if self.queue.is_purged() {
+            if self.queue.begins_anew() {
                 // Without a connection no message is in flight.
                 return Poll::Ready(Ok(SpoolStep::Unused));
             }

@@ -165,6 +165,7 @@ impl Spool {
         tokio::spawn(async move {
             for interval in 1_u32.. {
                 let Some(local) = watched.upgrade() else { break };
+                local.count_unreadable();
                 local.check_limits();
                 local.delete_emptied();
                 local.measure(WATCH_INTERVAL);

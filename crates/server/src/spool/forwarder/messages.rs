@@ -306,14 +306,12 @@ impl Forwarder {
         self.failure.take()
     }
 
-    /// Drops all messages if an operator wants that. To be called without a connection.
-    pub(super) fn see_to_purge(&mut self, now: Instant) {
-        let purges = self.queue.take_purges();
-        if purges.is_empty() {
-            return;
-        }
+    /// Begins with what the local queues have if an operator drops messages, or some cannot be read any more. To be called
+    /// without a connection.
+    pub(super) fn see_to_wishes(&mut self, now: Instant) {
+        let Some(purges) = self.queue.take_purges() else { return };
         self.release_all(now);
-        let count = self.local.purge(&self.queue);
+        let count = if purges.is_empty() { 0 } else { self.local.purge(&self.queue) };
         self.restore();
         self.settle(now);
         for asked in purges {

@@ -111,6 +111,30 @@ impl LocalSpool {
         self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
     }
 
+    /// Takes account of messages that could not be read from this disk any more. To be called now and then.
+    pub(in crate::spool) fn count_unreadable(&self) {
+        for queue in self.queues() {
+            let backlogs = queue.backlogs();
+            let of_backlogs = backlogs.iter().map(|(_, backlog)| backlog.take_lost_bytes()).sum::<u64>();
+            let bytes = of_backlogs + queue.queue().take_lost_bytes();
+            if bytes == 0 {
+                continue;
+            }
+            let (vhost, user) = (queue.vhost(), queue.user());
+            tracing::error!(
+                vhost,
+                user,
+                bytes,
+                "spooled messages cannot be read from the disk any more: given up"
+            );
+            self.left(&queue, bytes);
+            if of_backlogs > 0 {
+                // It counts the messages of backlogs.
+                queue.begin_anew();
+            }
+        }
+    }
+
     /// Called after each change of the bytes: checks what they may change. Ages are checked now and then.
     pub(in crate::spool) fn changed(&self) {
         let is_full = self.all_bytes() >= self.config().max_bytes;

@@ -52,8 +52,8 @@ pub(crate) struct SpoolQueue {
     parks_nothing: AtomicBool,
     /// Those who wait for the forwarder to give back and drop all messages, and to say how many.
     purges: Mutex<Vec<SyncSender<u64>>>,
-    /// Set by such a wish, until the forwarder sees to it.
-    is_purged: AtomicBool,
+    /// Set when the forwarder is to give back all messages and to begin with what the local queues have, until it does.
+    begins_anew: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
     pub(in crate::spool) alarms: Arc<Alarms>,
@@ -107,7 +107,7 @@ impl SpoolQueue {
             has_failed: AtomicBool::new(false),
             parks_nothing: AtomicBool::new(false),
             purges: Mutex::default(),
-            is_purged: AtomicBool::new(false),
+            begins_anew: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -183,24 +183,29 @@ impl SpoolQueue {
     pub(in crate::spool) fn ask_for_purge(&self) -> Receiver<u64> {
         let (sender, answer) = sync_channel(1);
         self.purges.lock().push(sender);
-        self.is_purged.store(true, Ordering::Release);
-        self.waker.wake();
+        self.begin_anew();
         answer
     }
 
-    /// Whether somebody waits for that.
-    pub(in crate::spool) fn is_purged(&self) -> bool {
-        self.is_purged.load(Ordering::Acquire)
+    /// Has the forwarder give back all messages and begin with what the local queues have.
+    pub(super) fn begin_anew(&self) {
+        self.begins_anew.store(true, Ordering::Release);
+        self.waker.wake();
     }
 
-    /// Takes those who do.
-    pub(in crate::spool) fn take_purges(&self) -> Vec<SyncSender<u64>> {
-        if !self.is_purged() {
-            return Vec::new();
+    /// Whether the forwarder is to do so.
+    pub(in crate::spool) fn begins_anew(&self) -> bool {
+        self.begins_anew.load(Ordering::Acquire)
+    }
+
+    /// Called by the forwarder when it does: returns those who wait for a purge. `None` if nobody wants that.
+    pub(in crate::spool) fn take_purges(&self) -> Option<Vec<SyncSender<u64>>> {
+        if !self.begins_anew() {
+            return None;
         }
         let mut purges = self.purges.lock();
-        self.is_purged.store(false, Ordering::Release);
-        std::mem::take(&mut purges)
+        self.begins_anew.store(false, Ordering::Release);
+        Some(std::mem::take(&mut purges))
     }
 
     /// Notes whether it is unused now. Returns whether it has been for as long as `max`.

@@ -43,6 +43,36 @@ async fn messages_that_cannot_be_parked_stay_where_they_are_and_are_reported() {
     assert_eq!((after.status().messages, after.spool.parked(), after.status().bytes), (0, 3, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn messages_that_are_gone_from_the_disk_do_not_keep_a_drain_from_ending() {
+    let disk = disk();
+    let mut before = Simulated::new(&disk, config());
+    let local = before.spool.queue("/", USER).unwrap();
+    for _ in 0..300 {
+        spool_large(&before.spool, &local, "gone", 9_000);
+    }
+    before.write_all();
+    while matches!(before.rounds.retire(), store::Retirement::Done) {}
+    let disk = disk.crash();
+    before.spool.drain(Duration::ZERO).await;
+    drop((before, local));
+
+    let mut after = Simulated::new(&disk, config());
+    assert!(after.status().bytes > 300 * 9_000);
+    for name in disk.files().into_iter().filter(|name| name.ends_with(".segment")) {
+        disk.damage(&name, Vec::clear);
+    }
+    drop(after.queue());
+    after.spool.set_mode(super::super::ForwardingMode::Draining);
+    for _ in 0..60 {
+        while after.broker.page(after.spool.local.timestamp(transport::now())) {}
+        after.pass(Duration::from_secs(10)).await;
+    }
+    let status = after.status();
+    assert_eq!((status.messages, status.bytes), (0, 0));
+    assert!(after.spool.local.is_drained());
+}
+
 /// Gives a user's local queue something that is no record.
 fn spool_garbage(spool: &Spool, queue: &SpoolQueue) {
     let (mut publisher, properties) = (spool.local.publisher(), persistent(None));

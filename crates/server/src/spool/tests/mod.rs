@@ -33,6 +33,8 @@ use crate::upstream::sharing::tests::{USER, Upstream};
 /// A spool whose disk is written to when a test says so.
 struct Simulated {
     spool: Arc<Spool>,
+    /// That of the local queues.
+    broker: Arc<Broker>,
     rounds: Rounds,
     upstream: Upstream,
     /// Whether the upstream can be reached.
@@ -89,10 +91,10 @@ impl Simulated {
         let known = Arc::clone(&is_reachable);
         let answers = move || Some(known.load(Ordering::Relaxed));
         let access = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
-        let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
+        let local = LocalSpool::open(Arc::clone(&broker), Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable, isolated, refused, is_broken }
+        Self { spool, broker, rounds, upstream, is_reachable, isolated, refused, is_broken }
     }
 
     fn write_all(&mut self) {
