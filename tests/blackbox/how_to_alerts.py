@@ -123,6 +123,18 @@ def test_alarms_and_upstreams_that_are_down_are_seen(tmp_path):
         wait_until(lambda: all(holds(rule, pool) for rule in down))
 
 
+def test_the_first_parked_message_of_a_user_is_seen(tmp_path):
+    rules = {rule["alert"]: rule for rule in rules_of(FOLDER / "spool.rules.yml")}
+    parked = rules["LeveretSpoolHasParkedMessages"]
+    with leveret(tmp_path / "broker") as broker, spooling(tmp_path, f"amqp://{broker.address}") as pool:
+        assert not holds(parked, pool)
+        with connect(pool) as connection:
+            connection.channel().basic_publish("no-such-exchange", "key", b"parked")
+            wait_until(lambda: connection.process_data_events(0) or holds(parked, pool))
+        pool.stop()
+        broker.stop()
+
+
 def test_the_steps_of_the_page(tmp_path):
     page = HowTo("alerts")
     [port] = free_ports(1)

@@ -139,6 +139,7 @@ OWN = {
     ("DELETE", "leveret/migration"),
     *(("POST", f"leveret/migration/{step}") for step in ("cut-over", "finish")),
     ("DELETE", "leveret/spool/parked"),
+    ("DELETE", "leveret/spool/waiting"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
 }
 # Of a node that is not there RabbitMQ makes 500.

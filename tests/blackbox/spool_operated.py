@@ -106,3 +106,21 @@ def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, 
             # Unroutable messages are confirmed.
             wait_until(lambda: connection.process_data_events(0) or count(direct) == 1)
         server.stop()
+
+
+def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, channel):
+    direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    ctl = Ctl(server.http)
+    for _ in range(3):
+        channel.basic_publish("", "stuck", "never")
+    wait_until(lambda: metric(server, "leveret_spool_deferred_messages") == 3)
+    assert "3 messages of user 'guest' in virtual host '/' are left, 3 of them because" in ctl("spool", "drain")
+    assert "3 messages would be dropped" in ctl.fails("spool", "purge", "--waiting", "--of-user", "guest", code=2)
+    assert ctl.raw("spool", "purge", "--waiting")[0] == 2, "whose messages is not said"
+    dropped = "messages that were not forwarded are dropped\n"
+    assert ctl("spool", "purge", "--waiting", "--yes", "--of-user", "nobody") == f"0 {dropped}"
+    assert ctl("spool", "purge", "--waiting", "--yes", "--of-user", "guest", "--vhost", "/") == f"3 {dropped}"
+    assert waiting(server) == 0
+    channel.basic_publish("", QUEUE, "direct")
+    assert take(direct) == ("direct", False), "it is drained"
+    direct.queue_delete("stuck")

@@ -46,7 +46,13 @@ pub(crate) struct DrainTimes {
     pub(crate) spread: Duration,
     /// The last clients leave.
     pub(crate) timeout: Duration,
+    /// How much of that a spool waits for the upstream's confirms, and the pool behind it for its closes.
+    pub(crate) answers: Duration,
 }
+
+/// How long the upstream's answers are waited for while a successor waits for the spool's folder, and all publishers for the
+/// successor. Unconfirmed messages are on disk, and forwarded again.
+const ANSWERS_FOR_SUCCESSOR: Duration = Duration::from_secs(1);
 
 impl DrainTimes {
     /// All steps together.
@@ -71,14 +77,15 @@ impl Reloader {
     pub(crate) fn drain_times(&self, reason: DrainReason) -> DrainTimes {
         let effective = self.effective.lock();
         let Config { drain_delay, drain_spread, drain_timeout, .. } = effective.config;
-        let (delay, spread) = match reason {
-            DrainReason::Asked => (drain_delay, drain_spread),
-            DrainReason::TakenOver { at_once: false } => (Duration::ZERO, drain_spread),
-            DrainReason::CutOver | DrainReason::TakenOver { at_once: true } => {
-                (Duration::ZERO, Duration::ZERO)
+        let (delay, spread, answers) = match reason {
+            DrainReason::Asked => (drain_delay, drain_spread, drain_timeout),
+            DrainReason::TakenOver { at_once: false } => (Duration::ZERO, drain_spread, drain_timeout),
+            DrainReason::CutOver => (Duration::ZERO, Duration::ZERO, drain_timeout),
+            DrainReason::TakenOver { at_once: true } => {
+                (Duration::ZERO, Duration::ZERO, drain_timeout.min(ANSWERS_FOR_SUCCESSOR))
             }
         };
-        DrainTimes { delay, spread, timeout: drain_timeout }
+        DrainTimes { delay, spread, timeout: drain_timeout, answers }
     }
 
     fn reload(&self) {

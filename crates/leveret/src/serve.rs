@@ -240,7 +240,8 @@ fn release_of_addresses(
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// Lets sessions end by themselves for as long as `drain_spread` and `drain_timeout`, then cuts them. A spool, and the
-/// upstream connections behind it, have what is left of that time, but at least a moment: the brokers expect a close.
+/// upstream connections behind it, have what is left of that time, but at least a moment: the brokers expect a close. They have
+/// no more than a moment if a successor waits.
 async fn end_sessions(server: &Server, spool: Option<&SpoolFolder>, backend: &Backend, times: DrainTimes) {
     let drain_timeout = times.timeout;
     let end = Instant::now() + times.spread + drain_timeout;
@@ -250,11 +251,12 @@ async fn end_sessions(server: &Server, spool: Option<&SpoolFolder>, backend: &Ba
         tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
     }
     if let Some(spool) = spool {
-        spool.spool().drain(rest()).await;
+        spool.spool().drain(rest().min(times.answers)).await;
     }
     if let Backend::Upstream(pool) = backend {
         // It hands over what departed clients wrote: without a spool in as much time as clients had.
-        pool.drain(if spool.is_some() { rest() } else { drain_timeout }).await;
+        let limit = if spool.is_some() { rest() } else { drain_timeout };
+        pool.drain(limit, limit.min(times.answers)).await;
     }
 }
 

@@ -61,6 +61,7 @@ impl SpoolFolder {
             rules: config.spool.0.clone(),
             max_bytes: config.spool_max_bytes.0,
             max_age: config.spool_max_age,
+            nacked_max: Some(config.spool_nacked_max).filter(|max| !max.is_zero()),
             refuses_others: config.spool_unsuitable == Unsuitable::Refuse,
             auth_max: config.spool_auth_max,
             logins: Some(path.join(LOGINS)),

@@ -165,5 +165,5 @@ pub use metrics::PoolMetrics;
 pub use pool::{AddressState, ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool, VerifiedLogin};
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
-pub use session::{Export, FORMAT, ProxySession, SessionState};
+pub use session::{Export, FORMAT, ProxySession, SessionState, may_cost_connection};
 pub use upstream::UpstreamView;

@@ -495,8 +495,9 @@ impl Pool {
     }
 
     /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are closed
-    /// or `limit` has passed. New connections are refused from then on. Sessions should have ended before.
-    pub async fn drain(&self, limit: Duration) {
+    /// or `limit` has passed, or the closes have taken as long as `closing`. New connections are refused from then on.
+    /// Sessions should have ended before.
+    pub async fn drain(&self, limit: Duration, closing: Duration) {
         let end = tokio::time::Instant::now() + limit;
         let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
         // Past the limit the process goes on: the brokers may be gone.
@@ -506,6 +507,7 @@ impl Pool {
         all.iter().for_each(|upstream| upstream.close("shutdown", transport::now()));
         // Past the limit the process goes on without the brokers' answers.
         let emptied = self.wait_until(|| self.connections.lock().is_empty());
+        let end = end.min(tokio::time::Instant::now() + closing);
         let _ = tokio::time::timeout_at(end, emptied).await;
     }
 

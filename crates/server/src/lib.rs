@@ -64,6 +64,8 @@ pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, ClientSession, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{DepartingClient, MAX_CLIENT_STATE, MAX_UNSPLIT_MESSAGE, ResumeError, Server, ServerConfig};
-pub use spool::{ForwardingMode, ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolStatus};
+pub use spool::{
+    ForwardingMode, ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolSelection, SpoolStatus,
+};
 pub use upstream::sharing::{SharedBindingStatus, SharedCounts, SharedQueueStatus, SharedTotals};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

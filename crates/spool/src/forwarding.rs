@@ -4,7 +4,7 @@ mod answers;
 mod deferring;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
@@ -13,6 +13,7 @@ use crate::deferred::Deferred;
 use crate::envelope::Envelope;
 use crate::in_flight::InFlight;
 use crate::item::{DestinationKey, DestinationKeys, Item, Source};
+use crate::nacks::Nacks;
 use crate::refusal::MessageRefusal;
 use crate::suspicions::{CONFIRMS_TO_CLEAR, Suspicions};
 
@@ -29,9 +30,6 @@ const DEFERRED_SHARE: (usize, usize) = (3, 4);
 /// The most messages that one call of [`Forwarding::poll_publish`] parks without asking the broker again.
 const PARKED_AT_ONCE: usize = 256;
 
-/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
-const ATTEMPTS: u32 = 3;
-
 /// How much a [`Forwarding`] has in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct ForwardingLimits {
@@ -46,6 +44,9 @@ pub struct ForwardingLimits {
     pub deferred_bytes: usize,
     /// Destinations with a backlog of their own. Those beyond share one for each exchange.
     pub backlogs: usize,
+    /// For how long the broker may nack a message, and everything for its destination, before the message is parked; `None`
+    /// for no limit. One that is younger waits until it is as old.
+    pub nacked_max: Option<Duration>,
 }
 
 /// After how many confirms it is less careful. Simulations have fewer messages than others have confirms.
@@ -125,6 +126,7 @@ pub struct Forwarding<T> {
     /// The same for the careful channel.
     careful_confirmed: usize,
     suspicions: Suspicions,
+    nacks: Nacks,
     /// The id of a message that was alone in flight when its connection was closed, and how often in a row.
     accused: Option<([u8; 16], u32)>,
     settled: VecDeque<Settled<T>>,
@@ -155,6 +157,7 @@ impl<T> Forwarding<T> {
             careful_window: 1,
             careful_confirmed: 0,
             suspicions: Suspicions::new(caution.confirms_to_clear),
+            nacks: Nacks::default(),
             accused: None,
             settled: VecDeque::new(),
         }

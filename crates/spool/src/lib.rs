@@ -7,7 +7,7 @@
 //! - [`Forwarding`]: the order in which the messages of one main queue are published, how many are in flight, what is retried
 //!   later and what is refused for good. A destination is an exchange with a routing key. `Deferred` has messages that wait for
 //!   theirs in memory, `Backlogs` counts those that wait on disk, `Suspicions` tells for which exchanges messages are refused,
-//!   and `InFlight` has those that are unconfirmed on a channel.
+//!   `Nacks` for how long they are nacked, and `InFlight` has those that are unconfirmed on a channel.
 //! - [`ClientConfirms`]: one numbering for the publishes of a client's channel, of which some are spooled and the others go
 //!   directly to the broker.
 //!
@@ -28,6 +28,7 @@ mod envelope;
 mod forwarding;
 mod in_flight;
 mod item;
+mod nacks;
 mod refusal;
 mod suspicions;
 

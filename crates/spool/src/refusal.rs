@@ -1,11 +1,13 @@
 //! The words with which the broker refuses a message.
 
+use std::time::Duration;
+
 use crate::envelope::Envelope;
 
 /// Why the broker has refused a message for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRefusal {
-    /// The reply code of the channel.close or connection.close, such as 404.
+    /// The reply code of the channel.close or connection.close, such as 404; 0 if it has nacked the message for too long.
     pub code: u16,
     /// Its reply text, which names the exchange in most cases.
     pub text: String,
@@ -22,10 +24,25 @@ pub enum Blame {
     Sure,
 }
 
+/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
+const ATTEMPTS: u32 = 3;
+
+/// The same if the broker has failed each time. It may be in trouble that has nothing to do with the message: with the
+/// forwarder's growing pauses these take a quarter of a minute, in which it has confirmed nothing.
+const FAILURE_ATTEMPTS: u32 = 8;
+
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const INTERNAL_ERROR: u16 = 541;
 
 impl MessageRefusal {
+    /// The broker has nacked everything for the message's destination for this long.
+    pub(crate) fn of_nacks(lasted: Duration) -> Self {
+        let text =
+            format!("NACKED - basic.nack at each attempt for {} s, as of a full queue", lasted.as_secs());
+        Self { code: 0, text }
+    }
+
     /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
     pub fn is_for_good(&self) -> bool {
         // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
@@ -36,10 +53,20 @@ impl MessageRefusal {
     pub fn blame(&self) -> Blame {
         match self.code {
             501 | 502 | 505 | 540 => Blame::Sure,
-            // 320 and 541 are an upstream that shuts down or fails, 506 one without room; 403 and 530 are of the login.
-            200 | 320 | ACCESS_REFUSED | 506 | 530 | 541 => Blame::None,
+            // 320 is an upstream that shuts down, 506 one without room; 403 and 530 are of the login.
+            200 | 320 | ACCESS_REFUSED | 506 | 530 => Blame::None,
             _ => Blame::Perhaps,
         }
+    }
+
+    /// Whether the broker itself has failed: at this message, or at any.
+    pub fn is_failure(&self) -> bool {
+        self.code == INTERNAL_ERROR
+    }
+
+    /// Connections in a row that a message which may be to blame costs while nothing else is in flight, before it is.
+    pub(crate) fn attempts(&self) -> u32 {
+        if self.is_failure() { FAILURE_ATTEMPTS } else { ATTEMPTS }
     }
 
     /// Whether the text names the message's exchange, as RabbitMQ's do: "no exchange 'orders' in vhost '/'".

@@ -89,7 +89,11 @@ pub(super) fn parked(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/spool/parked/requeue`.
 pub(super) fn requeue_parked(call: &Call) -> ApiAnswer {
-    call.api.process.requeue_parked().map(Reply::json).ok_or_else(ApiError::not_found)
+    call.api
+        .process
+        .requeue_parked(call.query("user"), call.query("vhost"))
+        .map(Reply::json)
+        .ok_or_else(ApiError::not_found)
 }
 
 /// `POST /api/leveret/spool/pause`.
@@ -113,7 +117,18 @@ fn steer_spool(call: &Call, action: &str) -> ApiAnswer {
 
 /// `DELETE /api/leveret/spool/parked`.
 pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
-    call.api.process.purge_parked().map(Reply::json).ok_or_else(ApiError::not_found)
+    call.api
+        .process
+        .purge_parked(call.query("user"), call.query("vhost"))
+        .map(Reply::json)
+        .ok_or_else(ApiError::not_found)
+}
+
+/// `DELETE /api/leveret/spool/waiting`. The user has to be given, so that nobody drops everything by accident.
+pub(super) fn purge_waiting(call: &Call) -> ApiAnswer {
+    let user = call.query("user").ok_or_else(|| ApiError::bad_request("user is missing"))?;
+    let purged = call.api.process.purge_waiting(user, call.query("vhost"));
+    purged.map(Reply::json).ok_or_else(ApiError::not_found)
 }
 
 /// `GET /api/leveret/leases`.

@@ -68,6 +68,7 @@ fn query_parameters(route: &Route, action: &Action) -> Vec<Value> {
     let query =
         |name: &str, schema: Value| json!({"name": name, "in": "query", "required": false, "schema": schema});
     let flag = || json!({"type": "boolean"});
+    let text = || json!({"type": "string"});
     match action.verb {
         Verb::Get if action.is_list => vec![
             query("page", json!({"type": "integer", "minimum": 1})),
@@ -82,6 +83,13 @@ fn query_parameters(route: &Route, action: &Action) -> Vec<Value> {
             vec![query("if-empty", flag()), query("if-unused", flag())]
         }
         Verb::Delete if route.path == "exchanges/{vhost}/{name}" => vec![query("if-unused", flag())],
+        Verb::Delete | Verb::Post if route.path.starts_with("leveret/spool/parked") => {
+            vec![query("user", text()), query("vhost", text())]
+        }
+        Verb::Delete if route.path == "leveret/spool/waiting" => {
+            let user = json!({"name": "user", "in": "query", "required": true, "schema": text()});
+            vec![user, query("vhost", text())]
+        }
         _ => Vec::new(),
     }
 }

@@ -68,15 +68,21 @@ pub trait Process: Send + Sync + 'static {
     /// The first messages that the spool has parked, as objects.
     fn parked_messages(&self) -> Vec<Value>;
 
-    /// Forwards parked messages again; returns their number and that of those left, as an object. `None` without a spool.
-    fn requeue_parked(&self) -> Option<Value>;
+    /// Forwards parked messages again, of all users and virtual hosts or of one; returns their number and that of those left,
+    /// as an object. `None` without a spool.
+    fn requeue_parked(&self, user: Option<&str>, vhost: Option<&str>) -> Option<Value>;
 
     /// Pauses forwarding from the spool, resumes it, or empties the spool: `pause`, `resume` or `drain`. Returns its state
     /// as an object, `None` without a spool.
     fn steer_spool(&self, action: &str) -> Option<Value>;
 
-    /// Drops all parked messages; returns their number, as an object. `None` without a spool.
-    fn purge_parked(&self) -> Option<Value>;
+    /// Drops parked messages, of all users and virtual hosts or of one; returns their number, as an object. `None` without a
+    /// spool.
+    fn purge_parked(&self, user: Option<&str>, vhost: Option<&str>) -> Option<Value>;
+
+    /// Drops what a user has in the spool that is not forwarded, in all virtual hosts or in one; returns the number of
+    /// messages, as an object. `None` without a spool.
+    fn purge_waiting(&self, user: &str, vhost: Option<&str>) -> Option<Value>;
 
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;

@@ -457,10 +457,13 @@ pub(super) static ROUTES: &[Route] = &[
     ]),
     anywhere("leveret/spool/parked", &[
         list(Administrator, leveret::parked, "Messages that the upstream has refused for good"),
-        delete(Administrator, leveret::purge_parked, "Drop them all"),
+        delete(Administrator, leveret::purge_parked, "Drop them, all or those of a user or virtual host"),
     ]),
     anywhere("leveret/spool/parked/requeue", &[
-        bare(Administrator, leveret::requeue_parked, "Forward them again"),
+        bare(Administrator, leveret::requeue_parked, "Forward them again, all or those of a user or virtual host"),
+    ]),
+    anywhere("leveret/spool/waiting", &[
+        delete(Administrator, leveret::purge_waiting, "Drop the messages of a user that are not forwarded"),
     ]),
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),

@@ -113,7 +113,7 @@ impl Process for Quiet {
         Vec::new()
     }
 
-    fn requeue_parked(&self) -> Option<Value> {
+    fn requeue_parked(&self, _: Option<&str>, _: Option<&str>) -> Option<Value> {
         None
     }
 
@@ -121,7 +121,11 @@ impl Process for Quiet {
         None
     }
 
-    fn purge_parked(&self) -> Option<Value> {
+    fn purge_parked(&self, _: Option<&str>, _: Option<&str>) -> Option<Value> {
+        None
+    }
+
+    fn purge_waiting(&self, _: &str, _: Option<&str>) -> Option<Value> {
         None
     }
 

@@ -278,6 +278,12 @@ impl Queue {
     /// Drops all ready messages. Returns their number, and the log position to wait for so that they do not
     /// come back.
     pub fn purge(&self) -> (u64, Option<Lsn>) {
+        let (messages, _, until) = self.purge_counted();
+        (messages, until)
+    }
+
+    /// As [`Queue::purge`]; returns the bytes of the messages' bodies, too, after their number.
+    pub fn purge_counted(&self) -> (u64, u64, Option<Lsn>) {
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
         let waiting = state.take_waiting();
@@ -286,9 +292,9 @@ impl Queue {
         drop(state);
         waiting.wake();
         released.wake();
-        let (count, settled) = (purged.len() as u64, self.settle_purged(&purged));
+        let (count, bytes, settled) = (purged.len() as u64, purged.bytes(), self.settle_purged(&purged));
         self.context.paging.free(purged);
-        (count, settled)
+        (count, bytes, settled)
     }
 
     /// Appends messages in order and serves the consumers. `refused` is called with the index in `messages`

@@ -18,6 +18,7 @@
 //! - If a read or a write fails, everything stays where it is. The queue is given a job again after 100 ms, then after
 //!   200 ms, and so on up to 25.6 s.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,8 +42,10 @@ pub(super) struct PagingState {
     stuck: u64,
     /// The number of consecutive failures.
     failures: u32,
-    /// The time of the next attempt after a failure.
-    retry_at: Option<Timestamp>,
+    /// The time of the next attempt after a failure, in a form that takes one word.
+    retry_at: Option<NonZeroU64>,
+    /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
+    lost_bytes: u64,
     /// The counts that were last reported to the broker.
     counted: Counted,
     /// Waiters for a message that is on disk.
@@ -95,13 +98,13 @@ impl Queue {
     pub(crate) fn is_still_long(&self) -> bool {
         let mut state = self.state.lock();
         state.paging.listed = state.is_long();
-        let now = state.paging.retry_at.unwrap_or_default();
+        let now = state.paging_retry().unwrap_or_default();
         self.look_at_paging(&mut state, now);
         state.paging.listed
     }
 
     fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
-        let may = state.paging.retry_at.is_none_or(|at| at <= now);
+        let may = state.paging_retry().is_none_or(|at| at <= now);
         state.ready.has_discarded()
             || may && (state.ready.needs_load() || state.is_long() && self.should_page())
     }
@@ -136,8 +139,12 @@ impl Queue {
         state.paging.succeeded();
         // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
         let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
+        let before = state.ready.bytes();
         let dead =
             state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.failures));
+        let dead_bytes: u64 = dead.iter().map(|delivery| delivery.message.body_len() as u64).sum();
+        let lost = before.saturating_sub(state.ready.bytes() + dead_bytes);
+        state.paging.lost_bytes += lost;
         for delivery in dead {
             state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
         }
@@ -151,6 +158,11 @@ impl Queue {
                 tracing::warn!(%error, "a file of messages that are not needed any more cannot be removed");
             }
         }
+    }
+
+    /// Bytes of the bodies of messages that cannot be read from the disk any more and have left by that, since the call before.
+    pub fn take_lost_bytes(&self) -> u64 {
+        std::mem::take(&mut self.state.lock().paging.lost_bytes)
     }
 
     fn page_out<'q>(&'q self, mut state: StateGuard<'q>, now: Timestamp) {
@@ -211,7 +223,7 @@ impl Queue {
         let attempt = state.paging.failures;
         state.paging.failures = attempt.saturating_add(1);
         let pause = FIRST_PAUSE << attempt.min(MAX_DOUBLINGS);
-        state.paging.retry_at = Some(now.after(pause));
+        state.paging.retry_at = NonZeroU64::new(now.after(pause).0);
         drop(state);
         if attempt == 0 {
             let (queue, vhost) = (&*self.name, &*self.context.vhost);
@@ -241,12 +253,12 @@ impl QueueState {
 
     /// The time at which a failed step is to be tried again.
     pub(super) fn paging_retry(&self) -> Option<Timestamp> {
-        self.paging.retry_at
+        self.paging.retry_at.map(|at| Timestamp(at.get()))
     }
 
     /// Lets a failed step be tried again, if it is time.
     pub(super) fn retry_paging(&mut self, now: Timestamp) {
-        self.paging.retry_at = self.paging.retry_at.filter(|at| *at > now);
+        self.paging.retry_at = self.paging.retry_at.filter(|at| at.get() > now.0);
     }
 
     #[inline]

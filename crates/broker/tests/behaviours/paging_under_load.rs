@@ -106,6 +106,30 @@ fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
 }
 
 #[test]
+fn messages_that_are_gone_from_the_disk_are_given_up_and_counted() {
+    let (mut kept, queue) = backlog(15, &[]);
+    kept.retire();
+    for name in kept.disk.files().into_iter().filter(|name| name.starts_with("queues/")) {
+        kept.disk.damage(&name, Vec::clear);
+    }
+    let reported: Arc<dyn Waiter> = Arc::new(Told::default());
+    let mut found = 0;
+    for _ in 0..10_000 {
+        match queue.fetch(true, kept.world.now, &reported) {
+            Fetched::Got(_) => found += 1,
+            Fetched::Later => {
+                kept.page();
+                kept.world.wait(60_000);
+            }
+            Fetched::Empty => break,
+        }
+    }
+    assert!(queue.message_count() == 0 && found < MANY, "{found}");
+    assert_eq!(queue.take_lost_bytes(), ((MANY - found) * body(0).len()) as u64);
+    assert_eq!(queue.take_lost_bytes(), 0);
+}
+
+#[test]
 fn what_cannot_be_written_stays_in_memory() {
     let mut kept = paging(16, 0);
     kept.world.queue("q");

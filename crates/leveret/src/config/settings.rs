@@ -403,11 +403,17 @@ settings! {
         spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
 
         /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
-        /// less. The free space of the disk limits it as well (`disk_free_limit`).
+        /// less. Parked messages count, and may take half of it. The free space of the disk limits it as well
+        /// (`disk_free_limit`).
         spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
 
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
         spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
+
+        /// For how long the upstream may answer a message with basic.nack at each attempt, as for a full queue with
+        /// `reject-publish`, and everything else for its exchange and routing key, before the message is parked and those
+        /// behind it go on; `0s` for no limit. It should be well below `spool_max_age`.
+        spool_nacked_max: Duration = "12h", from "0s" to "10000h", requires SPOOL;
 
         /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
         /// spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all. Passwords are stored as

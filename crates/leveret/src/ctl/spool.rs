@@ -1,8 +1,9 @@
 //! `leveret ctl spool`: what waits in the spool of a pool, and what it does.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use serde_json::Value;
 
-use super::api::{Api, path};
+use super::api::{Api, encode, path};
 use super::list::Everywhere;
 use super::output::Output;
 use crate::Failure;
@@ -14,16 +15,40 @@ pub(super) enum SpoolCommand {
     List(Everywhere),
     /// Messages that the upstream has refused for good
     Parked(Everywhere),
-    /// Forward all parked messages again, behind those that wait
-    Requeue,
-    /// Drop all parked messages
-    Purge,
+    /// Forward parked messages again, behind those that wait
+    Requeue(Selection),
+    /// Drop parked messages, or those of a user that wait
+    Purge(Purge),
     /// Forward nothing until `resume`; publishes are accepted as before
     Pause,
     /// Accept publishes and forward them again, after `pause` or `drain`
     Resume,
     /// Forward everything while publishers are blocked; their publishes go directly to the upstream then, until `resume`
     Drain,
+}
+
+/// The messages of all users and virtual hosts, or of some.
+#[derive(Debug, Args)]
+pub(super) struct Selection {
+    /// Only those of this user
+    #[arg(long, value_name = "USER")]
+    of_user: Option<String>,
+    /// Only those in this virtual host
+    #[arg(long)]
+    vhost: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Purge {
+    #[command(flatten)]
+    selection: Selection,
+    /// Drop the messages of a user that are not forwarded, instead of parked ones. Their publishers have got confirms for
+    /// them, and nobody else has them
+    #[arg(long, requires = "of_user")]
+    waiting: bool,
+    /// Do so; without it the command says how many they are
+    #[arg(long, requires = "waiting")]
+    yes: bool,
 }
 
 const QUEUE: [&str; 9] = [
@@ -45,14 +70,18 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
         SpoolCommand::Parked(list) => {
             return list.show(api, output, &["leveret", "spool", "parked"], &PARKED, false);
         }
-        SpoolCommand::Requeue => {
-            let answer = api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
+        SpoolCommand::Requeue(selection) => {
+            let parked = path(&["leveret", "spool", "parked", "requeue"]);
+            let answer = api.post(&(parked + &selection.query()), Vec::new())?;
             let (requeued, left) = (&answer["requeued"], &answer["remaining"]);
             return output
                 .done(&format!("{requeued} parked messages are forwarded again, {left} are parked"));
         }
-        SpoolCommand::Purge => {
-            let answer = api.remove(&path(&["leveret", "spool", "parked"]))?;
+        SpoolCommand::Purge(Purge { selection, waiting: true, yes }) => {
+            return purge_waiting(selection, *yes, api, output);
+        }
+        SpoolCommand::Purge(Purge { selection, .. }) => {
+            let answer = api.remove(&(path(&["leveret", "spool", "parked"]) + &selection.query()))?;
             return output.done(&format!("{} parked messages are dropped", answer["purged"]));
         }
         SpoolCommand::Pause => ("pause", "nothing is forwarded"),
@@ -60,5 +89,65 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
         SpoolCommand::Drain => ("drain", "everything is forwarded, and nothing is accepted"),
     };
     api.post(&path(&["leveret", "spool", action]), Vec::new())?;
-    output.done(done)
+    output.done(done)?;
+    if action == "drain" {
+        return remark_what_waits(api, output);
+    }
+    Ok(())
+}
+
+/// Messages are dropped only by somebody who knows what that means.
+fn purge_waiting(selection: &Selection, yes: bool, api: &Api, output: &Output) -> Result<(), Failure> {
+    if !yes {
+        let queues = queues(api)?;
+        let selected = queues.iter().filter(|queue| selection.contains(queue));
+        let messages: u64 = selected.filter_map(|queue| queue["messages"].as_u64()).sum();
+        return Err(Failure::Usage(format!(
+            "{messages} messages would be dropped whose publishers have got confirms, and which nobody else has; \
+             add --yes to drop them"
+        )));
+    }
+    let answer = api.remove(&(path(&["leveret", "spool", "waiting"]) + &selection.query()))?;
+    output.done(&format!("{} messages that were not forwarded are dropped", answer["purged"]))
+}
+
+/// Says for what a drain waits.
+fn remark_what_waits(api: &Api, output: &Output) -> Result<(), Failure> {
+    for queue in queues(api)?.iter().filter(|queue| queue["messages"] != 0) {
+        let text = |key: &str| queue[key].as_str().unwrap_or_default().to_owned();
+        let (messages, user, vhost) = (&queue["messages"], text("user"), text("vhost"));
+        let reason = match (queue["waits_for"].as_str(), queue["deferred_messages"].as_u64()) {
+            (Some(reason), _) => format!(": {reason}"),
+            (None, Some(deferred)) if deferred > 0 => {
+                format!(", {deferred} of them because the upstream does not take them")
+            }
+            _ => String::new(),
+        };
+        output.remark(&format!(
+            "{messages} messages of user '{user}' in virtual host '{vhost}' are left{reason}"
+        ))?;
+    }
+    Ok(())
+}
+
+fn queues(api: &Api) -> Result<Vec<Value>, Failure> {
+    match api.get(&path(&["leveret", "spool"]))? {
+        Value::Array(queues) => Ok(queues),
+        _ => Ok(Vec::new()),
+    }
+}
+
+impl Selection {
+    /// As the query of a request.
+    fn query(&self) -> String {
+        let given = [("user", &self.of_user), ("vhost", &self.vhost)];
+        let given = given.iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        let parts: Vec<_> = given.map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        if parts.is_empty() { String::new() } else { format!("?{}", parts.join("&")) }
+    }
+
+    fn contains(&self, queue: &Value) -> bool {
+        let given = [("user", &self.of_user), ("vhost", &self.vhost)];
+        given.iter().all(|(name, value)| value.as_deref().is_none_or(|value| queue[*name] == value))
+    }
 }

@@ -15,6 +15,7 @@ use broker::Timestamp;
 use serde_json::{Map, Value, json};
 use server::{
     Backend, ClientProtocol, Clock, ForwardingMode, InUse, Limits, PROTOCOLS, Resource, Scopes, Server,
+    SpoolSelection,
 };
 use transport::tls::ServerTls;
 
@@ -198,9 +199,10 @@ impl ApiProcess for Manager {
         parked.iter().map(pool::parked_message).collect()
     }
 
-    fn requeue_parked(&self) -> Option<Value> {
+    fn requeue_parked(&self, user: Option<&str>, vhost: Option<&str>) -> Option<Value> {
         let spool = self.server.spool()?;
-        Some(json!({ "requeued": spool.requeue_parked(), "remaining": spool.parked() }))
+        let requeued = spool.requeue_parked(SpoolSelection { user, vhost });
+        Some(json!({ "requeued": requeued, "remaining": spool.parked() }))
     }
 
     fn steer_spool(&self, action: &str) -> Option<Value> {
@@ -214,8 +216,13 @@ impl ApiProcess for Manager {
         Some(json!({ "state": mode.name() }))
     }
 
-    fn purge_parked(&self) -> Option<Value> {
-        Some(json!({ "purged": self.server.spool()?.purge_parked() }))
+    fn purge_parked(&self, user: Option<&str>, vhost: Option<&str>) -> Option<Value> {
+        Some(json!({ "purged": self.server.spool()?.purge_parked(SpoolSelection { user, vhost }) }))
+    }
+
+    fn purge_waiting(&self, user: &str, vhost: Option<&str>) -> Option<Value> {
+        let selection = SpoolSelection { user: Some(user), vhost };
+        Some(json!({ "purged": self.server.spool()?.purge_waiting(selection) }))
     }
 
     fn leases(&self) -> Option<Value> {

@@ -245,10 +245,24 @@ pub(super) fn is_mandatory(payload: &[u8]) -> bool {
 #[inline]
 pub(super) fn publish_need(payload: &[u8]) -> Need {
     let key = payload.get(EXCHANGE_AT + 2..).unwrap_or_default();
-    let is_reply = || is_to_default(payload) && key.starts_with(REPLY_TO.as_bytes());
     let length = usize::from(payload.get(EXCHANGE_AT).copied().unwrap_or_default());
-    let exchange = || payload.get(EXCHANGE_AT + 1..EXCHANGE_AT + 1 + length).unwrap_or_default();
-    if is_reply() || length > NEVER_CUT && !exchange().is_ascii() { Need::Own } else { Need::Any }
+    let exchange = payload.get(EXCHANGE_AT + 1..EXCHANGE_AT + 1 + length).unwrap_or_default();
+    names_need(exchange, key)
+}
+
+/// The key is of interest for the default exchange alone.
+#[inline]
+fn names_need(exchange: &[u8], key: &[u8]) -> Need {
+    let is_reply = || exchange.is_empty() && key.starts_with(REPLY_TO.as_bytes());
+    if is_reply() || exchange.len() > NEVER_CUT && !exchange.is_ascii() { Need::Own } else { Need::Any }
+}
+
+/// Whether RabbitMQ may answer a publish with these property flags and list by closing the whole connection, such as with
+/// 541 INTERNAL_ERROR for a number in the headers that is not finite. [`ProxySession`](crate::ProxySession) sends such a
+/// publish over a connection of the client's own; somebody who publishes for several clients should not publish it for them.
+pub fn may_cost_connection(exchange: &str, routing_key: &str, properties: &[u8]) -> bool {
+    names_need(exchange.as_bytes(), routing_key.as_bytes()) != Need::Any
+        || validate_properties(properties, exchange.is_empty()) != Ok(Need::Any)
 }
 
 /// Validates the properties of a message, which goes `to_default` exchange or not.
@@ -453,6 +467,27 @@ mod tests {
         assert_eq!(need("", "queue"), (true, Need::Any));
         assert_eq!(need("", ""), (true, Need::Any));
         assert_eq!(need("amq.topic", "amq.rabbitmq.reply-to.xx.yy"), (false, Need::Any));
+    }
+
+    #[test]
+    fn a_publish_that_needs_a_connection_of_its_own_may_cost_it() {
+        let odd = FieldTable::from_iter([("k", FieldValue::F64(f64::INFINITY))]).encode();
+        let mut headers = Vec::new();
+        Properties::default().with_headers(RawTable::check(&odd).unwrap()).encode(&mut headers);
+        let usual = amqp::properties::NO_PROPERTIES;
+        for (exchange, key, properties, may) in [
+            ("e", "k", usual, false),
+            ("e", "k", &*headers, true),
+            ("", "amq.rabbitmq.reply-to.x.y", usual, true),
+            (&*"ü".repeat(41), "k", usual, true),
+            ("e", "k", &[255], true),
+        ] {
+            assert_eq!(
+                may_cost_connection(exchange, key, properties),
+                may,
+                "{exchange} {key} {properties:?}"
+            );
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ async fn what_was_held_for_a_connection_goes_out_before_the_pool_closes() {
 
     let draining = tokio::spawn({
         let pool = pool.clone();
-        async move { pool.drain(std::time::Duration::from_secs(60)).await }
+        async move { pool.drain(std::time::Duration::from_secs(60), std::time::Duration::from_secs(60)).await }
     });
     // The drain checks the pool before the broker answers.
     all_is_quiet().await;

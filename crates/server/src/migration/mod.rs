@@ -226,7 +226,7 @@ impl Migration {
         drop(all);
         // Past the limit, exchanges that lead to one queue each are left there until the next move or restart.
         let _ = tokio::time::timeout(run::CLOSE_TIME, outgoing::delete_exchanges(&self.context)).await;
-        self.pool.drain(run::CLOSE_TIME).await;
+        self.pool.drain(run::CLOSE_TIME, run::CLOSE_TIME).await;
     }
 }
 

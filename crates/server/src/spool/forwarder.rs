@@ -34,6 +34,7 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     deferred: 4_000,
     deferred_bytes: 4 << 20,
     backlogs: 256,
+    nacked_max: None,
 };
 
 /// First pause before the upstream is tried again. Each attempt that fails doubles it.
@@ -110,7 +111,10 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 let Lost { fault, is_local, is_message_sought } = lost;
                 is_isolated = is_message_sought;
                 let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
-                if is_message_sought || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
+                // An upstream that fails whatever it is sent needs time.
+                let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);
+                let is_searching = is_message_sought && !is_failure;
+                if is_searching || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
                 let Some(fault) = fault else { continue };
@@ -141,7 +145,7 @@ impl Forwarder {
     pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) -> Self {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
-        let (forwarding, backlogs) = restored(&queue);
+        let (forwarding, backlogs) = restored(&local, &queue);
         Self {
             local,
             queue,
@@ -165,6 +169,7 @@ impl Forwarder {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
+            self.see_to_wishes(now);
             self.fill(now);
             self.settle(now);
             if self.is_draining() {
@@ -192,11 +197,13 @@ impl Forwarder {
 
     /// The upstream has accepted credentials.
     fn logged_in(&self, credentials: &Arc<Credentials>) {
+        self.queue.login_accepted();
         let now = self.local.timestamp(transport::now());
         self.local.logins().accepted(self.queue.vhost(), credentials, now);
     }
 
-    /// The upstream has refused credentials. Returns whether it will do so until an operator changes something.
+    /// The upstream has refused credentials. Returns whether it will refuse all that are known until an operator changes
+    /// something.
     fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) -> bool {
         let vhost = self.queue.vhost();
         let is_lasting = is_lasting(fault, vhost);
@@ -205,14 +212,15 @@ impl Forwarder {
             let vhost = (fault.code != ReplyCode::AccessRefused).then_some(vhost);
             self.local.logins().refused(vhost, credentials);
         }
-        is_lasting
+        is_lasting && !self.queue.login_refused(credentials)
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
-    async fn unless_drained<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    async fn unless_drained<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
+            self.see_to_wishes(transport::now());
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
@@ -233,6 +241,7 @@ impl Forwarder {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
+            self.see_to_wishes(transport::now());
             if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
@@ -284,7 +293,7 @@ impl Forwarder {
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
         }
-        if self.forwarding.in_flight() > 0 || self.is_unreachable() {
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.begins_anew() {
             // No answer is to be expected, and the messages are on disk.
             return Ok(());
         }
@@ -308,6 +317,10 @@ impl Forwarder {
         loop {
             // Registered before the state is looked at, so that no change in between is missed.
             self.queue.waker().register(cx.waker());
+            if self.queue.begins_anew() {
+                // Without a connection no message is in flight.
+                return Poll::Ready(Ok(SpoolStep::Unused));
+            }
             let turn = work::Turn::begin();
             let step = link.take_turn(self, cx.waker(), transport::now());
             drop(turn);
@@ -399,8 +412,9 @@ impl Drop for Forwarder {
 }
 
 /// Nothing is read yet, and the local queues have what they have.
-fn restored(queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
-    let mut forwarding = Forwarding::new(LIMITS);
+fn restored(local: &LocalSpool, queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
+    let limits = ForwardingLimits { nacked_max: local.config().nacked_max, ..LIMITS };
+    let mut forwarding = Forwarding::new(limits);
     let backlogs = queue.backlogs().into_iter();
     let backlogs = backlogs
         .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))

@@ -272,6 +272,20 @@ impl LocalSpool {
         }
     }
 
+    /// Drops a user's messages that no forwarder has in its hands; returns their number.
+    pub(super) fn purge(&self, queue: &SpoolQueue) -> u64 {
+        let backlogs = queue.backlogs();
+        let queues = backlogs.iter().map(|(_, backlog)| backlog).chain([queue.queue()]);
+        let mut count = 0;
+        for (messages, bytes, _) in queues.map(|queue| queue.purge_counted()) {
+            count += messages;
+            self.left(queue, bytes);
+        }
+        let (vhost, user) = (queue.vhost(), queue.user());
+        tracing::warn!(vhost, user, messages = count, "an operator has dropped spooled messages");
+        count
+    }
+
     fn declare(&self, arguments: FieldTable) -> Result<Arc<Queue>, broker::BrokerError> {
         let now = self.clock.timestamp(Instant::now());
         declare(&self.vhost, &broker::generated_name("spool-"), &arguments, now)

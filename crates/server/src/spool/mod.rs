@@ -7,7 +7,8 @@
 //! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
 //!   order of messages, retries and refusals are decided by the crate `spool`.
 //! - [`mode`]: whether an operator has paused the spool, or drains it.
-//! - [`parking`]: messages that the upstream refuses for good.
+//! - [`parking`]: messages that the upstream refuses for good. [`selection`]: the choice of
+//!   messages by user and virtual host.
 //!
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
 //! when it is on disk as a parked one. A client without a matching rule has a session of the pool and nothing else.
@@ -26,6 +27,7 @@ mod parking;
 mod provisional;
 mod refusals;
 mod rules;
+mod selection;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -58,12 +60,16 @@ pub use self::mode::ForwardingMode;
 pub use self::parking::ParkedMessage;
 use self::provisional::{AskUpstream, ProvisionalLogins};
 pub use self::rules::SpoolRule;
+pub use self::selection::SpoolSelection;
 
 /// Interval at which the age of the oldest message is compared with the limit.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Intervals between two looks at what has expired or is unused.
 const INTERVALS_OF_CLEANING: u32 = 60;
+
+/// How long forwarders may take to give back the messages that an operator drops: each at once, if threads have time for it.
+const PURGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The rules of a spool, and its limits.
 #[derive(Debug, Clone)]
@@ -74,6 +80,8 @@ pub struct SpoolConfig {
     pub max_bytes: u64,
     /// Age of the oldest message above which publishers are blocked.
     pub max_age: Duration,
+    /// For how long the upstream may nack a message before it is parked; `None` for no limit.
+    pub nacked_max: Option<Duration>,
     /// Whether a publish that a rule matches, and that cannot be spooled, is refused instead of going directly to the upstream.
     pub refuses_others: bool,
     /// How long credentials that the upstream has accepted admit clients while it cannot be asked.
@@ -157,6 +165,7 @@ impl Spool {
         tokio::spawn(async move {
             for interval in 1_u32.. {
                 let Some(local) = watched.upgrade() else { break };
+                local.count_unreadable();
                 local.check_limits();
                 local.delete_emptied();
                 local.measure(WATCH_INTERVAL);
@@ -227,14 +236,32 @@ impl Spool {
     }
 
     /// Forwards parked messages again; returns their number. Blocks on the disk, for long if there are many.
-    pub fn requeue_parked(&self) -> u64 {
+    pub fn requeue_parked(&self, selection: SpoolSelection<'_>) -> u64 {
         let queue_of = |envelope: &spool::Envelope| self.queue(envelope.vhost(), envelope.user()).ok();
-        self.local.parked().requeue(&self.local, transport::now(), queue_of)
+        self.local.parked().requeue(&self.local, selection, transport::now(), queue_of)
     }
 
-    /// Drops all parked messages; returns their number.
-    pub fn purge_parked(&self) -> u64 {
-        let count = self.local.parked().purge();
+    /// Drops parked messages; returns their number. Blocks on the disk, for long if there are many, unless it is for all.
+    pub fn purge_parked(&self, selection: SpoolSelection<'_>) -> u64 {
+        let count = self.local.parked().purge(selection, now_of(&self.local));
+        self.local.check_limits();
+        count
+    }
+
+    /// Drops messages that the upstream has not confirmed, also those in flight; returns their number. Blocks until the
+    /// forwarders have given them back.
+    pub fn purge_waiting(&self, selection: SpoolSelection<'_>) -> u64 {
+        let is_selected = |queue: &Arc<SpoolQueue>| selection.contains(queue.vhost(), queue.user());
+        let queues: Vec<_> = self.local.queues().into_iter().filter(is_selected).collect();
+        let asked: Vec<_> = queues.into_iter().map(|queue| (queue.ask_for_purge(), queue)).collect();
+        let deadline = std::time::Instant::now() + PURGE_LIMIT;
+        let mut count = 0;
+        for (answer, queue) in asked {
+            let rest = deadline.saturating_duration_since(std::time::Instant::now());
+            // A forwarder that has panicked, or ends, answers nothing; what it has read comes again with the next start.
+            let by_forwarder = if queue.has_forwarder() { answer.recv_timeout(rest).ok() } else { None };
+            count += by_forwarder.unwrap_or_else(|| self.local.purge(&queue));
+        }
         self.local.check_limits();
         count
     }

@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use spool::{Envelope, MessageRefusal, SpooledMessage};
 
 use super::local::{LocalSpool, SpoolQueue, persistent};
+use super::selection::SpoolSelection;
 
 /// Most parked messages that are listed, and most bytes of their records: they are in memory meanwhile.
 const LISTED: usize = 10_000;
@@ -123,10 +124,16 @@ impl ParkedQueue {
         from: &Queue,
         delivery: Delivery,
         bytes: Bytes,
+        queue: &SpoolQueue,
         reason: &str,
         now: Timestamp,
     ) -> Result<(), Vec<Delivery>> {
-        let headers = [(REASON, FieldValue::text(reason))].into_iter().collect();
+        let headers = [
+            (REASON, FieldValue::text(reason)),
+            (VHOST, FieldValue::text(queue.vhost())),
+            (USER, FieldValue::text(queue.user())),
+        ];
+        let headers = headers.into_iter().collect();
         self.store(from, delivery, bytes, &headers, now)
     }
 
@@ -153,10 +160,21 @@ impl ParkedQueue {
         messages
     }
 
-    /// Drops all parked messages; returns their number.
-    pub(super) fn purge(&self) -> u64 {
+    /// Drops parked messages; returns their number.
+    pub(super) fn purge(&self, selection: SpoolSelection<'_>, now: Timestamp) -> u64 {
         let _turn = self.reading.lock();
-        self.queue.purge().0
+        if selection.is_everything() {
+            return self.queue.purge().0;
+        }
+        let mut count = 0;
+        self.go_over(now, |batch| {
+            let (dropped, staying): (Vec<_>, _) =
+                batch.into_iter().partition(|each| selects(selection, each));
+            count += dropped.len() as u64;
+            self.queue.ack(dropped, now);
+            staying
+        });
+        count
     }
 
     /// Moves the messages that are parked now to their main queues, behind those that wait there. `queue_of` finds that of a
@@ -164,24 +182,22 @@ impl ParkedQueue {
     pub(super) fn requeue(
         &self,
         local: &LocalSpool,
+        selection: SpoolSelection<'_>,
         now: Instant,
         queue_of: impl Fn(&Envelope) -> Option<Arc<SpoolQueue>>,
     ) -> u64 {
         let _turn = self.reading.lock();
         let now = local.timestamp(now);
-        let (mut moved, mut unreadable) = (0, Vec::new());
-        let mut left = self.queue.message_count();
-        while left > 0 {
-            let batch = self.read(MOVED.min(left as usize), MOVED_BYTES, now);
-            if batch.is_empty() {
-                break;
-            }
-            left -= batch.len() as u64;
+        let mut moved = 0;
+        self.go_over(now, |batch| {
+            let mut staying = Vec::new();
             let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
             for delivery in batch {
-                let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();
+                let envelope = selects(selection, &delivery)
+                    .then(|| Envelope::decode(delivery.message().body().to_bytes()).ok())
+                    .flatten();
                 match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
-                    None => unreadable.push(delivery),
+                    None => staying.push(delivery),
                     Some((queue, envelope)) => match runs.last_mut() {
                         Some((last, run)) if Arc::ptr_eq(last, &queue) => run.push((envelope, delivery)),
                         _ => runs.push((queue, vec![(envelope, delivery)])),
@@ -189,23 +205,51 @@ impl ParkedQueue {
                 }
             }
             for (queue, run) in runs {
-                moved += self.forward_again(local, &queue, run, now);
+                match self.forward_again(local, &queue, run, now) {
+                    Ok(count) => moved += count,
+                    Err(deliveries) => staying.extend(deliveries),
+                }
             }
-            self.read_bytes.store(0, Ordering::Relaxed);
-        }
-        self.queue.requeue(unreadable, Returned::Released, now);
+            staying
+        });
         local.check_limits();
         moved
     }
 
+    /// Goes once over the messages that are parked now, a batch at a time. Those that `act` returns stay parked, in their order
+    /// and behind the others, so that the next batch can be read without them in memory.
+    fn go_over(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
+        // Those that stay, and those that are parked meanwhile, have later positions.
+        let end = self.queue.next_position();
+        loop {
+            let mut batch = self.read(MOVED, MOVED_BYTES, now);
+            let count = batch.iter().take_while(|delivery| delivery.position() < end).count();
+            let later = batch.split_off(count);
+            let is_over = batch.is_empty() || !later.is_empty();
+            let staying = act(batch).into_iter().map(Moving::unchanged).collect();
+            if let Err(deliveries) = self.queue.move_to(&self.queue, staying, now) {
+                // The queue is gone, and nothing more comes of it.
+                self.queue.requeue(deliveries, Returned::Released, now);
+            }
+            self.queue.requeue(later, Returned::Released, now);
+            self.read_bytes.store(0, Ordering::Relaxed);
+            if is_over {
+                return;
+            }
+        }
+    }
+
     /// Moves messages of one user; returns their number.
+    ///
+    /// # Errors
+    /// They could not be moved, and are unacknowledged as before.
     fn forward_again(
         &self,
         local: &LocalSpool,
         queue: &SpoolQueue,
         run: Vec<ReadMessage>,
         now: Timestamp,
-    ) -> u64 {
+    ) -> Result<u64, Vec<Delivery>> {
         local.reopened();
         let (properties, count, mut bytes) = (persistent(None), run.len() as u64, 0);
         let mut moving = Vec::with_capacity(run.len());
@@ -220,12 +264,11 @@ impl ParkedQueue {
         queue.requeued();
         if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
             tracing::error!("parked messages could not be forwarded again: their queue is gone");
-            self.queue.requeue(deliveries, Returned::Released, now);
             local.left(queue, bytes);
-            return 0;
+            return Err(deliveries);
         }
         queue.waker().wake();
-        count
+        Ok(count)
     }
 
     /// Takes messages up to these limits, but at least one if there is any.
@@ -284,9 +327,22 @@ fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
     }
 }
 
-fn describe(delivery: &Delivery) -> ParkedMessage {
+fn headers_of(delivery: &Delivery) -> FieldTable {
     let properties = Properties::decode(delivery.message().properties()).unwrap_or_default();
-    let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+    properties.headers.map(|headers| headers.decode()).unwrap_or_default()
+}
+
+fn selects(selection: SpoolSelection<'_>, delivery: &Delivery) -> bool {
+    if selection.is_everything() {
+        return true;
+    }
+    let headers = headers_of(delivery);
+    let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default();
+    selection.contains(text(VHOST), text(USER))
+}
+
+fn describe(delivery: &Delivery) -> ParkedMessage {
+    let headers = headers_of(delivery);
     let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned();
     let time = |key: &str| headers.get(key).and_then(FieldValue::as_integer).unwrap_or_default();
     let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();

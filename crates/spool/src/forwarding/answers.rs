@@ -1,8 +1,8 @@
 //! The broker's answers, and the loss of a connection.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{ATTEMPTS, CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
+use super::{CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
 use crate::item::{Item, Source};
 use crate::refusal::{Blame, MessageRefusal};
 
@@ -14,6 +14,7 @@ impl<T> Forwarding<T> {
             if self.accused.is_some_and(|(id, _)| id == item.envelope.id()) {
                 self.accused = None;
             }
+            self.nacks.ended(&self.keys, item.destination, &item.envelope);
             self.confirmed += 1;
             if channel == ForwardingChannel::Careful {
                 self.careful_confirmed += 1;
@@ -43,12 +44,34 @@ impl<T> Forwarding<T> {
         }
     }
 
-    /// The broker has not taken messages, such as those for a full queue: they are tried again later.
-    pub fn nacked(&mut self, channel: ForwardingChannel, delivery_tag: u64, multiple: bool, now: Instant) {
+    /// The broker has not taken messages, such as those for a full queue: they are tried again later, or parked if that has
+    /// gone on for too long. `at` is the time in milliseconds since 1970.
+    pub fn nacked(
+        &mut self,
+        channel: ForwardingChannel,
+        delivery_tag: u64,
+        multiple: bool,
+        now: Instant,
+        at: u64,
+    ) {
         for item in self.channel_mut(channel).take(delivery_tag, multiple) {
             self.landed(&item);
-            let (destination, channel) = (item.destination, self.channel_of(&item));
-            self.deferred.nacked(item, channel);
+            let destination = item.destination;
+            let lasted = self.nacks.nacked(&self.keys, destination, &item.envelope, now);
+            let age = Duration::from_millis(at.saturating_sub(item.envelope.accepted_at()));
+            match self.limits.nacked_max.filter(|max| lasted >= *max && age >= *max) {
+                None => {
+                    let channel = self.channel_of(&item);
+                    self.deferred.nacked(item, channel);
+                }
+                Some(_) => {
+                    // Without another pause: those behind it get their attempt.
+                    if item.was_deferred {
+                        self.deferred.left(destination, false);
+                    }
+                    self.park(item, MessageRefusal::of_nacks(lasted));
+                }
+            }
             self.answered(destination, now);
         }
     }
@@ -82,6 +105,7 @@ impl<T> Forwarding<T> {
     /// Parks the message that was in flight alone when the broker refused one.
     fn blame(&mut self, culprit: Item<T>, refusal: MessageRefusal, now: Instant) {
         let (destination, envelope) = (culprit.destination, culprit.envelope.clone());
+        self.nacks.ended(&self.keys, destination, &envelope);
         self.suspicions.remember(&envelope, &refusal, now);
         let is_named = refusal.names_exchange_of(&envelope);
         if self.suspicions.add(&self.keys, destination, &envelope, is_named) {
@@ -112,7 +136,7 @@ impl<T> Forwarding<T> {
                         self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
                     self.accused = Some((id, before + 1));
                     (self.window, self.confirmed) = (1, 0);
-                    if blame == Blame::Sure || before + 1 >= ATTEMPTS {
+                    if blame == Blame::Sure || before + 1 >= close.attempts() {
                         self.accused = None;
                         self.window = self.limits.window;
                         back.drain(..).for_each(|item| self.park(item, close.clone()));

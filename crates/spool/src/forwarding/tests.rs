@@ -17,6 +17,7 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     deferred: 1_000,
     deferred_bytes: 1 << 20,
     backlogs: 2,
+    nacked_max: None,
 };
 
 fn envelope(exchange: &str, routing_key: &str, number: u64) -> Envelope {
@@ -53,6 +54,8 @@ fn too_large() -> MessageRefusal {
 struct Bench {
     forwarding: Forwarding<u64>,
     now: Instant,
+    /// The same in milliseconds since 1970. The messages' numbers are their times.
+    at: u64,
     next: u64,
 }
 
@@ -62,7 +65,7 @@ impl Bench {
     }
 
     fn with(limits: ForwardingLimits, exchanges: &[&str]) -> Self {
-        let mut bench = Self { forwarding: Forwarding::new(limits), now: Instant::now(), next: 0 };
+        let mut bench = Self { forwarding: Forwarding::new(limits), now: Instant::now(), at: 0, next: 0 };
         bench.forwarding.opened(Fast);
         bench.forwarding.opened(Careful);
         exchanges.iter().for_each(|exchange| bench.read(exchange));
@@ -98,7 +101,12 @@ impl Bench {
     }
 
     fn nacked(&mut self, delivery_tag: u64, multiple: bool) {
-        self.forwarding.nacked(Fast, delivery_tag, multiple, self.now);
+        self.forwarding.nacked(Fast, delivery_tag, multiple, self.now, self.at);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.at += time.as_millis() as u64;
     }
 
     fn refuse(&mut self, channel: ForwardingChannel, refusal: MessageRefusal) {
@@ -178,6 +186,66 @@ fn after_a_nack_nothing_of_its_destination_is_tried_until_all_are_answered_and_t
     assert_eq!(bench.published(), [1]);
     bench.acked(12, false);
     assert_eq!(bench.published(), [3, 4]);
+}
+
+/// Nacks the message that is tried at the end of each pause, until one is parked. Returns it and the number of attempts.
+fn nack_until_parked(bench: &mut Bench, mut tag: u64) -> (u64, u64, u64) {
+    for attempts in 1..1_000 {
+        let end = bench.forwarding.next_deadline().unwrap();
+        bench.pass(end - bench.now);
+        assert_eq!(bench.published().len(), 1);
+        bench.nacked(tag, false);
+        tag += 1;
+        if let [parked] = bench.settled().1[..] {
+            return (parked, attempts, tag);
+        }
+    }
+    panic!("nothing is parked");
+}
+
+#[test]
+fn what_is_nacked_for_too_long_is_parked_and_what_is_behind_it_gets_its_attempt() {
+    let max = Duration::from_secs(600);
+    let mut bench = Bench::with(ForwardingLimits { nacked_max: Some(max), ..LIMITS }, &["full"; 3]);
+    assert_eq!(bench.published(), [0, 1, 2]);
+    bench.nacked(3, true);
+    let begun = bench.now;
+    let (parked, attempts, tag) = nack_until_parked(&mut bench, 4);
+    assert_eq!(parked, 0);
+    assert!((60..80).contains(&attempts) && bench.now - begun < max + Duration::from_secs(10), "{attempts}");
+    assert_eq!(bench.published(), [1], "at once");
+    bench.nacked(tag, false);
+    assert_eq!((bench.settled().1, bench.published()), (vec![1], vec![2]));
+    bench.nacked(tag + 1, false);
+    assert_eq!((bench.settled().1, bench.forwarding.deferred()), (vec![2], 0));
+
+    bench.next = bench.at;
+    bench.read("full");
+    assert_eq!(bench.published(), [bench.at]);
+    bench.nacked(tag + 2, false);
+    assert_eq!((bench.settled().1, bench.forwarding.deferred()), (vec![], 1), "it is not old enough");
+    bench.pass(MIN_PAUSE);
+    assert_eq!(bench.published().len(), 1);
+    bench.acked(tag + 3, false);
+    bench.pass(2 * max);
+    bench.read("full");
+    assert_eq!(bench.published().len(), 1);
+    bench.nacked(tag + 4, false);
+    assert_eq!((bench.settled().1, bench.forwarding.deferred()), (vec![], 1), "a confirm ends the count");
+}
+
+#[test]
+fn what_is_nacked_is_never_parked_without_a_limit() {
+    let mut bench = Bench::new(&["full"]);
+    assert_eq!(bench.published(), [0]);
+    bench.nacked(1, false);
+    for tag in 2..1_000 {
+        let end = bench.forwarding.next_deadline().unwrap();
+        bench.pass(end - bench.now);
+        assert_eq!(bench.published(), [0]);
+        bench.nacked(tag, false);
+    }
+    assert_eq!(bench.settled(), (vec![], vec![]));
 }
 
 #[test]

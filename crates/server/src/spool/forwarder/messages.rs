@@ -25,6 +25,8 @@ const UNCONNECTED: usize = 64 << 10;
 
 /// Why messages could not be moved.
 const NO_PARKED: &str = "no local queue for parked messages";
+const NO_ROOM: &str =
+    "parked messages take half of spool_max_bytes; they have to be forwarded again or dropped";
 const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
 
 /// Messages by what is to be done with them, gathered so that each queue is locked once.
@@ -110,9 +112,14 @@ impl Forwarder {
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
-        match self.local.parked().park_unknown(&from, delivery, bytes, reason, at) {
+        if !self.local.has_room_to_park() {
+            self.found_no_room(&from, delivery, at);
+            return false;
+        }
+        match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
             Ok(()) => {
                 tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                self.queue.parked.fetch_add(1, Ordering::Relaxed);
                 self.local.left(&self.queue, size);
                 true
             }
@@ -197,7 +204,7 @@ impl Forwarder {
         now: Instant,
     ) {
         self.heard(now);
-        self.forwarding.nacked(channel, delivery_tag, multiple, now);
+        self.forwarding.nacked(channel, delivery_tag, multiple, now, self.local.timestamp(now).0);
     }
 
     /// The upstream has closed a channel because of a message. Returns false if none was in flight.
@@ -262,6 +269,9 @@ impl Forwarder {
         let Taken { from, delivery } = taken;
         work::charge(MOVE, 1);
         let bytes = delivery.message().body_len() as u64;
+        if !self.local.has_room_to_park() {
+            return self.found_no_room(&from, delivery, at);
+        }
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {
             Ok(()) => {
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
@@ -269,6 +279,12 @@ impl Forwarder {
             }
             Err(deliveries) => self.failed(&from, deliveries, failure(NO_PARKED), at),
         }
+    }
+
+    /// A message cannot be parked, and returns.
+    fn found_no_room(&mut self, from: &Queue, delivery: Delivery, at: Timestamp) {
+        self.local.cannot_park(&self.queue);
+        self.failed(from, vec![delivery], failure(NO_ROOM), at);
     }
 
     /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any
@@ -285,15 +301,38 @@ impl Forwarder {
     /// After a failure of a local queue, whose error is returned: releases all messages, and begins with what the queues have.
     pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
         self.failure.as_ref()?;
+        self.release_all(now);
+        self.restore();
+        self.failure.take()
+    }
+
+    /// Begins with what the local queues have if an operator drops messages, or some cannot be read any more. To be called
+    /// without a connection.
+    pub(super) fn see_to_wishes(&mut self, now: Instant) {
+        let Some(purges) = self.queue.take_purges() else { return };
+        self.release_all(now);
+        let count = if purges.is_empty() { 0 } else { self.local.purge(&self.queue) };
+        self.restore();
+        self.settle(now);
+        for asked in purges {
+            // One that does not wait any more needs no answer.
+            let _ = asked.try_send(count);
+        }
+    }
+
+    fn release_all(&mut self, now: Instant) {
         self.forwarding.lost(None);
         self.settle(now);
+    }
+
+    /// Begins with what the local queues have.
+    fn restore(&mut self) {
         for (_, backlog) in self.queue.backlogs() {
             if backlog.message_count() == 0 {
                 self.local.release_backlog(&self.queue, &backlog);
             }
         }
-        (self.forwarding, self.backlogs) = super::restored(&self.queue);
-        self.failure.take()
+        (self.forwarding, self.backlogs) = super::restored(&self.local, &self.queue);
     }
 
     fn finish(&mut self, batches: &mut Batches, at: Timestamp) {

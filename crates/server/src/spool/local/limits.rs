@@ -21,6 +21,10 @@ const MIN_LOADED: usize = 256 << 10;
 /// blocked again by the next message.
 const MARGIN: u64 = 20;
 
+/// The share of the limit in bytes that parked messages may take: half. The rest is for users whose messages the upstream
+/// takes.
+const PARKED_SHARE: u64 = 2;
+
 /// The memory for messages on their way. Forwarders without a connection have one message each.
 #[derive(Default)]
 pub(in crate::spool) struct LoadedBytes {
@@ -71,6 +75,29 @@ impl LocalSpool {
         u64::try_from(waiting).unwrap_or(0) + self.parked().bytes()
     }
 
+    /// Whether another message may be parked.
+    pub(in crate::spool) fn has_room_to_park(&self) -> bool {
+        self.parked().bytes() < self.config().max_bytes / PARKED_SHARE
+    }
+
+    /// A message of a queue cannot be parked for want of room. It waits, and so do the queue's publishers and no others.
+    pub(in crate::spool) fn cannot_park(&self, queue: &SpoolQueue) {
+        if !queue.set_parks_nothing(true) {
+            let (vhost, user) = (queue.vhost(), queue.user());
+            tracing::warn!(vhost, user, "parked messages take half of spool_max_bytes: publishers blocked");
+        }
+        self.check_age(queue);
+    }
+
+    /// Lets a queue go on once there is room for parked messages.
+    fn check_parking(&self, queue: &SpoolQueue) {
+        let half = self.config().max_bytes / PARKED_SHARE;
+        if queue.parks_nothing() && self.parked().bytes() <= half - half / MARGIN {
+            queue.set_parks_nothing(false);
+            queue.retry();
+        }
+    }
+
     /// A record of this number of bytes has been given to a queue, or will be at once.
     pub(in crate::spool) fn accepted(&self, queue: &SpoolQueue, bytes: u64, at: u64) {
         queue.accepted_at(at);
@@ -82,6 +109,30 @@ impl LocalSpool {
     pub(in crate::spool) fn left(&self, queue: &SpoolQueue, bytes: u64) {
         queue.add_bytes(-(bytes as i64));
         self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Takes account of messages that could not be read from this disk any more. To be called now and then.
+    pub(in crate::spool) fn count_unreadable(&self) {
+        for queue in self.queues() {
+            let backlogs = queue.backlogs();
+            let of_backlogs = backlogs.iter().map(|(_, backlog)| backlog.take_lost_bytes()).sum::<u64>();
+            let bytes = of_backlogs + queue.queue().take_lost_bytes();
+            if bytes == 0 {
+                continue;
+            }
+            let (vhost, user) = (queue.vhost(), queue.user());
+            tracing::error!(
+                vhost,
+                user,
+                bytes,
+                "spooled messages cannot be read from the disk any more: given up"
+            );
+            self.left(&queue, bytes);
+            if of_backlogs > 0 {
+                // It counts the messages of backlogs.
+                queue.begin_anew();
+            }
+        }
     }
 
     /// Called after each change of the bytes: checks what they may change. Ages are checked now and then.
@@ -103,6 +154,7 @@ impl LocalSpool {
     /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
     pub(in crate::spool) fn check_limits(&self) {
         for queue in self.queues() {
+            self.check_parking(&queue);
             self.check_age(&queue);
         }
         self.check_bytes();
@@ -124,9 +176,10 @@ impl LocalSpool {
         }
     }
 
-    /// Blocks the publishers of a queue whose oldest message is too old, and no others: nobody may have logged in for it.
+    /// Blocks the publishers of a queue whose oldest message is too old, or cannot be parked, and no others: perhaps nobody has
+    /// logged in for it.
     fn check_age(&self, queue: &SpoolQueue) {
-        if queue.has_failed() {
+        if queue.has_failed() || queue.parks_nothing() {
             queue.alarms.raise(Resource::Spool);
             return;
         }
@@ -141,7 +194,11 @@ impl LocalSpool {
                 );
             }
         } else if queue.alarms.clear(Resource::Spool) {
-            tracing::info!(vhost, user, "spooled messages are young enough again");
+            tracing::info!(
+                vhost,
+                user,
+                "publishers go on: spooled messages are young enough, and can be parked"
+            );
         }
     }
 

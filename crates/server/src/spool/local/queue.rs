@@ -1,7 +1,9 @@
 //! The local queues of one user in one virtual host.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use amqp::Credentials;
@@ -46,6 +48,12 @@ pub(crate) struct SpoolQueue {
     is_removed: AtomicBool,
     /// Set when its forwarder has panicked, until the process ends.
     has_failed: AtomicBool,
+    /// Set when a message of it could not be parked for want of room, until there is some.
+    parks_nothing: AtomicBool,
+    /// Those who wait for the forwarder to give back and drop all messages, and to say how many.
+    purges: Mutex<Vec<SyncSender<u64>>>,
+    /// Set when the forwarder is to give back all messages and to begin with what the local queues have, until it does.
+    begins_anew: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
     pub(in crate::spool) alarms: Arc<Alarms>,
@@ -62,10 +70,17 @@ struct LocalBacklog {
     emptied: Option<Lsn>,
 }
 
+/// Credentials of a user that are known at once: that of the last client whose login was accepted may be an old password from
+/// the pool's memory, while the one before still works.
+const MAX_CREDENTIALS: usize = 4;
+
 #[derive(Default)]
 struct ForwarderLogin {
-    /// The credentials that the upstream has accepted last.
-    credentials: Option<Arc<Credentials>>,
+    /// The different credentials that the upstream has accepted, the last ones first, or one that an unverified client has
+    /// presented. Those that the upstream has refused since then are behind the others.
+    credentials: VecDeque<Arc<Credentials>>,
+    /// How many of them were refused to the forwarder one after the other.
+    refused: usize,
     /// Number of logins that may let the forwarder go on.
     logins: u64,
     /// Why nothing is being forwarded.
@@ -90,6 +105,9 @@ impl SpoolQueue {
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            parks_nothing: AtomicBool::new(false),
+            purges: Mutex::default(),
+            begins_anew: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -161,6 +179,35 @@ impl SpoolQueue {
         self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
     }
 
+    /// Has the forwarder give back and drop all messages. The result receives their number.
+    pub(in crate::spool) fn ask_for_purge(&self) -> Receiver<u64> {
+        let (sender, answer) = sync_channel(1);
+        self.purges.lock().push(sender);
+        self.begin_anew();
+        answer
+    }
+
+    /// Has the forwarder give back all messages and begin with what the local queues have.
+    pub(super) fn begin_anew(&self) {
+        self.begins_anew.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether the forwarder is to do so.
+    pub(in crate::spool) fn begins_anew(&self) -> bool {
+        self.begins_anew.load(Ordering::Acquire)
+    }
+
+    /// Called by the forwarder when it does: returns those who wait for a purge. `None` if nobody wants that.
+    pub(in crate::spool) fn take_purges(&self) -> Option<Vec<SyncSender<u64>>> {
+        if !self.begins_anew() {
+            return None;
+        }
+        let mut purges = self.purges.lock();
+        self.begins_anew.store(false, Ordering::Release);
+        Some(std::mem::take(&mut purges))
+    }
+
     /// Notes whether it is unused now. Returns whether it has been for as long as `max`.
     pub(super) fn has_been_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
         let mut since = self.unused_since.lock();
@@ -185,6 +232,27 @@ impl SpoolQueue {
     /// Its forwarder has panicked.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether it waits for room for parked messages.
+    pub(super) fn parks_nothing(&self) -> bool {
+        self.parks_nothing.load(Ordering::Acquire)
+    }
+
+    /// Returns whether it did so before.
+    pub(super) fn set_parks_nothing(&self, parks_nothing: bool) -> bool {
+        self.parks_nothing.swap(parks_nothing, Ordering::AcqRel)
+    }
+
+    /// Lets a forwarder go on that waits for a login.
+    pub(super) fn retry(&self) {
+        self.login.lock().logins += 1;
+        self.waker.wake();
+    }
+
+    /// Whether its forwarder is there.
+    pub(in crate::spool) fn has_forwarder(&self) -> bool {
+        !self.has_failed() && !self.is_removed()
     }
 
     /// Whether its forwarder has panicked.
@@ -243,11 +311,14 @@ impl SpoolQueue {
         let mut login = self.login.lock();
         // Counted in any case: the forwarder may be waiting for the upstream's answer to other credentials.
         login.logins += 1;
-        let is_known = login.credentials.as_ref().is_some_and(|known| **known == *credentials);
-        if is_known && login.trouble.is_none() {
+        let is_first = login.credentials.front().is_some_and(|first| **first == *credentials);
+        if is_first && login.trouble.is_none() {
             return;
         }
-        (login.credentials, login.trouble) = (Some(credentials), None);
+        login.credentials.retain(|known| **known != *credentials);
+        login.credentials.push_front(credentials);
+        login.credentials.truncate(MAX_CREDENTIALS);
+        (login.refused, login.trouble) = (0, None);
         drop(login);
         self.waker.wake();
     }
@@ -256,13 +327,36 @@ impl SpoolQueue {
     pub(in crate::spool) fn offer_login(&self, credentials: &Arc<Credentials>) {
         let mut login = self.login.lock();
         login.logins += 1;
-        login.credentials.get_or_insert_with(|| Arc::clone(credentials));
+        if login.credentials.is_empty() {
+            login.credentials.push_back(Arc::clone(credentials));
+        }
         drop(login);
         self.waker.wake();
     }
 
     pub(in crate::spool) fn credentials(&self) -> Option<Arc<Credentials>> {
-        self.login.lock().credentials.clone()
+        self.login.lock().credentials.front().cloned()
+    }
+
+    /// The upstream has accepted the forwarder's credentials.
+    pub(in crate::spool) fn login_accepted(&self) {
+        self.login.lock().refused = 0;
+    }
+
+    /// The upstream has refused the forwarder's credentials for good. Returns whether there are others to be tried before it
+    /// waits.
+    pub(in crate::spool) fn login_refused(&self, credentials: &Credentials) -> bool {
+        let mut login = self.login.lock();
+        let Some(at) = login.credentials.iter().position(|known| **known == *credentials) else {
+            return true;
+        };
+        login.credentials.remove(at).into_iter().for_each(|refused| login.credentials.push_back(refused));
+        login.refused += 1;
+        if login.refused < login.credentials.len() {
+            return true;
+        }
+        login.refused = 0;
+        false
     }
 
     /// Changes with each login that may let the forwarder go on.

@@ -44,12 +44,12 @@ impl SpoolingSession {
         if is_spooled && self.is_refused_for_size(body_size) {
             return self.refuse(number, publish.exchange, TOO_LARGE, now);
         }
-        if !is_spooled || !self.fits(body_size, whole.properties) {
+        let destination = (publish.exchange, publish.routing_key);
+        if !is_spooled || !self.fits(destination, body_size, whole.properties) {
             self.publish_directly(number);
             // No more than its own content: the next publish may be spooled.
             return self.inner.handle_frame(frame, &rest[..whole.wire_len], now);
         }
-        let destination = (publish.exchange, publish.routing_key);
         self.spool(number, destination, whole.properties, whole.body, now)?;
         Ok(whole.wire_len)
     }
@@ -76,13 +76,19 @@ impl SpoolingSession {
         config.refuses_others && body_size > config.max_message
     }
 
-    /// Whether a message is small enough, is no request whose reply comes to this channel, and has valid properties: malformed
-    /// ones would end the forwarder's connection and not its publisher's.
-    pub(super) fn fits(&self, body_size: u64, properties: &[u8]) -> bool {
+    /// Whether a message is small enough, is no request whose reply comes to this channel, and is none for which the upstream
+    /// may end the connection, such as one with malformed properties: that would be the forwarder's and not its publisher's.
+    pub(super) fn fits(
+        &self,
+        (exchange, routing_key): (&str, &str),
+        body_size: u64,
+        properties: &[u8],
+    ) -> bool {
         body_size <= self.local.config().max_message
             && properties.len() + ID_BYTES <= amqp::content::max_properties_len(self.frame_max)
             && Properties::decode(properties)
                 .is_ok_and(|properties| properties.reply_to != Some(broker::REPLY_QUEUE))
+            && !proxy::may_cost_connection(exchange, routing_key, properties)
     }
 
     /// Counts a publish that goes to the upstream.
@@ -170,8 +176,9 @@ impl SpoolingSession {
         if header.is_some_and(|header| header.is_valid() && self.is_refused_for_size(header.body_size)) {
             return self.refuse(number, &destination.exchange, TOO_LARGE, now);
         }
-        let fitting =
-            header.filter(|header| header.is_valid() && self.fits(header.body_size, header.properties));
+        let names = (&*destination.exchange, &*destination.routing_key);
+        let fitting = header
+            .filter(|header| header.is_valid() && self.fits(names, header.body_size, header.properties));
         let Some(header) = fitting else {
             self.publish_directly(number);
             if let Ok(Some(publish)) = Frame::parse(publish, 0) {

@@ -6,7 +6,7 @@ use amqp::frame;
 use amqp::handshake::OpenRequest;
 use amqp::method::{basic, confirm};
 use amqp::properties::NO_PROPERTIES;
-use amqp::{Capabilities, FieldTable, Negotiated};
+use amqp::{Capabilities, FieldTable, FieldValue, Negotiated, Properties, RawTable};
 use broker::{Broker, BrokerConfig, Timestamp};
 use parking_lot::Mutex;
 use store::disk::simulated::SimDisk;
@@ -118,6 +118,7 @@ impl Site {
             rules: vec![SpoolRule::new(None, None, Some("^spooled$")).unwrap()],
             max_bytes: 16 << 20,
             max_age: Duration::from_secs(3600),
+            nacked_max: None,
             refuses_others: true,
             auth_max: Duration::from_secs(3600),
             logins: None,
@@ -166,11 +167,15 @@ impl Site {
 
     /// The client publishes, with a body of one byte.
     fn publish(&mut self, exchange: &str, mandatory: bool) {
+        self.publish_with(exchange, mandatory, NO_PROPERTIES);
+    }
+
+    fn publish_with(&mut self, exchange: &str, mandatory: bool, properties: &[u8]) {
         let publish =
             basic::Publish { reserved_1: 0, exchange, routing_key: "k", mandatory, immediate: false };
         let mut bytes = Vec::new();
         frame::write_method(&mut bytes, 1, publish);
-        frame::write_content_header(&mut bytes, 1, 1, NO_PROPERTIES);
+        frame::write_content_header(&mut bytes, 1, 1, properties);
         frame::write_body(&mut bytes, 1, b"x");
         self.client_frames(&bytes);
     }
@@ -383,6 +388,19 @@ fn the_client_is_not_read_while_very_many_confirms_wait() {
     site.upstream(&[&body(1, 2)]);
     assert!(site.session.has_room());
     assert_eq!(site.received().len(), 3 + publishes);
+}
+
+#[test]
+fn a_message_at_which_the_upstream_would_fail_goes_directly() {
+    let mut site = Site::new();
+    let odd = FieldTable::from_iter([("k", FieldValue::F64(f64::NAN))]).encode();
+    let mut properties = Vec::new();
+    Properties::default().with_headers(RawTable::check(&odd).unwrap()).encode(&mut properties);
+    let before = site.taken().len();
+    site.publish("spooled", false);
+    assert_eq!(site.taken().len(), before);
+    site.publish_with("spooled", false, &properties);
+    assert!(site.taken()[before].starts_with(&BASIC_PUBLISH));
 }
 
 #[test]

@@ -64,6 +64,33 @@ async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
     assert_eq!(take(&full).0, numbers(0..1));
 }
 
+/// Each attempt is another copy in the queue that has room.
+#[tokio::test(start_paused = true)]
+async fn what_one_of_two_queues_does_not_take_is_parked_in_the_end_and_what_is_behind_it_comes_once() {
+    let max = Duration::from_secs(600);
+    let mut site = Simulated::new(&disk(), SpoolConfig { nacked_max: Some(max), ..config() });
+    let (local, room) = (site.queue(), site.declare("room", &FieldTable::new()));
+    site.declare("full", &limited(0));
+    site.declare_fanout("both", "room");
+    let binding = broker::Binding { source: "both", destination: "full", ..broker::Binding::default() };
+    site.upstream.vhost().bind_queue(broker::SessionId(77), &binding).unwrap();
+    for number in 0..100 {
+        spool_some(&site.spool, &local, "both", &number.to_string(), number..number + 1);
+        site.pass(Duration::from_millis(10)).await;
+    }
+    site.pass(LONG).await;
+    assert_eq!((site.spool.parked(), site.status().messages), (0, 100));
+    for _ in 0..2 * max.as_secs() / LONG.as_secs() {
+        site.pass(LONG).await;
+    }
+    assert_eq!((site.spool.parked(), site.status().messages, site.status().parked), (100, 0, 100));
+    let reasons = site.spool.parked_messages();
+    assert!(reasons.iter().all(|message| message.reason.starts_with("NACKED - basic.nack")), "{reasons:?}");
+    let copies = take(&room).0;
+    assert_eq!(firsts(copies.clone()).len(), 100);
+    assert!(copies.len() < 100 * 100, "{} copies", copies.len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restart_finds_what_waits_for_a_full_queue_and_its_order() {
     let disk = disk();

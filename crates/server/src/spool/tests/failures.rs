@@ -44,6 +44,89 @@ async fn messages_that_cannot_be_parked_stay_where_they_are_and_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn messages_that_are_gone_from_the_disk_do_not_keep_a_drain_from_ending() {
+    let disk = disk();
+    let mut before = Simulated::new(&disk, config());
+    let local = before.spool.queue("/", USER).unwrap();
+    for _ in 0..300 {
+        spool_large(&before.spool, &local, "gone", 9_000);
+    }
+    before.write_all();
+    while matches!(before.rounds.retire(), store::Retirement::Done) {}
+    let disk = disk.crash();
+    before.spool.drain(Duration::ZERO).await;
+    drop((before, local));
+
+    let mut after = Simulated::new(&disk, config());
+    assert!(after.status().bytes > 300 * 9_000);
+    for name in disk.files().into_iter().filter(|name| name.ends_with(".segment")) {
+        disk.damage(&name, Vec::clear);
+    }
+    drop(after.queue());
+    after.spool.set_mode(super::super::ForwardingMode::Draining);
+    for _ in 0..60 {
+        while after.broker.page(after.spool.local.timestamp(transport::now())) {}
+        after.pass(Duration::from_secs(10)).await;
+    }
+    let status = after.status();
+    assert_eq!((status.messages, status.bytes), (0, 0));
+    assert!(after.spool.local.is_drained());
+}
+
+/// Gives a user's local queue something that is no record.
+fn spool_garbage(spool: &Spool, queue: &SpoolQueue) {
+    let (mut publisher, properties) = (spool.local.publisher(), persistent(None));
+    let (name, body) = (queue.queue().name(), broker::Body::Copied(b"garbage"));
+    let publish = Publish { exchange: "", routing_key: name, properties: &properties, body };
+    assert!(publisher.publish(publish, Timestamp::default()).unwrap());
+    spool.local.accepted(queue, 7, 0);
+    publisher.flush_all(Timestamp::default());
+    queue.waker().wake();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_read_is_parked_and_counts_as_such() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    spool_garbage(&site.spool, &local);
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(LONG).await;
+    let status = site.status();
+    assert_eq!((status.parked, site.spool.parked(), status.messages, status.bytes), (1, 1, 0, 0));
+    assert_eq!(take(&upstream).0, numbers(0..3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn parked_messages_that_take_half_of_the_room_stop_their_user_alone_until_an_operator_has_seen_to_them()
+{
+    let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 100_000, ..config() });
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let other = site.spool.queue("/", "other").unwrap();
+    other.logged_in(Arc::new(Credentials::plain("other", "secret")));
+    for _ in 0..80 {
+        spool_large(&site.spool, &local, "gone", 1_000);
+    }
+    for _ in 0..3 {
+        site.pass(LONG).await;
+    }
+    let (status, outbox) = (site.spool.local.status(&local), Arc::new(Outbox::new(1)));
+    assert_eq!(status.messages + site.spool.parked(), 80, "none is dropped");
+    assert!((45..50).contains(&site.spool.parked()), "{}", site.spool.parked());
+    assert!(status.trouble.unwrap_or_default().contains("half of spool_max_bytes"));
+    assert!(site.spool.local.block(&local, &outbox).is_some());
+    assert!(site.spool.local.block(&other, &outbox).is_none());
+    spool_some(&site.spool, &other, "", "q", 0..10);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(0..10));
+
+    assert!(site.spool.purge_parked(SpoolSelection::default()) > 0);
+    site.pass(Duration::from_secs(5)).await;
+    let status = site.spool.local.status(&local);
+    assert_eq!((status.messages, status.trouble), (0, None));
+    assert!(site.spool.local.block(&local, &outbox).is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_that_cannot_move_to_a_backlog_come_again_in_order() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _full) = (site.queue(), site.declare("full", &limited(0)));
@@ -73,7 +156,10 @@ async fn parked_messages_that_cannot_be_forwarded_again_stay_parked() {
     spool_some(&site.spool, &local, "gone", "k", 0..3);
     site.pass(LONG).await;
     site.delete_local(local.queue().name());
-    assert_eq!((site.spool.requeue_parked(), site.spool.parked(), site.status().bytes), (0, 3, 0));
+    assert_eq!(
+        (site.spool.requeue_parked(SpoolSelection::default()), site.spool.parked(), site.status().bytes),
+        (0, 3, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,6 +211,54 @@ async fn a_login_that_is_refused_for_now_is_tried_again_soon() {
     *site.upstream.refusal.lock() = None;
     site.pass(Duration::from_secs(6)).await;
     assert_eq!(take(&upstream).0, numbers(0..3));
+}
+
+/// The pool remembers for a while that a password was accepted.
+#[tokio::test(start_paused = true)]
+async fn an_old_password_that_was_presented_last_does_not_keep_the_new_one_from_being_used() {
+    let mut site = Simulated::new(&disk(), config());
+    let upstream = site.declare("q", &FieldTable::new());
+    let local = site.spool.queue("/", USER).unwrap();
+    let [old, new] = ["old", "new"].map(|password| Credentials::plain(USER, password));
+    for credentials in [&old, &new, &old] {
+        local.logged_in(Arc::new(credentials.copy()));
+    }
+    site.refused.lock().push(old);
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(0..3));
+    // With nothing else that is known it waits, and goes on with the next login.
+    site.refused.lock().push(new);
+    site.upstream.lose();
+    site.pass(LONG).await;
+    spool_some(&site.spool, &local, "", "q", 3..5);
+    let before = site.isolated.lock().len();
+    site.pass(Duration::from_secs(50)).await;
+    assert!(site.isolated.lock().len() - before <= 4, "{} attempts", site.isolated.lock().len() - before);
+    assert!(site.status().trouble.is_some());
+    drop(site.queue());
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(take(&upstream).0, numbers(3..5));
+}
+
+#[test]
+fn few_credentials_are_known_at_once() {
+    let credentials: Vec<_> =
+        (0..9).map(|number| Arc::new(Credentials::plain(USER, number.to_string()))).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _runtime = runtime.enter();
+    let site = Simulated::new(&disk(), config());
+    let local = site.spool.queue("/", USER).unwrap();
+    credentials.iter().for_each(|each| local.logged_in(Arc::clone(each)));
+    let mut tried = Vec::new();
+    loop {
+        let first = local.credentials().unwrap();
+        tried.push(first.clone());
+        if !local.login_refused(&first) {
+            break;
+        }
+    }
+    assert!(tried == credentials[5..].iter().rev().cloned().collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]

@@ -199,13 +199,15 @@ async fn an_old_message_blocks_the_publishers_of_its_own_queue_alone() {
 async fn parked_messages_count_against_the_limit_until_they_are_dropped() {
     let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 5_000, ..config() });
     let local = site.queue();
-    spool_some(&site.spool, &local, "gone", "k", 0..100);
+    spool_some(&site.spool, &local, "gone", "k", 0..40);
     site.pass(LONG).await;
-    assert_eq!((site.spool.parked(), site.spool.status()[0].bytes), (100, 0));
+    assert_eq!((site.spool.parked(), site.spool.status()[0].bytes), (40, 0));
     let is_full = |site: &Simulated| site.spool.alarms().is_raised(crate::alarms::Resource::Spool);
+    site.spool.set_mode(super::super::ForwardingMode::Paused);
+    spool_some(&site.spool, &local, "", "q", 0..60);
+    site.pass(LONG).await;
     assert!(is_full(&site));
-    site.declare("q", &FieldTable::new());
-    assert_eq!(site.spool.purge_parked(), 100);
+    assert_eq!(site.spool.purge_parked(SpoolSelection::default()), 40);
     assert!(!is_full(&site));
 }
 
@@ -300,6 +302,24 @@ async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
         ("poison", "CHANNEL_ERROR - the broker cannot bear it")
     );
     assert_eq!(site.status().messages, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_at_which_the_upstream_fails_stops_no_others() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.closes_for("poison", Fault::new(ReplyCode::InternalError, "unexpected error"));
+    spool_some(&site.spool, &local, "", "poison", 0..1);
+    spool_some(&site.spool, &local, "", "q", 1..20);
+    site.pass(Duration::from_secs(10)).await;
+    assert_eq!(site.spool.parked(), 0, "the upstream may have failed for another reason");
+    for _ in 0..4 {
+        site.pass(LONG).await;
+    }
+    let mut bodies = take(&upstream).0;
+    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
+    bodies.dedup();
+    assert_eq!((bodies, site.spool.parked(), site.status().messages), (numbers(1..20), 1, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -24,20 +24,25 @@ use store::{Rounds, Store};
 
 use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
-use super::{Connecting, Spool, SpoolConfig, SpoolRule, UpstreamAccess};
+use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
 use crate::backend::Clock;
+use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::tests::{USER, Upstream};
 
 /// A spool whose disk is written to when a test says so.
 struct Simulated {
     spool: Arc<Spool>,
+    /// That of the local queues.
+    broker: Arc<Broker>,
     rounds: Rounds,
     upstream: Upstream,
     /// Whether the upstream can be reached.
     is_reachable: Arc<AtomicBool>,
     /// Of each connection that was asked for, whether it was to be isolated.
     isolated: Arc<Mutex<Vec<bool>>>,
+    /// Credentials that the upstream refuses.
+    refused: Arc<Mutex<Vec<Credentials>>>,
     /// Whether a forwarder panics that asks for a connection.
     is_broken: Arc<AtomicBool>,
 }
@@ -64,11 +69,18 @@ impl Simulated {
             (upstream.clone(), Arc::clone(&is_reachable), Arc::clone(&is_broken));
         let isolated = Arc::<Mutex<Vec<bool>>>::default();
         let asked = Arc::clone(&isolated);
-        let connect = move |_, is_isolated| -> Connecting {
+        let refused = Arc::<Mutex<Vec<Credentials>>>::default();
+        let bad = Arc::clone(&refused);
+        let connect = move |login: SharedLogin, is_isolated| -> Connecting {
             assert!(!broken.load(Ordering::Relaxed), "the forwarder fails on purpose");
             asked.lock().push(is_isolated);
+            let is_refused = bad.lock().contains(&login.credentials);
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
+                if is_refused {
+                    let fault = Fault::new(ReplyCode::AccessRefused, "Login was refused");
+                    return Err(OpenError::Refused(fault));
+                }
                 if is_reachable {
                     return behind.open().await;
                 }
@@ -79,10 +91,10 @@ impl Simulated {
         let known = Arc::clone(&is_reachable);
         let answers = move || Some(known.load(Ordering::Relaxed));
         let access = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
-        let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
+        let local = LocalSpool::open(Arc::clone(&broker), Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable, isolated, is_broken }
+        Self { spool, broker, rounds, upstream, is_reachable, isolated, refused, is_broken }
     }
 
     fn write_all(&mut self) {
@@ -117,6 +129,7 @@ fn config() -> SpoolConfig {
         rules: vec![SpoolRule::new(None, None, None).unwrap()],
         max_bytes: 16 << 20,
         max_age: Duration::from_secs(3600),
+        nacked_max: None,
         refuses_others: false,
         auth_max: Duration::from_secs(3600),
         logins: None,

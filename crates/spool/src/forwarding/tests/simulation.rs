@@ -13,6 +13,7 @@ const SMALL: ForwardingLimits = ForwardingLimits {
     deferred: 10,
     deferred_bytes: 1 << 20,
     backlogs: 2,
+    nacked_max: None,
 };
 
 const MESSAGES: u64 = 150;
@@ -288,7 +289,7 @@ impl Simulation {
                 // Confirms that it owes are lost with the channel.
                 if self.random.below(2) == 0 {
                     acks.iter().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
-                    nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now));
+                    nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, 0));
                 }
                 self.broker.received[channel as usize].clear();
                 self.broker.tags[channel as usize] = 0;
@@ -307,7 +308,7 @@ impl Simulation {
             acks.last().into_iter().for_each(|tag| self.forwarding.acked(channel, *tag, true, self.now));
         } else {
             acks.iter().rev().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
-            nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now));
+            nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, 0));
         }
     }
 
