@@ -60,15 +60,15 @@ pub(crate) struct Paging {
 struct LongQueues {
     queues: Vec<Weak<Queue>>,
     /// How many there were when the deleted ones were last removed.
-    left: usize,
+    live_after_sweep: usize,
 }
 
 impl LongQueues {
     /// Adds a queue, and removes the deleted ones each time that there are twice as many as were left before.
     fn add(&mut self, queue: Weak<Queue>) {
-        if self.queues.len() >= LONG_QUEUES_KEPT.max(2 * self.left) {
+        if self.queues.len() >= LONG_QUEUES_KEPT.max(2 * self.live_after_sweep) {
             self.queues.retain(|queue| queue.strong_count() > 0);
-            self.left = self.queues.len();
+            self.live_after_sweep = self.queues.len();
         }
         self.queues.push(queue);
     }
@@ -85,7 +85,7 @@ pub(crate) struct Counted {
 }
 
 impl Broker {
-    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged one. It blocks on the disk.
+    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged or deleted one. It blocks on the disk.
     /// Returns false if there is nothing to do.
     pub fn page(&self, now: Timestamp) -> bool {
         let paging = self.paging();
@@ -240,7 +240,9 @@ impl Paging {
         let still =
             long.into_iter().filter(|queue| queue.upgrade().is_some_and(|queue| queue.is_still_long()));
         let still: Vec<_> = still.collect();
-        self.long.lock().queues.extend(still);
+        let mut long = self.long.lock();
+        long.queues.extend(still);
+        long.live_after_sweep = long.queues.len();
     }
 
     fn held(&self) -> PagingStatus {

@@ -14,13 +14,17 @@ impl<T> Default for Recent<T> {
 }
 
 impl<T> Recent<T> {
-    /// The value that `is_meant`, or a new one, which takes the place of the one that was not used for the longest time.
-    pub(crate) fn get(&mut self, is_meant: impl FnMut(&T) -> bool, new: impl FnOnce() -> T) -> &T {
-        match self.0.iter().position(is_meant) {
+    /// The value that `matches`, or a new one, which takes the place of the one that was not used for the longest time.
+    pub(crate) fn get_or_insert_with(
+        &mut self,
+        matches: impl FnMut(&T) -> bool,
+        make: impl FnOnce() -> T,
+    ) -> &T {
+        match self.0.iter().position(matches) {
             Some(at) => self.0[..=at].rotate_right(1),
             None => {
                 self.0.truncate(KEPT - 1);
-                self.0.insert(0, new());
+                self.0.insert(0, make());
             }
         }
         &self.0[0]
@@ -37,7 +41,7 @@ mod tests {
         // Whether the value had to be made.
         let mut is_new = |value: usize| {
             let mut made = false;
-            let found = recent.get(
+            let found = recent.get_or_insert_with(
                 |&known| known == value,
                 || {
                     made = true;

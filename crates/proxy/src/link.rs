@@ -249,7 +249,7 @@ impl ClientLink {
 
     /// An upstream connection that the client publishes on is blocked. The client is notified of the first.
     pub(crate) fn block(&self, reason: &str) {
-        self.count_blocked(|blocked, buf| {
+        self.update_blocked(|blocked, buf| {
             if blocked.fetch_add(1, Ordering::AcqRel) == 0 {
                 write_method(buf.tail(), 0, connection::Blocked { reason });
             }
@@ -259,16 +259,16 @@ impl ClientLink {
     /// An upstream connection that the client publishes on is no longer blocked. The client is notified of
     /// the last.
     pub(crate) fn unblock(&self) {
-        self.count_blocked(|blocked, buf| {
+        self.update_blocked(|blocked, buf| {
             if blocked.fetch_sub(1, Ordering::AcqRel) == 1 {
                 write_method(buf.tail(), 0, connection::Unblocked {});
             }
         });
     }
 
-    /// Counts under the outbox's lock: connections are blocked and unblocked by tasks of their own, and the last that a client
-    /// is told has to be how it is.
-    fn count_blocked(&self, count: impl FnOnce(&AtomicUsize, &mut OutBuf)) {
+    /// Updates the count, and notifies the client, under the outbox's lock: connections are blocked and unblocked by tasks of
+    /// their own, and the last notification must match the state.
+    fn update_blocked(&self, count: impl FnOnce(&AtomicUsize, &mut OutBuf)) {
         if self.blocked_notify {
             self.outbox.append(|buf| count(&self.blocked, buf));
         }

@@ -495,7 +495,8 @@ impl Pool {
     }
 
     /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are closed
-    /// or `limit` has passed, or the closes have taken as long as `closing`. New connections are refused from then on.
+    /// or `limit` has passed, or the closes have taken as long as `closing`, unless frames that departed clients have sent are
+    /// still unanswered. New connections are refused from then on.
     /// Sessions should have ended before.
     pub async fn drain(&self, limit: Duration, closing: Duration) {
         let end = tokio::time::Instant::now() + limit;
@@ -507,7 +508,8 @@ impl Pool {
         all.iter().for_each(|upstream| upstream.close("shutdown", transport::now()));
         // Past the limit the process goes on without the brokers' answers.
         let emptied = self.wait_until(|| self.connections.lock().is_empty());
-        let end = end.min(tokio::time::Instant::now() + closing);
+        let is_all_answered = self.kept.departed.bytes() == 0;
+        let end = if is_all_answered { end.min(tokio::time::Instant::now() + closing) } else { end };
         let _ = tokio::time::timeout_at(end, emptied).await;
     }
 

@@ -163,6 +163,13 @@ impl<T> Forwarding<T> {
         }
     }
 
+    /// One that begins with nothing read or open. For how long the broker has nacked what stays known.
+    #[must_use]
+    pub fn begin_anew(&mut self) -> Self {
+        let (keys, nacks) = (self.keys.clone(), std::mem::take(&mut self.nacks));
+        Self { keys, nacks, ..Self::with_caution(self.limits, self.caution) }
+    }
+
     /// A backlog that a restart has found, with its number of messages. To be called before anything is read.
     pub fn restore(&mut self, name: BacklogName, messages: u64) -> BacklogId {
         self.backlogs.restore(&self.keys, name, messages)

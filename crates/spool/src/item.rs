@@ -12,7 +12,7 @@ use crate::envelope::Envelope;
 pub(crate) type DestinationKey = u64;
 
 /// Makes the keys of destinations.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct DestinationKeys(DefaultHashBuilder);
 
 impl DestinationKeys {

@@ -80,7 +80,7 @@ impl Decoder {
     }
 
     fn shared(&mut self, exchange: &str) -> ExchangeName {
-        self.exchanges.get(|known| **known == *exchange, || exchange.into()).clone()
+        self.exchanges.get_or_insert_with(|known| **known == *exchange, || exchange.into()).clone()
     }
 }
 

@@ -363,7 +363,7 @@ mod tests {
             }
         }
 
-        /// The next consumer, and whether it is the only one of its priority.
+        /// The next consumer, and how many of its priority have room.
         fn next(&self) -> Option<(ConsumerId, usize)> {
             let highest = self.turns.iter().map(|id| self.priority(*id)).max()?;
             let mut group = self.turns.iter().filter(|id| self.priority(**id) == highest);
@@ -406,7 +406,7 @@ mod tests {
                         }
                     }
                 }
-                let next = consumers.next().map(|(slot, with_room)| (consumers.get(slot).id(slot), with_room));
+                let next = consumers.next().map(|(slot, ready)| (consumers.get(slot).id(slot), ready));
                 prop_assert_eq!(next, model.next());
                 prop_assert_eq!(consumers.len(), model.all.len());
             }

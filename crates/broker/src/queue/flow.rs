@@ -243,7 +243,7 @@ impl Queue {
         }
         if self.delivery_order().returned_first {
             // Such a queue hands out what it can before it looks at its limits.
-            state.pump(now, &mut effects);
+            state.pump_before_limits(now, &mut effects);
         }
         let state = self.trim(state, &mut effects, now);
         self.run(state, effects, now);

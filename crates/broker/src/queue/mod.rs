@@ -72,7 +72,7 @@ pub(crate) struct QueueContext {
 impl QueueContext {
     fn share(&self, arguments: QueueArguments) -> Arc<QueueArguments> {
         let mut recent = self.arguments.lock();
-        let equal = recent.get(|known| **known == arguments, || Arc::new(arguments.clone()));
+        let equal = recent.get_or_insert_with(|known| **known == arguments, || Arc::new(arguments.clone()));
         Arc::clone(equal)
     }
 }

@@ -259,6 +259,12 @@ impl QueueState {
         self.serve(expired_by, now, true, effects);
     }
 
+    /// [Serves consumers](Self::pump) before length limits are looked at: a message that a consumer with room can take is not
+    /// above them.
+    pub(super) fn pump_before_limits(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.serve(now, now, true, effects);
+    }
+
     /// Gives messages to consumers as long as there are both messages and consumers with room: to those of
     /// the highest priority first, in turn, one message each; a single one takes any number up to
     /// [`MAX_TURN`].
@@ -273,7 +279,7 @@ impl QueueState {
         &mut self,
         expired_by: Timestamp,
         now: Timestamp,
-        arriving: bool,
+        is_urgent: bool,
         effects: &mut Effects,
     ) -> bool {
         loop {
@@ -283,19 +289,19 @@ impl QueueState {
             if self.ready.is_empty() {
                 return true;
             }
-            let Some((slot, with_room)) = self.consumers.next() else { return true };
+            let Some((slot, ready_consumers)) = self.consumers.next() else { return true };
             if self.ready.front().is_none() {
                 self.ready.want_load();
                 return true;
             }
             let entry = self.consumers.get(slot);
-            let is_fewer = self.ready.len() < with_room;
-            let allowance = if with_room == 1 { MAX_TURN } else { 1 };
+            let fewer_than_consumers = self.ready.len() < ready_consumers;
+            let allowance = if ready_consumers == 1 { MAX_TURN } else { 1 };
             let mut offer = Offer {
                 ready: &mut self.ready,
                 expired_by: expired_by.0,
                 now,
-                is_urgent: arriving || is_fewer,
+                is_urgent: is_urgent || fewer_than_consumers,
                 allowance,
                 taken: 0,
                 redelivered: 0,

@@ -145,7 +145,8 @@ impl Forwarder {
     pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) -> Self {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
-        let (forwarding, backlogs) = restored(&local, &queue);
+        let limits = ForwardingLimits { nacked_max: local.config().nacked_max, ..LIMITS };
+        let (forwarding, backlogs) = restored(&queue, Forwarding::new(limits));
         Self {
             local,
             queue,
@@ -412,9 +413,10 @@ impl Drop for Forwarder {
 }
 
 /// Nothing is read yet, and the local queues have what they have.
-fn restored(local: &LocalSpool, queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
-    let limits = ForwardingLimits { nacked_max: local.config().nacked_max, ..LIMITS };
-    let mut forwarding = Forwarding::new(limits);
+fn restored(
+    queue: &SpoolQueue,
+    mut forwarding: Forwarding<Taken>,
+) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
     let backlogs = queue.backlogs().into_iter();
     let backlogs = backlogs
         .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))

@@ -260,6 +260,7 @@ impl LocalSpool {
 
     /// A backlog has become empty: [`Self::delete_emptied`] deletes it once its messages are on disk wherever they have gone.
     pub(super) fn release_backlog(&self, queue: &SpoolQueue, backlog: &Arc<Queue>) {
+        self.left(queue, backlog.take_lost_bytes());
         let until = self.store().map_or(Lsn::default(), |store| store.end());
         queue.backlog_emptied(backlog, until);
     }

@@ -45,21 +45,21 @@ impl<T> Forwarding<T> {
     }
 
     /// The broker has not taken messages, such as those for a full queue: they are tried again later, or parked if that has
-    /// gone on for too long. `at` is the time in milliseconds since 1970.
+    /// gone on for too long. `at` is the time in milliseconds since 1970, or `None` if nothing can be parked now.
     pub fn nacked(
         &mut self,
         channel: ForwardingChannel,
         delivery_tag: u64,
         multiple: bool,
         now: Instant,
-        at: u64,
+        at: Option<u64>,
     ) {
         for item in self.channel_mut(channel).take(delivery_tag, multiple) {
             self.landed(&item);
             let destination = item.destination;
             let lasted = self.nacks.nacked(&self.keys, destination, &item.envelope, now);
-            let age = Duration::from_millis(at.saturating_sub(item.envelope.accepted_at()));
-            match self.limits.nacked_max.filter(|max| lasted >= *max && age >= *max) {
+            let age = at.map(|at| Duration::from_millis(at.saturating_sub(item.envelope.accepted_at())));
+            match self.limits.nacked_max.filter(|&max| lasted >= max && age.is_some_and(|age| age >= max)) {
                 None => {
                     let channel = self.channel_of(&item);
                     self.deferred.nacked(item, channel);

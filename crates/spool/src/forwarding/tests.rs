@@ -101,7 +101,7 @@ impl Bench {
     }
 
     fn nacked(&mut self, delivery_tag: u64, multiple: bool) {
-        self.forwarding.nacked(Fast, delivery_tag, multiple, self.now, self.at);
+        self.forwarding.nacked(Fast, delivery_tag, multiple, self.now, Some(self.at));
     }
 
     fn pass(&mut self, time: Duration) {
@@ -232,6 +232,32 @@ fn what_is_nacked_for_too_long_is_parked_and_what_is_behind_it_gets_its_attempt(
     assert_eq!(bench.published().len(), 1);
     bench.nacked(tag + 4, false);
     assert_eq!((bench.settled().1, bench.forwarding.deferred()), (vec![], 1), "a confirm ends the count");
+}
+
+#[test]
+fn what_is_nacked_waits_while_nothing_can_be_parked_and_a_new_beginning_forgets_no_time() {
+    let max = Duration::from_secs(600);
+    let mut bench = Bench::with(ForwardingLimits { nacked_max: Some(max), ..LIMITS }, &["full"]);
+    assert_eq!(bench.published(), [0]);
+    bench.nacked(1, false);
+    let mut tag = 1;
+    while bench.at < 2 * max.as_millis() as u64 {
+        let end = bench.forwarding.next_deadline().unwrap();
+        bench.pass(end - bench.now);
+        assert_eq!(bench.published(), [0]);
+        tag += 1;
+        bench.forwarding.nacked(Fast, tag, false, bench.now, None);
+    }
+    assert_eq!(bench.settled(), (vec![], vec![]));
+    bench.forwarding.lost(None);
+    bench.settled();
+    bench.forwarding = bench.forwarding.begin_anew();
+    bench.forwarding.opened(Fast);
+    bench.next = 0;
+    bench.read("full");
+    assert_eq!(bench.published(), [0]);
+    bench.nacked(1, false);
+    assert_eq!(bench.settled().1, [0]);
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl DeliveringChannel {
         };
         let entry = self.unsettled[at].1.take()?;
         self.unsettled_count -= 1;
-        self.forget_settled_front();
+        self.drop_leading_tombstones();
         if self.unsettled.len() > 2 * self.unsettled_count + TOMBSTONES_KEPT {
             self.unsettled.retain(|(_, entry)| entry.is_some());
         }
@@ -206,13 +206,13 @@ impl DeliveringChannel {
         let taken: Vec<_> =
             self.unsettled.drain(..end).filter_map(|(tag, entry)| Some((tag, entry?))).collect();
         self.unsettled_count -= taken.len();
-        self.forget_settled_front();
+        self.drop_leading_tombstones();
         self.give_back_memory();
         Some(taken)
     }
 
     /// The front is an outstanding delivery: its age is that of the oldest.
-    fn forget_settled_front(&mut self) {
+    fn drop_leading_tombstones(&mut self) {
         while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {
             self.unsettled.pop_front();
         }

@@ -1,6 +1,7 @@
 //! Busy clients leave others their turns. The clock is the work that is charged.
 
 use amqp::{FieldValue, RawTable};
+use broker::Compatibility;
 use sync::work::{TURN, Turn};
 
 use super::*;
@@ -274,4 +275,52 @@ fn a_message_to_very_many_queues_misses_none_whose_consumer_is_ready() {
     }
     let mut publisher = Conversation::open(&shared, 0);
     assert_eq!(confirmed_turns(&mut publisher, &mut consumers, 3), (3 * QUEUES, 0));
+}
+
+#[test]
+fn what_comes_back_is_not_dropped_at_the_end_of_a_turn_if_a_consumer_can_take_it() {
+    // More than a turn hands out.
+    const MESSAGES: usize = 8_000;
+    let config = BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() };
+    let shared = simulated::server_of(Broker::new(config), Clock::start(), 0).shared();
+    let mut holder = Conversation::open(&shared, 0);
+    let arguments: FieldTable =
+        [("x-queue-type", FieldValue::text("quorum")), ("x-max-length", FieldValue::I64(10))]
+            .into_iter()
+            .collect();
+    let arguments = arguments.encode();
+    let consume = |out: &mut Vec<u8>| {
+        frame::write_method(out, 1, basic::Consume { queue: "q", no_wait: true, ..Default::default() });
+    };
+    let deliveries = |client: &mut Conversation| {
+        client.received().iter().filter(|method| *method == "basic.deliver").count()
+    };
+    holder.call(|out| {
+        let arguments = RawTable::check(&arguments).unwrap();
+        let declare = queue::Declare { queue: "q", durable: true, arguments, ..Default::default() };
+        frame::write_method(out, 1, declare);
+    });
+    holder.call(consume);
+    let mut publisher = Conversation::open(&shared, 0);
+    let mut held = 0;
+    for _ in 0..MESSAGES {
+        publisher.call(|out| publish(out, "q", b"", false));
+        held += deliveries(&mut holder);
+    }
+    assert_eq!(held, MESSAGES);
+    let mut others = [Conversation::open(&shared, 0), Conversation::open(&shared, 0)];
+    others.iter_mut().for_each(|other| drop(other.call(consume)));
+    frame::write_method(&mut holder.unconsumed, 1, channel::Close::default());
+    let (mut taken, mut turns) = (0, 0);
+    while holder.received().is_empty() {
+        turn(&mut holder);
+        taken += others.iter_mut().map(deliveries).sum::<usize>();
+        turns += 1;
+        assert!(turns < ENDLESS);
+    }
+    for other in &mut others {
+        turn(other);
+        taken += deliveries(other);
+    }
+    assert_eq!(taken, MESSAGES);
 }

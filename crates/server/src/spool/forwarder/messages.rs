@@ -204,7 +204,9 @@ impl Forwarder {
         now: Instant,
     ) {
         self.heard(now);
-        self.forwarding.nacked(channel, delivery_tag, multiple, now, self.local.timestamp(now).0);
+        // Without room to park it the message waits like others for its destination: nothing else is held up by it.
+        let at = self.local.has_room_to_park().then(|| self.local.timestamp(now).0);
+        self.forwarding.nacked(channel, delivery_tag, multiple, now, at);
     }
 
     /// The upstream has closed a channel because of a message. Returns false if none was in flight.
@@ -259,6 +261,9 @@ impl Forwarder {
         self.count_loaded();
         self.queue.deferred.store(self.forwarding.deferred(), Ordering::Relaxed);
         self.queue.set_oldest(self.forwarding.oldest());
+        if self.queue.parks_nothing() && self.queue.messages() == 0 {
+            self.local.can_park(&self.queue);
+        }
         if has_changed {
             self.local.changed();
         }
@@ -276,6 +281,7 @@ impl Forwarder {
             Ok(()) => {
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
                 self.local.left(&self.queue, bytes);
+                self.local.can_park(&self.queue);
             }
             Err(deliveries) => self.failed(&from, deliveries, failure(NO_PARKED), at),
         }
@@ -332,7 +338,7 @@ impl Forwarder {
                 self.local.release_backlog(&self.queue, &backlog);
             }
         }
-        (self.forwarding, self.backlogs) = super::restored(&self.local, &self.queue);
+        (self.forwarding, self.backlogs) = super::restored(&self.queue, self.forwarding.begin_anew());
     }
 
     fn finish(&mut self, batches: &mut Batches, at: Timestamp) {

@@ -89,6 +89,14 @@ impl LocalSpool {
         self.check_age(queue);
     }
 
+    /// A message of a queue has been parked, or none waits any more: nothing of it waits for room.
+    pub(in crate::spool) fn can_park(&self, queue: &SpoolQueue) {
+        if queue.parks_nothing() {
+            queue.set_parks_nothing(false);
+            self.check_age(queue);
+        }
+    }
+
     /// Lets a queue go on once there is room for parked messages.
     fn check_parking(&self, queue: &SpoolQueue) {
         let half = self.config().max_bytes / PARKED_SHARE;

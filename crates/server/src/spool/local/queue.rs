@@ -235,7 +235,7 @@ impl SpoolQueue {
     }
 
     /// Whether it waits for room for parked messages.
-    pub(super) fn parks_nothing(&self) -> bool {
+    pub(in crate::spool) fn parks_nothing(&self) -> bool {
         self.parks_nothing.load(Ordering::Acquire)
     }
 

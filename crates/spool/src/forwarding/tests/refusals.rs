@@ -234,7 +234,7 @@ fn a_destination_that_waited_changes_its_channel_without_another_event() {
     bench.now += Duration::from_secs(2);
     read(&mut bench, "full");
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
-    bench.forwarding.nacked(Careful, 1, false, bench.now, bench.at);
+    bench.forwarding.nacked(Careful, 1, false, bench.now, Some(bench.at));
     read(&mut bench, "other");
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![2]));
     bench.forwarding.acked(Careful, 2, false, bench.now);

@@ -289,7 +289,9 @@ impl Simulation {
                 // Confirms that it owes are lost with the channel.
                 if self.random.below(2) == 0 {
                     acks.iter().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
-                    nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, 0));
+                    nacks
+                        .iter()
+                        .for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, Some(0)));
                 }
                 self.broker.received[channel as usize].clear();
                 self.broker.tags[channel as usize] = 0;
@@ -308,7 +310,7 @@ impl Simulation {
             acks.last().into_iter().for_each(|tag| self.forwarding.acked(channel, *tag, true, self.now));
         } else {
             acks.iter().rev().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
-            nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, 0));
+            nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, Some(0)));
         }
     }
 

@@ -88,7 +88,7 @@ impl Upstream {
         self.broker().vhost("/").unwrap()
     }
 
-    /// Has all end whose time is over.
+    /// Expires queues and messages that are due.
     pub(crate) fn expire(&self) {
         let now = self.shared.clock.timestamp(transport::now());
         self.broker().expire(now);
