@@ -127,6 +127,27 @@ async fn parked_messages_that_take_half_of_the_room_stop_their_user_alone_until_
 }
 
 #[tokio::test(start_paused = true)]
+async fn publishers_go_on_once_nothing_waits_that_could_not_be_parked() {
+    let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 100_000, ..config() });
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    for _ in 0..80 {
+        spool_large(&site.spool, &local, "gone", 1_000);
+    }
+    for _ in 0..3 {
+        site.pass(LONG).await;
+    }
+    let (parked, outbox) = (site.spool.parked(), Arc::new(Outbox::new(1)));
+    assert!(parked > 0 && site.spool.local.block(&local, &outbox).is_some());
+    site.declare_fanout("gone", "q");
+    for _ in 0..5 {
+        site.pass(LONG).await;
+    }
+    assert_eq!((site.status().messages, site.spool.parked()), (0, parked), "an operator may look at them");
+    assert!(upstream.message_count() >= 80 - parked);
+    assert!(site.spool.local.block(&local, &outbox).is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_that_cannot_move_to_a_backlog_come_again_in_order() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _full) = (site.queue(), site.declare("full", &limited(0)));
