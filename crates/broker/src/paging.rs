@@ -85,8 +85,8 @@ pub(crate) struct Counted {
 }
 
 impl Broker {
-    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged or deleted one. It blocks on the disk.
-    /// Returns false if there is nothing to do.
+    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged or deleted one. It blocks
+    /// on the disk. Returns false if there is nothing to do.
     pub fn page(&self, now: Timestamp) -> bool {
         let paging = self.paging();
         if paging.free_next() {

@@ -110,9 +110,9 @@ impl ConnectionConsumers {
     }
 
     /// Lets a consumer write if there is room and none waits for it, or if it is the consumer's turn.
-    /// Otherwise, or if the delivering task's turn is over and it is not urgent, or too many deliveries wait to be traced, adds
-    /// it to the wait queue and returns its ticket. What is urgent waits behind others of the connection, too: a busy queue would
-    /// take all the room otherwise.
+    /// Otherwise, or if the delivering task's turn is over and it is not urgent, or too many deliveries wait to be traced,
+    /// adds it to the wait queue and returns its ticket. Urgent deliveries wait behind others of the connection, too: a busy
+    /// queue would take all the room otherwise.
     pub(super) fn enter(
         &self,
         deliveries: &Arc<Deliveries>,
