@@ -104,6 +104,8 @@ def test_it_serves_as_a_user_without_rights_on_a_file_system_that_cannot_be_writ
         container = Container(machine, image, program, tmp_path)
         try:
             container.child.wait_line("^amqp +listening on amqp://0.0.0.0:5672")
+            # The last of its listeners.
+            container.child.wait_line("^http +listening on ")
             assert container.run("leveret", "health", "--ready").stdout == ""
             assert machine.run(ROOT / ".cache" / "venv" / "bin" / "python", "-c", CLIENT).stdout == "hello\n"
             assert machine.run("touch", f"{Container.ROOT}/tmp/file", check=False).returncode != 0
