@@ -5,6 +5,7 @@ import threading
 import pika
 import pytest
 from harness.ctl import Ctl
+from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
 from harness.spool import spooling, waiting
@@ -117,6 +118,9 @@ def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, chann
     assert "3 messages of user 'guest' in virtual host '/' are left, 3 of them because" in ctl("spool", "drain")
     assert "3 messages would be dropped" in ctl.fails("spool", "purge", "--waiting", "--of-user", "guest", code=2)
     assert ctl.raw("spool", "purge", "--waiting")[0] == 2, "whose messages is not said"
+    api = Management(server, server.http)
+    for query in ["waiting?user=guest&vhots=other", "waiting?user=", "parked?usr=nobody"]:
+        assert api.status("DELETE", f"leveret/spool/{query}") == 400, query
     dropped = "messages that were not forwarded are dropped\n"
     assert ctl("spool", "purge", "--waiting", "--yes", "--of-user", "nobody") == f"0 {dropped}"
     assert ctl("spool", "purge", "--waiting", "--yes", "--of-user", "guest", "--vhost", "/") == f"3 {dropped}"

@@ -122,6 +122,15 @@ impl Call {
         self.names.iter().any(|(name, _)| *name == part)
     }
 
+    /// Refuses a query with other keys (400), or with one that is empty: what a mistyped key should have narrowed down concerns
+    /// everything.
+    pub(super) fn queries_only(&self, known: &[&str]) -> Result<(), ApiError> {
+        match self.query.iter().find(|(key, value)| !known.contains(&key.as_str()) || value.is_empty()) {
+            Some((key, _)) => Err(ApiError::bad_request(format!("{key}: not known here, or empty"))),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn query(&self, key: &str) -> Option<&str> {
         self.query.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }

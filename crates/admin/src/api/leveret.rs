@@ -82,6 +82,9 @@ pub(super) fn spool(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.spool_queues(), "user")
 }
 
+/// Query keys that select spooled messages.
+const SELECTION: [&str; 2] = ["user", "vhost"];
+
 /// `GET /api/leveret/spool/parked`.
 pub(super) fn parked(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.parked_messages(), "exchange")
@@ -89,6 +92,7 @@ pub(super) fn parked(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/spool/parked/requeue`.
 pub(super) fn requeue_parked(call: &Call) -> ApiAnswer {
+    call.queries_only(&SELECTION)?;
     call.api
         .process
         .requeue_parked(call.query("user"), call.query("vhost"))
@@ -117,6 +121,7 @@ fn steer_spool(call: &Call, action: &str) -> ApiAnswer {
 
 /// `DELETE /api/leveret/spool/parked`.
 pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
+    call.queries_only(&SELECTION)?;
     call.api
         .process
         .purge_parked(call.query("user"), call.query("vhost"))
@@ -126,6 +131,7 @@ pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/leveret/spool/waiting`. The user has to be given, so that nobody drops everything by accident.
 pub(super) fn purge_waiting(call: &Call) -> ApiAnswer {
+    call.queries_only(&SELECTION)?;
     let user = call.query("user").ok_or_else(|| ApiError::bad_request("user is missing"))?;
     let purged = call.api.process.purge_waiting(user, call.query("vhost"));
     purged.map(Reply::json).ok_or_else(ApiError::not_found)
