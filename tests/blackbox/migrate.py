@@ -7,10 +7,11 @@ import threading
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.leveret import run
 from harness.management import Management, path
 from harness.metrics import wait_until
-from harness.migration import bodies, connected, fill, migration_fixtures, numbers, take_all, to
+from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to
 from harness.patience import TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
@@ -20,7 +21,7 @@ cluster, movable = migration_fixtures()
 
 
 def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
-    with connected(movable) as client:
+    with connect(movable) as client:
         channel = client.channel()
         channel.exchange_declare("events", "topic", durable=True)
         channel.queue_declare("moved", durable=True)
@@ -38,7 +39,7 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
     # The same command again tells the same.
     assert "everything has moved already" in movable.ctl(*to(cluster))
     for server in (movable, cluster):
-        with connected(server) as client:
+        with connect(server) as client:
             assert client.channel().queue_declare("moved", passive=True).method.message_count == 300
     with pika.BlockingConnection(pika.URLParameters(f"amqp://ann:secret@127.0.0.1:{movable.amqp}")) as client:
         channel = client.channel()
@@ -74,7 +75,7 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
         number = 2000
         while not over.is_set():
             try:
-                with connected(movable) as client:
+                with connect(movable) as client:
                     channel = client.channel()
                     channel.confirm_delivery()
                     while not over.is_set():
@@ -88,7 +89,7 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
     def consume():
         while not over.is_set():
             try:
-                with connected(movable) as client:
+                with connect(movable) as client:
                     channel = client.channel()
                     channel.basic_qos(prefetch_count=20)
                     for method, _, body in channel.consume("busy", inactivity_timeout=0.1):
@@ -126,7 +127,7 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
 def test_a_dry_run_changes_nothing(movable, cluster):
     fill(movable, "still", numbers(3))
     before = Management(cluster, cluster.http).get("definitions")
-    with connected(movable) as client:
+    with connect(movable) as client:
         client.channel().queue_declare("mine", exclusive=True)
         printed = movable.ctl(*to(cluster, "--dry-run"))
     assert "would make queue '/' 'still'" in printed
@@ -152,7 +153,7 @@ def test_two_virtual_hosts_and_queues_of_all_kinds(movable, cluster):
     movable.ctl("set_permissions", "-p", "two", "guest", ".*", ".*", ".*")
     fill(movable, "quorum", numbers(50), arguments={"x-queue-type": "quorum"})
     fill(movable, "ranked", [], arguments={"x-max-priority": 5})
-    with connected(movable) as client:
+    with connect(movable) as client:
         channel = client.channel()
         for number in range(30):
             channel.basic_publish("", "ranked", str(number).encode(), pika.BasicProperties(priority=number % 3))
@@ -173,12 +174,12 @@ def test_two_virtual_hosts_and_queues_of_all_kinds(movable, cluster):
 
 def test_what_the_target_lacks_is_told_before_anything_moves(movable, cluster):
     fill(movable, "unmoved", numbers(5))
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         client.channel().queue_declare("unmoved", durable=True, arguments={"x-max-length": 7})
     code, out, error = movable.ctl.raw(*to(cluster))
     assert code == 1 and "definitions are refused" in error, out + error
     assert "refused: queue '/' 'unmoved': arguments differs there" in out
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         channel = client.channel()
         assert channel.queue_declare("unmoved", passive=True).method.message_count == 0
         channel.queue_delete("unmoved")
@@ -188,13 +189,13 @@ def test_what_the_target_lacks_is_told_before_anything_moves(movable, cluster):
 def test_queues_that_end_by_themselves_are_there_at_the_end(movable, cluster):
     """One that is deleted when nobody uses it, while nobody consumes there yet; and one that ends with its last consumer."""
     fill(movable, "fleeting", numbers(10), arguments={"x-expires": 600_000})
-    with connected(movable) as client:
+    with connect(movable) as client:
         channel = client.channel()
         channel.queue_declare("ending", durable=True, auto_delete=True)
         channel.queue_declare("mine", exclusive=True)
         channel.basic_publish("", "ending", b"0", pika.BasicProperties(delivery_mode=2))
         movable.ctl(*to(cluster, "--stay"))
-        with connected(cluster) as there:
+        with connect(cluster) as there:
             assert there.channel().queue_declare("fleeting", passive=True).method.message_count == 10
     movable.ctl(*to(cluster))
     assert bodies(take_all(movable, "fleeting")) == numbers(10)

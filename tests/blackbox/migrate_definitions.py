@@ -2,8 +2,9 @@
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.management import Management, path
-from harness.migration import bodies, connected, fill, migration_fixtures, numbers, take_all, to
+from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to
 from harness.patience import TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
@@ -72,7 +73,7 @@ def test_a_policy_that_the_target_does_not_know_is_told(movable, cluster):
 
 def test_a_queue_that_the_target_does_not_allow_is_told(movable, cluster):
     """RabbitMQ 4.3 denies queues that are not durable, 3.10 takes them."""
-    with connected(movable) as client:
+    with connect(movable) as client:
         client.channel().queue_declare("passing", durable=False)
         client.channel().basic_publish("", "passing", b"0")
         code, out, error = movable.ctl.raw(*to(cluster, "--stay"))

@@ -2,10 +2,11 @@
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.link import Link
 from harness.management import Management, path
 from harness.metrics import wait_until
-from harness.migration import Running, bodies, connected, fill, migration_fixtures, numbers, take_all
+from harness.migration import Running, bodies, fill, migration_fixtures, numbers, take_all
 from harness.patience import TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
@@ -23,7 +24,7 @@ def test_everything_comes_with_all_that_it_is(movable, cluster):
     assert api.status("PUT", path("users", "ann"), {"password": "secret", "tags": ""}) in (201, 204)
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     assert api.status("PUT", path("permissions", "/", "ann"), everything) in (201, 204)
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         channel = client.channel()
         channel.confirm_delivery()
         channel.exchange_declare("events", "topic", durable=True)
@@ -75,7 +76,7 @@ def test_nothing_is_lost_by_a_kill_on_the_way_in(tmp_path, movable, cluster):
 
 def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movable, cluster):
     fill(cluster, "shared", numbers(500))
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         channel = client.channel()
         channel.basic_qos(prefetch_count=5)
         held = []
@@ -90,7 +91,7 @@ def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movabl
 
 
 def test_a_stream_is_told_and_stays(movable, cluster):
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         client.channel().queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
     fill(cluster, "beside", numbers(5))
     assert "a stream: does not move" in movable.ctl(*from_(cluster, "--dry-run"))
@@ -101,7 +102,7 @@ def test_a_stream_is_told_and_stays(movable, cluster):
 
 
 def test_messages_that_moved_out_come_back_as_they_were(tmp_path, movable, cluster):
-    with connected(movable) as client:
+    with connect(movable) as client:
         channel = client.channel()
         channel.exchange_declare("events", "fanout", durable=True)
         channel.queue_declare("there-and-back", durable=True)

@@ -4,11 +4,12 @@ import contextlib
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.forwarder import Forwarder
 from harness.link import Link
 from harness.management import Management
 from harness.metrics import wait_until
-from harness.migration import Running, bodies, connected, fill, migration_fixtures, numbers, take_all, to
+from harness.migration import Running, bodies, fill, migration_fixtures, numbers, take_all, to
 from harness.patience import TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
@@ -48,7 +49,7 @@ def test_the_server_and_its_operator_may_be_killed_at_any_moment(tmp_path, movab
         wait_until(lambda: movable.moved() > moved)
         code, out, error = Running(movable, words).end()
         assert code == 0, out + error
-        with connected(movable) as client:
+        with connect(movable) as client:
             client.channel().basic_publish("", "slow", b"behind", pika.BasicProperties(headers={"x-leveret-move-id": "own"}))
         assert in_order(take_all(cluster, "slow")) == [*numbers(COUNT), b"behind"]
     finally:
@@ -81,7 +82,7 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
     """The operator's tool is killed in the moment in which clients have been closed."""
     fill(movable, "back", numbers(10))
     movable.ctl(*to(cluster, "--stay"))
-    with connected(movable) as client:
+    with connect(movable) as client:
         channel = client.channel()
         channel.confirm_delivery()
         # Taken and not acknowledged, so that it cannot move before its client has gone.
@@ -94,7 +95,7 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
             client.sleep(TEST_SECONDS)
         assert told.value.reply_code == 320
     # It waits in the listen queue until the broker is there again.
-    with connected(movable) as client:
+    with connect(movable) as client:
         client.channel().basic_publish("", "back", b"later", pika.BasicProperties(delivery_mode=2))
     movable.ctl(*to(cluster))
     assert bodies(take_all(movable, "back")) == [*numbers(10), b"later"]
@@ -108,7 +109,7 @@ def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(mova
     try:
         movable.ctl(*to(cluster, "--stay", port=way.port))
         wait_until(lambda: movable.moved() == 10)
-        with connected(movable) as client:
+        with connect(movable) as client:
             channel = client.channel()
             channel.confirm_delivery()
             channel.queue_declare("unacked", durable=True)
@@ -126,7 +127,7 @@ def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(mova
         assert api.status("POST", "leveret/migration/finish") == 200
         assert api.get("leveret/migration")["phase"] == "moving_rest"
         # The broker comes back by itself.
-        with connected(movable) as client:
+        with connect(movable) as client:
             assert client.channel().queue_declare("unacked", passive=True).method.message_count == 1
         assert api.get("leveret/migration")["process"] != before
     finally:

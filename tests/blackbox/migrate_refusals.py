@@ -4,9 +4,10 @@ import contextlib
 
 import pika
 import pytest
+from harness.amqp import connect
 from harness.management import Management, path
 from harness.metrics import wait_until
-from harness.migration import Running, bodies, connected, fill, migration_fixtures, numbers, take_all, to
+from harness.migration import Running, bodies, fill, migration_fixtures, numbers, take_all, to
 from harness.patience import TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
@@ -63,7 +64,7 @@ def test_a_message_that_is_too_large_stays(movable, cluster):
     assert code == 1 and "larger than" in out, out + error
     assert bodies(take_all(cluster, "large")) == [b"first"]
     movable.ctl("migrate", "--stop")
-    with connected(movable) as client:
+    with connect(movable) as client:
         assert client.channel().basic_get("large", auto_ack=True)[0].redelivered is False
     movable.ctl(*to(cluster))
     assert bodies(take_all(cluster, "large")) == [b"last"]
@@ -73,7 +74,7 @@ def test_messages_that_nobody_bound_are_not_lost(movable, cluster):
     """The queue there is deleted in the middle: what has not moved stays, and the same command makes the queue again."""
     fill(movable, "gone", numbers(3))
     movable.ctl(*to(cluster, "--stay"))
-    with connected(cluster) as client:
+    with connect(cluster) as client:
         client.channel().queue_delete("gone")
     fill(movable, "gone", numbers(3, first=3))
     wait_until(lambda: any("no such queue" in trouble for trouble in movable.troubles()))

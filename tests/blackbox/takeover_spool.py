@@ -6,11 +6,14 @@ import threading
 
 import pika
 import pytest
-from harness.forwarder import Forwarder
 from harness.instances import leveret
 from harness.metrics import wait_until
+from harness.own_rabbitmq import link
 from harness.ports import free_ports
 from harness.spool import spooling, waiting
+
+# Fixtures of these tests.
+__all__ = ["link"]
 
 QUEUE = "takeover-spool"
 PUBLISHERS = 3
@@ -23,13 +26,6 @@ def broker(tmp_path):
     with leveret(tmp_path / "broker", "--heartbeat", "0") as broker:
         yield broker
         broker.stop()
-
-
-@pytest.fixture
-def link(broker):
-    link = Forwarder(broker.port)
-    yield link
-    link.stop()
 
 
 @pytest.fixture

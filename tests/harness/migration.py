@@ -100,12 +100,9 @@ def to(cluster, *more, port=None):
     return ("migrate", "--to", f"amqp://127.0.0.1:{port}", "--to-management", cluster.http, *more)
 
 
-connected = connect
-
-
 def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=True):
     """Declares a queue, and publishes to it through the default exchange, with confirms."""
-    with connected(server) as client:
+    with connect(server) as client:
         channel = client.channel()
         channel.confirm_delivery()
         channel.queue_declare(queue, durable=durable, arguments=arguments)
@@ -116,7 +113,7 @@ def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=T
 def take_all(server, queue):
     """All messages of a queue: (method, properties, body)."""
     found = []
-    with connected(server) as client:
+    with connect(server) as client:
         channel = client.channel()
         while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
             found.append(got)

@@ -82,8 +82,16 @@ pub(super) fn spool(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.spool_queues(), "user")
 }
 
-/// Query keys that select spooled messages.
-const SELECTION: [&str; 2] = ["user", "vhost"];
+/// The user and the virtual host that select spooled messages.
+fn selection(call: &Call) -> Result<(Option<&str>, Option<&str>), ApiError> {
+    call.queries_only(&["user", "vhost"])?;
+    Ok((call.query("user"), call.query("vhost")))
+}
+
+/// Replies with an object that only some processes have.
+fn found(object: Option<Value>) -> ApiAnswer {
+    object.map(Reply::json).ok_or_else(ApiError::not_found)
+}
 
 /// `GET /api/leveret/spool/parked`.
 pub(super) fn parked(call: &Call) -> ApiAnswer {
@@ -92,12 +100,8 @@ pub(super) fn parked(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/spool/parked/requeue`.
 pub(super) fn requeue_parked(call: &Call) -> ApiAnswer {
-    call.queries_only(&SELECTION)?;
-    call.api
-        .process
-        .requeue_parked(call.query("user"), call.query("vhost"))
-        .map(Reply::json)
-        .ok_or_else(ApiError::not_found)
+    let (user, vhost) = selection(call)?;
+    found(call.api.process.requeue_parked(user, vhost))
 }
 
 /// `POST /api/leveret/spool/pause`.
@@ -116,30 +120,25 @@ pub(super) fn drain_spool(call: &Call) -> ApiAnswer {
 }
 
 fn steer_spool(call: &Call, action: &str) -> ApiAnswer {
-    call.api.process.steer_spool(action).map(Reply::json).ok_or_else(ApiError::not_found)
+    found(call.api.process.steer_spool(action))
 }
 
 /// `DELETE /api/leveret/spool/parked`.
 pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
-    call.queries_only(&SELECTION)?;
-    call.api
-        .process
-        .purge_parked(call.query("user"), call.query("vhost"))
-        .map(Reply::json)
-        .ok_or_else(ApiError::not_found)
+    let (user, vhost) = selection(call)?;
+    found(call.api.process.purge_parked(user, vhost))
 }
 
 /// `DELETE /api/leveret/spool/waiting`. The user has to be given, so that nobody drops everything by accident.
 pub(super) fn purge_waiting(call: &Call) -> ApiAnswer {
-    call.queries_only(&SELECTION)?;
-    let user = call.query("user").ok_or_else(|| ApiError::bad_request("user is missing"))?;
-    let purged = call.api.process.purge_waiting(user, call.query("vhost"));
-    purged.map(Reply::json).ok_or_else(ApiError::not_found)
+    let (user, vhost) = selection(call)?;
+    let user = user.ok_or_else(|| ApiError::bad_request("user is missing"))?;
+    found(call.api.process.purge_waiting(user, vhost))
 }
 
 /// `GET /api/leveret/leases`.
 pub(super) fn leases(call: &Call) -> ApiAnswer {
-    call.api.process.leases().map(Reply::json).ok_or_else(ApiError::not_found)
+    found(call.api.process.leases())
 }
 
 /// `GET /api/leveret/limits`.

@@ -48,25 +48,38 @@ mod tests {
     use super::*;
     use crate::{Broker, BrokerConfig, QueueDeclare, SessionId, Timestamp};
 
-    #[test]
-    fn a_stored_queue_whose_name_another_took_during_its_deletion_does_not_come_back() {
+    fn durable() -> QueueDeclare<'static> {
+        QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() }
+    }
+
+    /// A broker with a store, and the number of queues there once everything is written.
+    fn stored_broker() -> (Arc<Broker>, impl FnMut() -> usize) {
         let settings = StoreSettings::from(JournalSettings::default());
         let (store, mut rounds, recovered) =
             Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp(1)).unwrap();
-        let vhost = broker.add_vhost("v");
-        let mut stored_after = |durable_successor: bool| {
-            let stored = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
-            let old = vhost.declare_queue(SessionId(1), &stored, Timestamp(1)).unwrap().queue;
-            // Marked as deleted; its name is free, and it is not yet taken out of the topology.
-            assert!(old.delete(false, false).is_ok());
-            let successor = QueueDeclare { durable: durable_successor, ..stored };
-            let new = vhost.declare_queue(SessionId(1), &successor, Timestamp(1)).unwrap().queue;
-            vhost.forget_queue(&old);
+        let written = move || {
             rounds.step();
             let mut count = 0;
             store.catalogue().scan(Section::Queues, |_, _| count += 1).unwrap();
+            count
+        };
+        (broker, written)
+    }
+
+    #[test]
+    fn a_stored_queue_whose_name_another_took_during_its_deletion_does_not_come_back() {
+        let (broker, mut written) = stored_broker();
+        let vhost = broker.add_vhost("v");
+        let mut stored_after = |durable_successor: bool| {
+            let old = vhost.declare_queue(SessionId(1), &durable(), Timestamp(1)).unwrap().queue;
+            // Marked as deleted; its name is free, and it is not yet taken out of the topology.
+            assert!(old.delete(false, false).is_ok());
+            let successor = QueueDeclare { durable: durable_successor, ..durable() };
+            let new = vhost.declare_queue(SessionId(1), &successor, Timestamp(1)).unwrap().queue;
+            vhost.forget_queue(&old);
+            let count = written();
             assert!(new.delete(false, false).is_ok());
             vhost.forget_queue(&new);
             count
@@ -77,20 +90,9 @@ mod tests {
 
     #[test]
     fn a_queue_that_somebody_else_is_deleting_does_not_stay_on_disk_and_leaves_its_successor_there() {
-        let settings = StoreSettings::from(JournalSettings::default());
-        let (store, mut rounds, recovered) =
-            Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
-        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
-        broker.restore(&store, recovered, Timestamp(1)).unwrap();
-        let declare = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
-        let mut written = || {
-            rounds.step();
-            let mut count = 0;
-            store.catalogue().scan(Section::Queues, |_, _| count += 1).unwrap();
-            count
-        };
+        let (broker, mut written) = stored_broker();
         let old = broker.add_vhost("v");
-        let queue = old.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
+        let queue = old.declare_queue(SessionId(1), &durable(), Timestamp(1)).unwrap().queue;
         assert_eq!(written(), 1);
         // Marked as deleted, and not yet taken out of the topology.
         assert!(queue.delete(false, false).is_ok());
@@ -98,7 +100,7 @@ mod tests {
         old.tear_down();
         assert_eq!(written(), 0);
         let new = broker.add_vhost("v");
-        new.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap();
+        new.declare_queue(SessionId(1), &durable(), Timestamp(1)).unwrap();
         old.forget_queue(&queue);
         assert_eq!(written(), 1);
     }

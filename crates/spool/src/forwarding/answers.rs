@@ -59,18 +59,16 @@ impl<T> Forwarding<T> {
             let destination = item.destination;
             let lasted = self.nacks.nacked(&self.keys, destination, &item.envelope, now);
             let age = at.map(|at| Duration::from_millis(at.saturating_sub(item.envelope.accepted_at())));
-            match self.limits.nacked_max.filter(|&max| lasted >= max && age.is_some_and(|age| age >= max)) {
-                None => {
-                    let channel = self.channel_of(&item);
-                    self.deferred.nacked(item, channel);
+            let is_over = |max| lasted >= max && age.is_some_and(|age| age >= max);
+            if self.limits.nacked_max.is_some_and(is_over) {
+                // Without another pause: those behind it get their attempt.
+                if item.was_deferred {
+                    self.deferred.left(destination, false);
                 }
-                Some(_) => {
-                    // Without another pause: those behind it get their attempt.
-                    if item.was_deferred {
-                        self.deferred.left(destination, false);
-                    }
-                    self.park(item, MessageRefusal::of_nacks(lasted));
-                }
+                self.park(item, MessageRefusal::of_nacks(lasted));
+            } else {
+                let channel = self.channel_of(&item);
+                self.deferred.nacked(item, channel);
             }
             self.answered(destination, now);
         }

@@ -33,6 +33,14 @@ impl Simulated {
     }
 }
 
+/// The bodies of a queue's messages in ascending order, without repetitions.
+fn take_distinct(queue: &Queue) -> Vec<String> {
+    let mut bodies = take(queue).0;
+    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
+    bodies.dedup();
+    bodies
+}
+
 /// The bodies and the ids of a queue's messages.
 pub(super) fn take(queue: &Queue) -> (Vec<String>, Vec<String>) {
     let mut taken = (Vec::new(), Vec::new());
@@ -292,9 +300,7 @@ async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
     for _ in 0..4 {
         site.pass(LONG).await;
     }
-    let mut bodies = take(&upstream).0;
-    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
-    bodies.dedup();
+    let bodies = take_distinct(&upstream);
     assert_eq!(bodies, [numbers(0..20), numbers(21..40)].concat());
     let [parked] = &site.spool.parked_messages()[..] else { panic!() };
     assert_eq!(
@@ -316,9 +322,7 @@ async fn a_message_at_which_the_upstream_fails_stops_no_others() {
     for _ in 0..4 {
         site.pass(LONG).await;
     }
-    let mut bodies = take(&upstream).0;
-    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
-    bodies.dedup();
+    let bodies = take_distinct(&upstream);
     assert_eq!((bodies, site.spool.parked(), site.status().messages), (numbers(1..20), 1, 0));
 }
 
