@@ -157,7 +157,8 @@ impl ProxySession {
 
     /// Closes a side at the broker. A side that only published needs no reply (P6), because its frames in
     /// flight are kept (P11), unless too many bytes of departed clients are kept already. Any other use is
-    /// over only when the broker says so, for example when unacknowledged messages are back in their queues.
+    /// over only when the broker says so, for example when unacknowledged messages are back in their queues, or
+    /// when an exchange that was deleted with no-wait is gone: the next client may declare it again.
     fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let half_sent = channel.is_half_sent();
@@ -172,7 +173,9 @@ impl ProxySession {
             }
         };
         let usage = side.usage();
-        let must_wait = usage.touched || (side.has_under_way() && self.pool.departed_is_full());
+        let must_wait = usage.touched
+            || side.has_changes_under_way()
+            || (side.has_under_way() && self.pool.departed_is_full());
         if half_sent {
             // Only a connection.close can do this now. The client is closing its connection, or this code
             // would not be reached.

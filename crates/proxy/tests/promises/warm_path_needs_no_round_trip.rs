@@ -1,7 +1,7 @@
 //! P6.
 
 use amqp::Method;
-use amqp::method::{channel, connection};
+use amqp::method::{channel, connection, exchange, queue};
 use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners};
@@ -91,4 +91,35 @@ async fn a_client_with_a_consumer_is_answered_only_when_the_broker_has_closed_it
     client.expect("basic.deliver").await;
     let close_ok = client.expect("channel.close-ok").await;
     assert!(matches!(close_ok.method(), Method::ChannelCloseOk(_)));
+}
+
+/// The next client must find done what this one has asked for: RabbitMQ 4 loses the bindings of an exchange that is declared
+/// again on one channel while it is being deleted on another.
+#[tokio::test(start_paused = true)]
+async fn a_close_is_answered_once_changes_without_an_answer_are_done() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.open_channel(2).await;
+    client.send(1, exchange::Delete { exchange: "x", no_wait: true, ..Default::default() }).await;
+    upstream.expect("channel.open").await;
+    let delete = upstream.expect("exchange.delete").await;
+    // A later answer on the channel tells that this one is done.
+    client.send(2, queue::Bind { queue: "q", exchange: "y", no_wait: true, ..Default::default() }).await;
+    client.send(2, queue::Declare { queue: "q", ..Default::default() }).await;
+    client.expect("queue.declare-ok").await;
+    for name in ["channel.open", "queue.bind", "queue.declare"] {
+        upstream.expect(name).await;
+    }
+    broker.fall_silent();
+    client.send(2, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    upstream.expect("basic.qos").await;
+    client.send(0, connection::Close::default()).await;
+    let close = upstream.expect("channel.close").await;
+    assert_eq!(close.channel, delete.channel);
+    upstream.send(close.channel, channel::CloseOk {});
+    client.expect("connection.close-ok").await;
 }

@@ -81,6 +81,8 @@ struct OutgoingMove<'m> {
     next: Option<InFlight<Delivery>>,
     /// Whether the connection is shared with no other run.
     is_isolated: bool,
+    /// As in [`super::progress::Care`].
+    renews_exchange: bool,
     /// Set by confirm.select-ok.
     is_open: bool,
     /// Whether nothing was left when it was looked at last.
@@ -97,6 +99,7 @@ impl<'m> OutgoingMove<'m> {
             exchange: exchange_for(moving.queue.name()),
             window: Window::new(care.messages),
             is_isolated: care.is_isolated,
+            renews_exchange: care.renews_exchange,
             next: None,
             is_open: false,
             is_empty: false,
@@ -111,7 +114,13 @@ impl<'m> OutgoingMove<'m> {
         client.send(CHANNEL, channel::Open { reserved_1: "" });
         client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });
         // Not durable: it ends with the broker there, if not with the move.
-        client.send(CHANNEL, exchange::Declare { exchange, kind: "fanout", ..Default::default() });
+        let declare = exchange::Declare { exchange, kind: "fanout", ..Default::default() };
+        if self.renews_exchange {
+            // Not every broker deletes what is not there.
+            client.send(CHANNEL, declare);
+            client.send(CHANNEL, exchange::Delete { exchange, ..Default::default() });
+        }
+        client.send(CHANNEL, declare);
         client.send(CHANNEL, queue::Bind { queue, exchange, ..Default::default() });
         client.send(CHANNEL, confirm::Select { no_wait: false });
     }

@@ -101,6 +101,8 @@ pub(super) struct Care {
     pub(super) messages: usize,
     /// Whether it has a connection of its own, whose faults are of its making.
     pub(super) is_isolated: bool,
+    /// Whether the exchange at the other broker is deleted before it is declared.
+    pub(super) renews_exchange: bool,
 }
 
 impl ProgressTable {
@@ -182,7 +184,9 @@ impl ProgressTable {
             _ => 0,
         };
         let is_isolated = matches!(end, RunEnd::Suspect(_) | RunEnd::Refused(_));
-        progress.care = Care { messages, is_isolated };
+        // RabbitMQ 4 may go on to list a binding by which it routes nothing.
+        let renews_exchange = end == RunEnd::Missing;
+        progress.care = Care { messages, is_isolated, renews_exchange };
         progress.leaves_exchange = !end.is_in_order();
         progress.shown.cause = end.cause();
         let trouble = end.trouble();
@@ -267,7 +271,7 @@ mod tests {
             pauses.push((due - now).as_millis());
         }
         assert_eq!(pauses, [100, 200, 400, 100, 200]);
-        let careful = |messages, is_isolated| Care { messages, is_isolated };
+        let careful = |messages, is_isolated| Care { messages, is_isolated, renews_exchange: false };
         assert_eq!(table.care(&vhost, &queue), careful(1, false), "the next may be full again");
         table.ended(&vhost, &queue, RunEnd::Refused("no".to_owned()), now);
         assert!(!table.is_due(&vhost, &queue));
@@ -279,6 +283,8 @@ mod tests {
         table.ended(&vhost, &queue, RunEnd::Suspect(7), now);
         assert_eq!(table.care(&vhost, &queue), careful(7, true));
         assert_eq!(table.left_exchanges(&vhost).len(), 1);
+        table.ended(&vhost, &queue, RunEnd::Missing, now);
+        assert!(table.care(&vhost, &queue).renews_exchange);
         table.ended(&vhost, &queue, RunEnd::Empty, now);
         assert!(table.was_empty(&vhost, &queue) && table.care(&vhost, &queue) == Care::default());
         assert_eq!(table.left_exchanges(&vhost), []);
