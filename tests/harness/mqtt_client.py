@@ -20,15 +20,30 @@ def lasting_session(version):
     return {"keep": True, "expiry": 3600 if version == V5 else None}
 
 
+class Client(paho.Client):
+    """`handled` has the messages that are acknowledged. paho acknowledges a message once its callback has returned: to a test that knew of it
+    earlier, its DISCONNECT could come first."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.arrived, self.handled = [], queue.Queue()
+
+    def _packet_handle(self):
+        try:
+            return super()._packet_handle()
+        finally:
+            while self.arrived:
+                self.handled.put(self.arrived.pop(0))
+
+
 class MqttClient:
     """A connected client. Messages are in `messages`; reason codes of SUBACKs are returned by `subscribe`."""
 
     def __init__(self, port, name, version=V311, *, keep=False, expiry=None, will=None, user="guest", password="guest",
                  transport="tcp", path="/ws", tls=None, manual_ack=False, inflight=20):
         options = {"clean_session": not keep} if version == V311 else {}
-        # paho acknowledges a message once its callback has returned: a DISCONNECT of another thread could come first.
-        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, name, protocol=version, transport=transport,
-                                  manual_ack=True, reconnect_on_failure=False, **options)
+        self.client = Client(paho.CallbackAPIVersion.VERSION2, name, protocol=version, transport=transport,
+                             manual_ack=manual_ack, reconnect_on_failure=False, **options)
         if transport == "websockets":
             self.client.ws_set_options(path=path)
         if tls:
@@ -38,13 +53,13 @@ class MqttClient:
             self.client.username_pw_set(user, password)
         if will:
             self.client.will_set(*will)
-        self.messages = queue.Queue()
+        self.messages = self.client.handled
         self.connected, self.gone = queue.Queue(), threading.Event()
         self.answers = queue.Queue()
         self.client.on_connect = lambda _c, _u, flags, reason, properties: self.connected.put(
             (flags.session_present, reason, properties)
         )
-        self.client.on_message = self._acknowledge if not manual_ack else lambda _c, _u, message: self.messages.put(message)
+        self.client.on_message = lambda _c, _u, message: self.client.arrived.append(message)
         self.client.on_subscribe = lambda _c, _u, _mid, reasons, _properties: self.answers.put(reasons)
         self.client.on_unsubscribe = lambda _c, _u, _mid, reasons, _properties: self.answers.put(reasons)
         self.client.on_disconnect = lambda *_: self.gone.set()
@@ -57,10 +72,6 @@ class MqttClient:
         self.client.connect("localhost" if tls else "127.0.0.1", port, keepalive=60, **arguments)
         self.client.loop_start()
         self.session_present, self.reason, self.properties = self.connected.get(timeout=PATIENCE)
-
-    def _acknowledge(self, _client, _user, message):
-        self.client.ack(message.mid, message.qos)
-        self.messages.put(message)
 
     def subscribe(self, *arguments, **options):
         self.client.subscribe(*arguments, **options)
