@@ -1,11 +1,13 @@
 //! How many messages the queues that have moved have at the other broker.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use amqp::method::{channel, queue};
 use amqp::{Fault, Method, ReplyCode};
+use broker::{Queue, VirtualHost};
 
 use super::run::{CHANNEL, close};
 use super::{MoveContext, MoveLoginError};
@@ -22,33 +24,50 @@ pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     // Those that were known before the last messages moved are no answer.
     context.progress.forget_counts();
     for vhost in context.vhosts() {
-        let names: Vec<_> = all.iter().filter(|moved| *moved.vhost == *vhost.name()).collect();
-        if names.is_empty() {
-            continue;
-        }
-        let mut client = context.connect(vhost.name(), false).await?;
-        let mut is_open = false;
-        for moved in names {
-            let Some(queue) = vhost.find_queue(&moved.name) else { continue };
-            if !std::mem::replace(&mut is_open, true) {
-                client.send(CHANNEL, channel::Open { reserved_1: "" });
-            }
-            let declare = queue::Declare { queue: &moved.name, passive: true, ..Default::default() };
-            client.send(CHANNEL, declare);
-            let answered = tokio::time::timeout(ANSWER_TIME, answer(&mut client)).await;
-            let there = match answered {
-                Ok(Ok(QueueThere::Messages(messages))) => Some(messages),
-                Ok(Ok(QueueThere::Missing)) => {
-                    is_open = false;
-                    None
-                }
-                Ok(Err(fault)) => return Err(MoveLoginError::Unreachable(fault.reply_text())),
-                Err(_) => return Err(MoveLoginError::Unreachable("it does not answer".to_owned())),
-            };
-            context.progress.note(&vhost, &queue, |shown| shown.there = there);
-        }
-        close(client).await;
+        let of_vhost = all.iter().filter(|moved| *moved.vhost == *vhost.name());
+        let queues: Vec<_> = of_vhost.filter_map(|moved| vhost.find_queue(&moved.name)).collect();
+        ask(context, &vhost, &queues, |queue, there| {
+            context.progress.note(&vhost, queue, |shown| shown.there = there);
+        })
+        .await?;
     }
+    Ok(())
+}
+
+/// Passes the number of messages of each queue's namesake at the other broker to `each`, and `None` if there is no such queue.
+///
+/// # Errors
+/// The other broker cannot be asked.
+pub(super) async fn ask(
+    context: &MoveContext,
+    vhost: &VirtualHost,
+    queues: &[Arc<Queue>],
+    mut each: impl FnMut(&Queue, Option<u64>),
+) -> Result<(), MoveLoginError> {
+    if queues.is_empty() {
+        return Ok(());
+    }
+    let mut client = context.connect(vhost.name(), false).await?;
+    let mut is_open = false;
+    for queue in queues {
+        if !std::mem::replace(&mut is_open, true) {
+            client.send(CHANNEL, channel::Open { reserved_1: "" });
+        }
+        let declare = queue::Declare { queue: queue.name(), passive: true, ..Default::default() };
+        client.send(CHANNEL, declare);
+        let answered = tokio::time::timeout(ANSWER_TIME, answer(&mut client)).await;
+        let there = match answered {
+            Ok(Ok(QueueThere::Messages(messages))) => Some(messages),
+            Ok(Ok(QueueThere::Missing)) => {
+                is_open = false;
+                None
+            }
+            Ok(Err(fault)) => return Err(MoveLoginError::Unreachable(fault.reply_text())),
+            Err(_) => return Err(MoveLoginError::Unreachable("it does not answer".to_owned())),
+        };
+        each(queue, there);
+    }
+    close(client).await;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use sync::work;
 
 use super::MovingQueue;
 use super::origin::first_exchange;
-use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
+use super::run::{CHANNEL, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 
 /// Messages that the other broker sends before the first of them is acknowledged.
@@ -52,7 +52,7 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
 }
 
 /// A connection to the other broker, and the messages from it.
-struct IncomingMove<'m> {
+pub(super) struct IncomingMove<'m> {
     moving: &'m MovingQueue,
     /// Taken at the end.
     client: Option<AmqpClient>,
@@ -77,11 +77,22 @@ struct IncomingMove<'m> {
     count: u64,
     /// Set by a message that this broker cannot take.
     trouble: Option<RunEnd>,
+    cancelling: Cancelling,
+    begun: Instant,
     heard_at: Instant,
 }
 
+/// Whether the consumer is to end, for the time of the run is over: what has been delivered is still stored, as messages that
+/// return to their queue may count as failed there.
+#[derive(Debug, PartialEq, Eq)]
+enum Cancelling {
+    No,
+    Asked,
+    Done,
+}
+
 impl<'m> IncomingMove<'m> {
-    fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
+    pub(super) fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
         let now = transport::now();
         Self {
             moving,
@@ -96,11 +107,13 @@ impl<'m> IncomingMove<'m> {
             to_acknowledge: None,
             count: 0,
             trouble: None,
+            cancelling: Cancelling::No,
+            begun: now,
             heard_at: now,
         }
     }
 
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         let MovingQueue { context, vhost, queue, .. } = self.moving;
         let before = queue.message_count() + queue.unacked_count();
         context.progress.note(vhost, queue, |shown| _ = shown.before.get_or_insert(before));
@@ -195,6 +208,10 @@ impl<'m> IncomingMove<'m> {
             }
             ClientEvent::Method(_, Method::ChannelClose(close)) => Err(RunEnd::closed(&close, 0)),
             ClientEvent::Method(_, Method::BasicCancel(_)) => Err(RunEnd::Missing),
+            ClientEvent::Method(_, Method::BasicCancelOk(_)) => {
+                self.cancelling = Cancelling::Done;
+                Ok(())
+            }
             ClientEvent::Message(_, message) => {
                 self.arrive(&message, now);
                 Ok(())
@@ -274,6 +291,19 @@ impl<'m> IncomingMove<'m> {
         }
     }
 
+    /// Ends the consumer if the time of the run is over.
+    fn cancel_in_time(&mut self, now: Instant) {
+        let is_over = self.count > 0 && now.saturating_duration_since(self.begun) >= RUN_TIME;
+        if is_over
+            && self.limit.is_none()
+            && self.cancelling == Cancelling::No
+            && let Some(client) = &mut self.client
+        {
+            client.send(CHANNEL, basic::Cancel { consumer_tag: TAG, no_wait: false });
+            (self.cancelling, self.heard_at) = (Cancelling::Asked, now);
+        }
+    }
+
     /// The end that has come without a fault.
     fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
         if !self.stored.is_empty() {
@@ -289,7 +319,10 @@ impl<'m> IncomingMove<'m> {
         if self.limit.is_some_and(|limit| self.count >= limit || self.count > 0 && is_idle) {
             return Err(RunEnd::Limited);
         }
-        if !self.is_asked && is_idle {
+        if self.cancelling == Cancelling::Done {
+            return Err(RunEnd::Limited);
+        }
+        if self.cancelling == Cancelling::No && !self.is_asked && is_idle {
             // Until now there was nothing to answer.
             (self.is_asked, self.heard_at) = (true, now);
             if let Some(client) = &mut self.client {
@@ -308,6 +341,7 @@ impl MoveTurns for IncomingMove<'_> {
         if let Some(client) = &mut self.client {
             client.handle_nudge(waker, now).map_err(lost)?;
         }
+        self.cancel_in_time(now);
         loop {
             // The prefetch bounds what comes while the disk is behind.
             let received = self.receive(now);
@@ -328,7 +362,7 @@ impl MoveTurns for IncomingMove<'_> {
     }
 
     fn waits_for_answer(&self) -> bool {
-        self.is_asked
+        self.is_asked || self.cancelling == Cancelling::Asked
     }
 
     fn heard_at(&self) -> Instant {

@@ -7,6 +7,7 @@
 //! - [`outgoing`]: one queue's messages on their way there.
 //! - [`incoming`]: one queue's messages on their way here.
 //! - [`counting`]: how many messages queues have there.
+//! - [`keeping`]: queues that expire there are used.
 //! - [`progress`]: how each queue stands.
 //!
 //! Invariants: a message leaves the disk of the one broker only when the other has confirmed it; messages of a queue keep their
@@ -17,6 +18,7 @@
 
 mod counting;
 mod incoming;
+mod keeping;
 mod origin;
 mod outgoing;
 mod progress;
@@ -25,6 +27,7 @@ mod run;
 mod tests;
 mod window;
 
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +37,7 @@ use amqp::Credentials;
 use broker::{Broker, Queue, Timestamp, VirtualHost};
 use parking_lot::Mutex;
 use proxy::Pool;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
 use self::progress::ProgressTable;
@@ -50,8 +53,29 @@ const AT_ONCE: usize = 16;
 
 /// Pause between two looks at all queues; it is longer if the looks take long.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// A look takes at most this share of the time.
+/// The longest one, however many queues there are: new messages wait for it.
+const MAX_LOOK_PAUSE: Duration = Duration::from_secs(2);
+/// A look takes at most this share of the time, if that is not longer.
 const LOOK_SHARE: u32 = 10;
+
+/// The time that looks at queues take, by which the pause between them is measured. Waits are none of it.
+#[derive(Default)]
+struct LookPause(Duration);
+
+impl LookPause {
+    /// Looks at queues.
+    fn look<T>(&mut self, look: impl FnOnce() -> T) -> T {
+        let begun = transport::now();
+        let found = look();
+        self.0 += transport::now() - begun;
+        found
+    }
+
+    /// The pause after the looks since the last one.
+    fn take(&mut self) -> Duration {
+        (mem::take(&mut self.0) * LOOK_SHARE).clamp(LOOK_PAUSE, MAX_LOOK_PAUSE)
+    }
+}
 
 /// Whether messages leave this broker or come to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +134,8 @@ struct MoveContext {
     broker_id: String,
     progress: ProgressTable,
     permits: Arc<Semaphore>,
+    /// Ends the pause before the next look.
+    retried: Notify,
     /// Set when no further message is to move.
     is_stopped: AtomicBool,
     /// Set once the other broker has taken a message with another user's user_id.
@@ -148,6 +174,7 @@ impl Migration {
             broker_id,
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
+            retried: Notify::new(),
             is_stopped: AtomicBool::new(false),
             may_impersonate: AtomicBool::new(false),
         };
@@ -194,6 +221,7 @@ impl Migration {
     /// Tries again at once what the other broker has refused.
     pub fn retry(&self) {
         self.context.progress.retry();
+        self.context.retried.notify_one();
     }
 
     /// Messages of this broker that have not moved, those that clients hold included.
@@ -296,29 +324,38 @@ impl MoveContext {
         self.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Starts a task for each queue that has something to move and may be tried, again and again.
+    /// Moves messages, and keeps queues at the other broker that would expire, until the move is stopped.
     async fn move_all(self: Arc<Self>) {
+        match self.direction {
+            MoveDirection::Out => _ = tokio::join!(self.start_moves(), keeping::keep(&self)),
+            MoveDirection::In => self.start_moves().await,
+        }
+    }
+
+    /// Starts a task for each queue that has something to move and may be tried, again and again.
+    async fn start_moves(self: &Arc<Self>) {
+        let mut pause = LookPause::default();
         while !self.is_stopped() {
-            let begun = Instant::now();
             for vhost in self.vhosts() {
-                for queue in self.queues_of(&vhost) {
-                    if self.is_wanted(&queue) && self.progress.is_due(&vhost, &queue) {
-                        self.start_move(&vhost, queue).await;
-                    }
+                let due = pause.look(|| {
+                    let mut queues = self.queues_of(&vhost);
+                    queues.retain(|queue| self.is_wanted(queue) && self.progress.is_due(&vhost, queue));
+                    queues
+                });
+                for queue in due {
+                    self.start_move(&vhost, queue).await;
                 }
                 // Others have their turns between the virtual hosts.
                 tokio::task::yield_now().await;
             }
-            tokio::time::sleep(LOOK_PAUSE.max(begun.elapsed() * LOOK_SHARE)).await;
+            // A retry may come at any time.
+            let _ = tokio::time::timeout(pause.take(), self.retried.notified()).await;
         }
     }
 
-    /// Whether anything may have to move: only the other broker knows what is there. A queue that is deleted when nobody uses
-    /// it is looked at again and again, as that counts as use: nobody consumes there yet.
+    /// Whether anything may have to move: only the other broker knows what is there.
     fn is_wanted(&self, queue: &Queue) -> bool {
-        self.direction == MoveDirection::In
-            || queue.message_count() > 0
-            || queue.arguments().expires.is_some()
+        self.direction == MoveDirection::In || queue.message_count() > 0
     }
 
     async fn start_move(self: &Arc<Self>, vhost: &Arc<VirtualHost>, queue: Arc<Queue>) {

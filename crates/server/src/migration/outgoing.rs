@@ -15,7 +15,7 @@ use broker::{Delivery, Fetched, Overflow, Returned, Waiter};
 use sync::work;
 
 use super::origin::{Origin, exchange_for, with_origin};
-use super::run::{CHANNEL, MoveStep, MoveTurns, RunEnd, close, drive};
+use super::run::{CHANNEL, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
 use super::window::{InFlight, Window};
 use super::{MoveContext, MoveDirection, MovingQueue};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
@@ -71,7 +71,7 @@ pub(super) async fn delete_exchanges(context: &MoveContext) {
 }
 
 /// A connection to the other broker, and the messages on it.
-struct OutgoingMove<'m> {
+pub(super) struct OutgoingMove<'m> {
     moving: &'m MovingQueue,
     /// Taken at the end.
     client: Option<AmqpClient>,
@@ -87,12 +87,15 @@ struct OutgoingMove<'m> {
     is_open: bool,
     /// Whether nothing was left when it was looked at last.
     is_empty: bool,
+    /// Since when messages may be sent.
+    begun: Instant,
     heard_at: Instant,
 }
 
 impl<'m> OutgoingMove<'m> {
-    fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
+    pub(super) fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
         let care = moving.context.progress.care(&moving.vhost, &moving.queue);
+        let now = transport::now();
         Self {
             moving,
             client: Some(client),
@@ -103,12 +106,18 @@ impl<'m> OutgoingMove<'m> {
             next: None,
             is_open: false,
             is_empty: false,
-            heard_at: transport::now(),
+            begun: now,
+            heard_at: now,
         }
     }
 
+    /// Whether no further message is to be sent in this run.
+    fn is_ending(&self, now: Instant) -> bool {
+        self.moving.context.is_stopped() || now.saturating_duration_since(self.begun) >= RUN_TIME
+    }
+
     /// Asks for the way there.
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         let Some(client) = &mut self.client else { return };
         let (queue, exchange) = (&**self.moving.queue.name(), &*self.exchange);
         client.send(CHANNEL, channel::Open { reserved_1: "" });
@@ -129,7 +138,7 @@ impl<'m> OutgoingMove<'m> {
     fn release(&mut self, end: &RunEnd) -> Option<AmqpClient> {
         let client = self.client.take();
         let twice = match end {
-            RunEnd::Full | RunEnd::Empty => 0,
+            RunEnd::Full | RunEnd::Empty | RunEnd::Limited => 0,
             // The channel has ended by the only message that was on it.
             RunEnd::Refused(_) => 0,
             _ => self.window.unanswered() as u64,
@@ -188,7 +197,7 @@ impl<'m> OutgoingMove<'m> {
                 return Ok(());
             }
             ClientEvent::Method(_, Method::ConfirmSelectOk(_)) => {
-                self.is_open = true;
+                (self.is_open, self.begun) = (true, transport::now());
                 return Ok(());
             }
             // The queue, or its binding, is gone; the confirms behind this say nothing.
@@ -224,7 +233,7 @@ impl<'m> OutgoingMove<'m> {
         let mut published = 0;
         let wake = waker.clone();
         let waiter: Arc<dyn Waiter> = Arc::new(move || wake.wake_by_ref());
-        while self.is_open && self.window.has_room() && !self.moving.context.is_stopped() {
+        while self.is_open && self.window.has_room() && !self.is_ending(now) {
             if work::is_turn_over() || !self.has_room(now)? {
                 break;
             }
@@ -300,7 +309,7 @@ impl<'m> OutgoingMove<'m> {
     }
 
     /// The end that has come without a fault.
-    fn end_of_turn(&mut self) -> Result<(), RunEnd> {
+    fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
         if self.moving.queue.is_deleted() {
             return Err(RunEnd::Empty);
         }
@@ -319,7 +328,10 @@ impl<'m> OutgoingMove<'m> {
             return Err(RunEnd::Stopped);
         }
         // Another run comes for those that arrive later: there may be very many queues with few messages.
-        if self.is_empty { Err(RunEnd::Empty) } else { Ok(()) }
+        if self.is_empty {
+            return Err(RunEnd::Empty);
+        }
+        if self.is_open && self.is_ending(now) { Err(RunEnd::Limited) } else { Ok(()) }
     }
 }
 
@@ -340,7 +352,7 @@ impl MoveTurns for OutgoingMove<'_> {
                 break;
             }
         }
-        self.end_of_turn().map(|()| MoveStep::Idle)
+        self.end_of_turn(now).map(|()| MoveStep::Idle)
     }
 
     fn waits_for_answer(&self) -> bool {

@@ -14,7 +14,7 @@ const MIN_PAUSE: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a queue was empty there, or only what clients hold was left.
-const EMPTY_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const EMPTY_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a message was refused, unless an operator asks for it earlier.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
@@ -25,7 +25,8 @@ pub enum MovedQueueState {
     Moving,
     /// It was empty, or had nothing but what clients hold.
     Empty,
-    /// It is to be tried again soon: the queue of the receiving side is full or missing, or the other broker does not answer.
+    /// It is to be tried again soon: the queue of the receiving side is full or missing, the other broker does not answer, or
+    /// other queues have their turns.
     Waiting,
     /// Its next message is refused for good.
     Refused,
@@ -219,6 +220,9 @@ impl ProgressTable {
     pub(super) fn retry(&self) {
         for progress in self.0.lock().values_mut().filter(|progress| progress.due.is_some()) {
             (progress.due, progress.pause) = (Some(transport::now()), MIN_PAUSE);
+            if progress.shown.state == MovedQueueState::Refused {
+                progress.shown.state = MovedQueueState::Waiting;
+            }
         }
     }
 

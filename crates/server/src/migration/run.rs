@@ -12,6 +12,9 @@ use sync::work;
 use super::MovingQueue;
 use crate::upstream::client::AmqpClient;
 
+/// After this time a run ends, and its queue is behind those that wait for their turns.
+pub(super) const RUN_TIME: Duration = Duration::from_secs(10);
+
 /// The channel of a run.
 pub(super) const CHANNEL: u16 = 1;
 
@@ -36,7 +39,7 @@ pub(super) enum RunEnd {
     Missing,
     /// The queue there has messages, and gives none: others are served first.
     OtherConsumers,
-    /// All messages have come that this run was for.
+    /// All messages have moved that this run was for, or its time is over.
     Limited,
     /// The next message, or the whole queue, is refused for good.
     Refused(String),
@@ -64,7 +67,7 @@ impl RunEnd {
 
     /// Whether the connection is closed in order at this end, with nothing unanswered on it.
     pub(super) fn is_in_order(&self) -> bool {
-        matches!(self, Self::Empty | Self::Full | Self::Stopped)
+        matches!(self, Self::Empty | Self::Full | Self::Limited | Self::Stopped)
     }
 
     /// The kind of the reason, for programs.

@@ -1,10 +1,16 @@
 //! Moves between two embedded brokers, on tokio's paused clock.
 
+use std::task::Waker;
 use std::time::Duration;
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{Body, BrokerConfig, ForeignMessage, Publish, QueueDeclare, SessionId};
+use sync::work;
 
+use super::incoming::IncomingMove;
+use super::outgoing::OutgoingMove;
+use super::progress::EMPTY_PAUSE;
+use super::run::{MoveTurns, RUN_TIME, RunEnd};
 use super::*;
 use crate::upstream::sharing::tests::{USER, Upstream};
 
@@ -50,6 +56,7 @@ impl Brokers {
             broker_id: "b".to_owned(),
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
+            retried: Notify::new(),
             is_stopped: AtomicBool::new(false),
             may_impersonate: AtomicBool::new(false),
         };
@@ -77,6 +84,16 @@ impl Brokers {
         Self::publish(&vhost, "guest", numbers, amqp::properties::NO_PROPERTIES);
     }
 
+    /// One more queue, on both sides, with this many messages here.
+    fn add(&self, name: &str, messages: usize) -> Arc<Queue> {
+        let declare = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
+        let vhost = self.context.broker.vhost("/").unwrap();
+        self.upstream.vhost().declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap();
+        let queue = vhost.declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue;
+        fill(&queue, messages);
+        queue
+    }
+
     fn shown(&self) -> MovedQueue {
         let mut all = self.context.progress.all(&self.context.broker);
         assert_eq!(all.len(), 1);
@@ -89,6 +106,11 @@ fn declare(vhost: &Arc<VirtualHost>, arguments: &FieldTable) -> Arc<Queue> {
     let arguments = RawTable::check(&encoded).unwrap();
     let declare = QueueDeclare { name: QUEUE, durable: true, arguments, ..QueueDeclare::default() };
     vhost.declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue
+}
+
+fn fill(queue: &Arc<Queue>, messages: usize) {
+    let message = || ForeignMessage::new("", queue.name(), amqp::properties::NO_PROPERTIES, b"x").unwrap();
+    queue.take_in((0..messages).map(|_| message()).collect(), Timestamp(1));
 }
 
 async fn pass(time: Duration) {
@@ -107,8 +129,7 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Waits for what the move does: on a busy machine it takes longer, as a pause between two looks at the queues is ten times as
-/// long as the look took of the real time.
+/// Waits for what the move does.
 async fn until(is_so: impl Fn() -> bool) {
     let mut passed = Duration::ZERO;
     while !is_so() {
@@ -248,6 +269,112 @@ async fn a_queue_that_ends_when_nobody_uses_it_is_used_while_the_move_lasts() {
     assert_eq!(brokers.there.message_count(), 10);
     brokers.context.is_stopped.store(true, Ordering::Release);
     assert!(!minutes_pass(20).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_used_there_while_others_have_their_turns() {
+    let expires: FieldTable = [("x-expires", FieldValue::I64(60_000))].into_iter().collect();
+    let encoded = expires.encode();
+    let brokers = Brokers::with(MoveDirection::Out, &with_arguments(&encoded), &expires);
+    brokers.publish_here(0..10);
+    until(|| brokers.there.message_count() == 10).await;
+    let _all = brokers.context.permits.acquire_many(AT_ONCE as u32).await.unwrap();
+    for _ in 0..60 {
+        pass(Duration::from_secs(10)).await;
+        brokers.upstream.expire();
+    }
+    assert!(brokers.upstream.vhost().queue(SessionId(1), QUEUE).is_ok());
+}
+
+/// More queues than move at a time.
+const MANY: usize = AT_ONCE + 1;
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_a_turn_delays_no_later_message() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    brokers.upstream.falls_silent();
+    let queues: Vec<_> = (0..MANY).map(|number| brokers.add(&number.to_string(), 10)).collect();
+    pass(Duration::from_secs(60)).await;
+    brokers.upstream.answers_again();
+    let is_empty = |queue: &Queue| queue.message_count() + queue.unacked_count() == 0;
+    until(|| queues.iter().all(|queue| is_empty(queue))).await;
+    fill(&queues[0], 1);
+    pass(EMPTY_PAUSE + 2 * MAX_LOOK_PAUSE).await;
+    assert!(is_empty(&queues[0]));
+}
+
+/// Takes turns at `now` until `is_so`, and returns the end that comes by then.
+fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Result<(), RunEnd> {
+    for _ in 0..1_000 {
+        if is_so() {
+            return Ok(());
+        }
+        let turn = work::Turn::begin();
+        let step = run.take_turn(Waker::noop(), now);
+        drop(turn);
+        step?;
+    }
+    panic!("it does not come about");
+}
+
+impl Brokers {
+    /// The queue, of which nothing moves by itself.
+    async fn moving(&self) -> MovingQueue {
+        let all = Arc::clone(&self.context.permits).acquire_many_owned(AT_ONCE as u32).await.unwrap();
+        let context = Arc::clone(&self.context);
+        let vhost = context.broker.vhost("/").unwrap();
+        MovingQueue { context, vhost, queue: Arc::clone(&self.here), _permit: all }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_ends_so_that_other_queues_have_their_turns() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    let moving = brokers.moving().await;
+    fill(&brokers.here, 10_000);
+    let mut run = OutgoingMove::new(&moving, moving.connect().await.unwrap());
+    run.begin();
+    let now = transport::now();
+    assert_eq!(turns(&mut run, now, || brokers.there.message_count() > 0), Ok(()));
+    assert_eq!(turns(&mut run, now + RUN_TIME, || false), Err(RunEnd::Limited));
+    let (here, there) = (brokers.here.message_count(), brokers.there.message_count());
+    assert!(here > 0 && here + there == 10_000, "{here} and {there}");
+    assert_eq!(brokers.here.unacked_count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_on_the_way_in_ends_with_all_that_has_been_delivered() {
+    let brokers = Brokers::new(MoveDirection::In, &FieldTable::new());
+    let moving = brokers.moving().await;
+    Brokers::publish(&brokers.upstream.vhost(), "guest", 0..10_000, amqp::properties::NO_PROPERTIES);
+    let mut run = IncomingMove::new(&moving, moving.connect().await.unwrap());
+    run.begin();
+    let now = transport::now();
+    assert_eq!(turns(&mut run, now, || brokers.here.message_count() > 0), Ok(()));
+    assert_eq!(turns(&mut run, now + RUN_TIME, || false), Err(RunEnd::Limited));
+    let (here, there) = (brokers.here.message_count(), brokers.there.message_count());
+    assert!(there > 0 && here + there == 10_000, "{here} and {there}");
+    assert_eq!(brokers.there.unacked_count(), 0, "none returns to its queue as failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_is_at_once_and_ends_a_refusal() {
+    let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
+    let vhost = brokers.context.broker.vhost("/").unwrap();
+    let mut signed = Vec::new();
+    Properties::default().with_user_id("guest").encode(&mut signed);
+    Brokers::publish(&vhost, "guest", 0..1, &signed);
+    until(|| {
+        brokers.here.message_count() == 1 && brokers.context.progress.all(&brokers.context.broker).len() == 1
+    })
+    .await;
+    pass(LONG / 10).await;
+    assert_eq!(brokers.shown().state, MovedQueueState::Refused);
+    brokers.context.progress.retry();
+    assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "it is not known yet");
+    brokers.context.retried.notify_one();
+    pass(LOOK_PAUSE / 2).await;
+    assert_eq!(brokers.shown().state, MovedQueueState::Refused, "and again");
 }
 
 #[tokio::test(start_paused = true)]

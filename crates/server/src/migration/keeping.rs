@@ -1,0 +1,46 @@
+//! Queues that the other broker deletes when nobody uses them (`x-expires`): nobody consumes there yet, and to be published to is
+//! no use. They are asked for now and then, as a passive declaration counts as use.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::Queue;
+
+use super::counting::ask;
+use super::{LookPause, MoveContext};
+
+/// A queue is asked for this often in the time after which it would be deleted.
+const ASKED: u32 = 4;
+
+/// Asks for the queues until the move is stopped.
+pub(super) async fn keep(context: &MoveContext) {
+    let mut asked: HashMap<(Arc<str>, Arc<str>), Instant> = HashMap::new();
+    let mut pause = LookPause::default();
+    while !context.is_stopped() {
+        for vhost in context.vhosts() {
+            let now = transport::now();
+            let name: Arc<str> = vhost.name().into();
+            let due = pause.look(|| {
+                let is_due = |queue: &Arc<Queue>| {
+                    let key = (Arc::clone(&name), Arc::clone(queue.name()));
+                    let interval =
+                        queue.arguments().expires.map(|after| Duration::from_millis(after) / ASKED);
+                    let last = asked.get(&key);
+                    interval.is_some_and(|interval| last.is_none_or(|last| now - *last >= interval))
+                };
+                let mut due = context.queues_of(&vhost);
+                due.retain(is_due);
+                due
+            });
+            let outcome = ask(context, &vhost, &due, |queue, _| {
+                asked.insert((Arc::clone(&name), Arc::clone(queue.name())), transport::now());
+            })
+            .await;
+            if let Err(error) = outcome {
+                tracing::debug!(%error, vhost = &*name, "queues with x-expires are not asked for");
+            }
+        }
+        tokio::time::sleep(pause.take()).await;
+    }
+}
