@@ -1,5 +1,5 @@
-//! Queues that the other broker deletes when nobody uses them (`x-expires`): nobody consumes there yet, and to be published to is
-//! no use. They are asked for now and then, as a passive declaration counts as use.
+//! Queues that the other broker deletes when nobody uses them (`x-expires`): nobody consumes there yet, and to be published
+//! to is no use. They are asked for now and then, as a passive declaration counts as use.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,6 +41,11 @@ pub(super) async fn keep(context: &MoveContext) {
                 tracing::debug!(%error, vhost = &*name, "queues with x-expires are not asked for");
             }
         }
+        // Of those that are deleted nothing is kept.
+        let broker = &context.broker;
+        asked.retain(|(vhost, queue), _| {
+            broker.vhost(vhost).is_some_and(|vhost| vhost.find_queue(queue).is_some())
+        });
         tokio::time::sleep(pause.take()).await;
     }
 }
