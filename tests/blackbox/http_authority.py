@@ -17,6 +17,7 @@ from harness.instances import leveret
 from harness.management import Management
 from harness.mqtt_client import REFUSED, V5, V311, MqttClient
 from harness.patience import PATIENCE
+from harness.ports import free_ports
 
 ANY = "127.0.0.1:0"
 
@@ -48,9 +49,10 @@ def connect(server, user="alice", password="secret", vhost="/"):
 
 
 def refused(server, why, user="alice", password="secret"):
+    before = len(server.child.lines)
     with pytest.raises(pika.exceptions.ProbableAuthenticationError):
         connect(server, user, password)
-    server.child.wait_line(f"login refused.*{why}")
+    server.child.wait_line(f"login refused.*{why}", behind=before)
 
 
 def port(server, protocol):
@@ -218,8 +220,9 @@ def test_a_slow_service_is_not_waited_for_longer_than_the_operator_says(tmp_path
 
 
 def test_a_service_that_is_down_lets_nobody_in_and_is_found_when_it_is_back(tmp_path):
-    with authority() as service:
-        flags, address = service.flags(), ("127.0.0.1", service.port)
+    address = ("127.0.0.1", *free_ports(1))
+    with authority(address=address) as service:
+        flags = service.flags()
     with leveret(tmp_path, *flags) as server:
         for _ in range(40):
             with pytest.raises(pika.exceptions.ProbableAuthenticationError):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness.ctl import Ctl
-from harness.instances import leveret
+from harness.instances import leveret, replaceable
 from harness.metrics import metric, wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
@@ -36,7 +36,7 @@ def pool(request, tmp_path_factory):
 @contextlib.contextmanager
 def in_front_of_leveret(folder, *flags):
     """A pool with MQTT in front of an embedded broker, which is yielded first."""
-    with leveret(folder / "broker") as broker:
+    with replaceable(folder / "broker") as broker:
         flags = ("--upstream", f"amqp://127.0.0.1:{broker.port}", "--mqtt", ANY, *flags)
         with leveret(folder / "pool", *flags) as server:
             server.mqtt = listening(server, "mqtt", "mqtt")

@@ -2,7 +2,8 @@
 
 import pika
 import pytest
-from harness.instances import leveret
+from harness.instances import leveret, replaceable
+from harness.metrics import metric, wait_until
 from harness.wire import (
     CONNECTION_OPEN,
     CONNECTION_START,
@@ -19,7 +20,7 @@ TUNING = b"\x07\xff\0\2\0\0\0\0"
 
 @pytest.fixture
 def broker(tmp_path):
-    with leveret(tmp_path / "broker") as broker:
+    with replaceable(tmp_path / "broker") as broker:
         yield broker
 
 
@@ -70,7 +71,8 @@ def test_s7_a_pool_that_starts_before_its_upstream_is_a_dead_broker_until_then(t
 
 @pytest.mark.parametrize("past", [CONNECTION_START, CONNECTION_TUNE], ids=["start", "tune"])
 def test_s7_a_client_in_the_middle_of_its_login_waits_and_then_hears_nothing(tmp_path, broker, past):
-    with pool(tmp_path, broker, "--upstream-arrival-max", "300ms") as server, Wire(server.port) as wire:
+    with pool(tmp_path, broker, "--upstream-arrival-max", "3s") as server, Wire(server.port) as wire:
+        wait_until(lambda: metric(server, "leveret_upstream_up") == 1)
         wire.send(PROTOCOL_HEADER)
         wire.expect(CONNECTION_START)
         if past == CONNECTION_TUNE:

@@ -3,6 +3,7 @@
 import contextlib
 
 from harness.leveret import Leveret
+from harness.ports import free_ports
 
 
 @contextlib.contextmanager
@@ -13,6 +14,12 @@ def leveret(folder, *flags, **options):
         yield server
     finally:
         server.child.kill()
+
+
+def replaceable(folder, *flags):
+    """A server whose place another one takes at the same address: at a port that no connection is given while neither listens."""
+    [port] = free_ports(1)
+    return leveret(folder, *flags, amqp=f"127.0.0.1:{port}")
 
 
 def restartable(tmp_path, *flags):
