@@ -48,9 +48,10 @@ def connect(server, token, user="ignored", vhost="/"):
 
 
 def refused(server, token, why):
+    before = len(server.child.lines)
     with pytest.raises(pika.exceptions.ProbableAuthenticationError):
         connect(server, token)
-    server.child.wait_line(f"login refused.*{why}")
+    server.child.wait_line(f"login refused.*{why}", behind=before)
     assert token not in server.child.output(), "no token is logged"
 
 
@@ -290,7 +291,8 @@ def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
                 assert time.monotonic() < deadline
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(server, old.sign(claims(*ALL)))
-        assert service.asked == 2
+        # Once more if this was ten seconds later.
+        assert service.asked in (2, 3)
         server.stop()
 
 

@@ -69,12 +69,9 @@ def replace(server, pair, other):
     """Puts the other pair into the files, and has them read; returns when that is done."""
     pair.certificate.write_bytes(other.certificate.read_bytes())
     pair.key.write_bytes(other.key.read_bytes())
-    child = server.child
-    before = len(child.lines)
-    child.send(signal.SIGHUP)
-    with child.changed:
-        told = lambda: any("TLS certificate loaded" in line for line in child.lines[before:])
-        assert child.changed.wait_for(told, 60), child.tail()
+    before = len(server.child.lines)
+    server.child.send(signal.SIGHUP)
+    server.child.wait_line("TLS certificate loaded", behind=before)
 
 
 def connects(driver, by, uri):

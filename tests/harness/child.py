@@ -62,10 +62,11 @@ class Child:
             self.ended = True
             self.changed.notify_all()
 
-    def wait_line(self, pattern, seconds=PATIENCE):
-        """The match of `pattern` in the first line that has one, waiting for that line; fails once the output ends."""
+    def wait_line(self, pattern, seconds=PATIENCE, behind=0):
+        """The match of `pattern` in the first line that has one, waiting for that line; fails once the output ends. As many lines as `behind`
+        says are not looked at: those that were there before."""
         deadline = time.monotonic() + seconds
-        seen = 0
+        seen = behind
         with self.changed:
             while True:
                 for line in self.lines[seen:]:
