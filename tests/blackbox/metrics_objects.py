@@ -37,6 +37,7 @@ def test_per_object_tells_each_queue_connection_and_channel(server):
     with connect(server) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=3)
+        channel.confirm_delivery()
         for name, messages in {"one": 1, 'quo"te': 2}.items():
             channel.queue_declare(name)
             for _ in range(messages):

@@ -69,9 +69,10 @@ def once(url, **env):
 
 
 def row(lines, name):
-    """The words of the line that begins with the virtual host and this name."""
-    [words] = [words for words in map(str.split, lines) if words[1:2] == [name]]
-    return words
+    """The words of the line that begins with the virtual host and this name, of which there is one at most."""
+    found = [words for words in map(str.split, lines) if words[1:2] == [name]]
+    assert len(found) <= 1, found
+    return found[0] if found else []
 
 
 @pytest.mark.parametrize("kind", ["broker", "rabbitmq"])

@@ -189,7 +189,7 @@ def test_a_half_open_peer_is_found_and_given_up(tmp_path):
 
 
 def test_a_peer_that_answers_pings_stays(tmp_path):
-    with leveret(tmp_path, *WS, "--ws-ping-interval", "3s") as server:
+    with leveret(tmp_path, *WS, "--ws-ping-interval", "10s") as server:
         with WebSocketWire(server.ws_port) as quiet:
             quiet.handshake()
             for _ in range(3):

@@ -16,7 +16,8 @@ class Log:
 
     def entries(self, **fields):
         """Those with these fields."""
-        entries = map(json.loads, self.path.read_text().splitlines())
+        # The last line may be half written.
+        entries = map(json.loads, self.path.read_text().rpartition("\n")[0].splitlines())
         return [entry for entry in entries if fields.items() <= entry.items()]
 
     def wait(self, **fields):
