@@ -34,7 +34,7 @@ async function exclusive_queue(session) {
   await store(session, queue, 'publishing is open to all');
   answers.received = await drain(await owner.createChannel(), queue);
   await owner.close();
-  answers.after_close = await session.refused((other) => other.checkQueue(queue));
+  answers.after_close = await session.refusedOtherwise((other) => other.checkQueue(queue), answers.passive);
   const again = await (await stranger.createChannel()).assertQueue(queue, { ...TRANSIENT, exclusive: true });
   answers.redeclared = again.queue === queue;
   return answers;

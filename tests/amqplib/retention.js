@@ -2,9 +2,11 @@
 'use strict';
 
 const { setTimeout: pause } = require('node:timers/promises');
-const { Collector, TRANSIENT, confirmed, drain, publish, ready, store, taken } = require('./session');
+const { Collector, TRANSIENT, WAIT_MILLISECONDS, confirmed, drain, publish, ready, store, taken } = require('./session');
 
 const TO_DEFAULT_EXCHANGE = { 'x-dead-letter-exchange': '' };
+// Looks in a row, ten milliseconds apart: a message that went round and round would be seen in some of them.
+const LOOKS = 20;
 
 async function message_ttl(session) {
   const channel = await session.channel();
@@ -105,7 +107,7 @@ async function dead_letter_cycles(session) {
     await channel.assertQueue(name, { ...TRANSIENT, arguments: options });
   }
   await store(session, one, 'goes round once');
-  const dropped = [await emptied(channel, one), await emptied(channel, two)];
+  const dropped = await stayEmpty(channel, [one, two]);
   const queue = await session.queue(channel, 'self', { arguments: TO_DEFAULT_EXCHANGE });
   publish(channel, queue, 'rejected over and over');
   for (let round = 0; round < 3; round++) await reject(channel, queue);
@@ -180,6 +182,17 @@ async function reject(channel, queue) {
 async function emptied(channel, queue) {
   while ((await ready(channel, queue)) > 0) await pause(10);
   return ready(channel, queue);
+}
+
+/** Waits until several looks in a row find nothing in any of the queues; how much is left in each. */
+async function stayEmpty(channel, queues) {
+  const deadline = Date.now() + WAIT_MILLISECONDS;
+  for (let looks = 0; ; await pause(10)) {
+    const left = [];
+    for (const queue of queues) left.push(await ready(channel, queue));
+    looks = left.some((count) => count > 0) ? 0 : looks + 1;
+    if (looks === LOOKS || Date.now() > deadline) return left;
+  }
 }
 
 /** A message as dead-lettering has left it, without the times of death. */

@@ -3,6 +3,7 @@
 
 const { EventEmitter, once } = require('node:events');
 const { setTimeout: pause } = require('node:timers/promises');
+const { isDeepStrictEqual } = require('node:util');
 const amqp = require('amqplib');
 
 // As that of the tests that start this (harness/patience.py).
@@ -55,6 +56,19 @@ class Session {
       return error;
     }
     return 'accepted';
+  }
+
+  /**
+   * What `refused` gives as soon as that is not `before`: RabbitMQ 4 deletes an exclusive queue some time after it has answered its
+   * owner's close.
+   */
+  async refusedOtherwise(action, before) {
+    const deadline = Date.now() + WAIT_MILLISECONDS;
+    for (;;) {
+      const now = await this.refused(action);
+      if (!isDeepStrictEqual(now, before) || Date.now() > deadline) return now;
+      await pause(10);
+    }
   }
 
   /** The answers to several attempts, each made by `refused` and one after the other. */
@@ -202,6 +216,7 @@ module.exports = {
   Collector,
   Session,
   TRANSIENT,
+  WAIT_MILLISECONDS,
   closeOf,
   confirmed,
   connectionRefused,

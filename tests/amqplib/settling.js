@@ -1,7 +1,7 @@
 // Ack, nack, reject and recover: what is gone, what comes back, and where in the queue.
 'use strict';
 
-const { getAll, marked, publish, ready, seen, seenAgain } = require('./session');
+const { drain, getAll, marked, publish, seen, seenAgain } = require('./session');
 
 async function ack_multiple(session) {
   const { channel, queue, taken } = await holdingFive(session);
@@ -13,8 +13,10 @@ async function ack_multiple(session) {
 async function ack_all_outstanding(session) {
   const { channel, queue } = await holdingFive(session);
   channel.ackAll();
-  await channel.close();
-  return { left: await ready(await session.channel(), queue) };
+  // What was left would come back, and before what is published behind it.
+  await channel.recover();
+  publish(channel, queue, 'marker');
+  return { left: (await drain(channel, queue)).indexOf('marker') };
 }
 
 async function nack_requeue_order(session) {

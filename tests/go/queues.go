@@ -52,7 +52,7 @@ func exclusiveQueue(s *session) any {
 	s.store(queue, "publishing is open to all")
 	answers["received"] = drain(must(owner.Channel()), queue)
 	check(owner.Close())
-	answers["after_close"] = s.refused(func(other *amqp.Channel) error { return exists(other, queue) })
+	answers["after_close"] = s.refusedOtherwise(func(other *amqp.Channel) error { return exists(other, queue) }, answers["passive"])
 	answers["redeclared"] = must(must(stranger.Channel()).QueueDeclare(queue, false, false, true, false, nil)).Name == queue
 	return answers
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/url"
+	"reflect"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -66,6 +67,19 @@ func (s *session) refused(action func(*amqp.Channel) error) any {
 	answer := closeOf(await(closed))
 	must(s.channel().QueueDeclare("", false, false, true, false, nil))
 	return answer
+}
+
+// refusedOtherwise is what refused gives as soon as that is not before: RabbitMQ 4 deletes an exclusive queue some time after it has
+// answered its owner's close.
+func (s *session) refusedOtherwise(action func(*amqp.Channel) error, before any) any {
+	deadline := time.Now().Add(patience.Limit)
+	for {
+		now := s.refused(action)
+		if !reflect.DeepEqual(now, before) || time.Now().After(deadline) {
+			return now
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // refusedEach makes several attempts, one after the other.

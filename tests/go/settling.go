@@ -1,6 +1,10 @@
 package main
 
-import amqp "github.com/rabbitmq/amqp091-go"
+import (
+	"slices"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
 
 // Ack, nack, reject and recover: what is gone, what comes back, and where in the queue.
 
@@ -14,8 +18,10 @@ func ackMultiple(s *session) any {
 func ackAllOutstanding(s *session) any {
 	channel, queue, _ := holdingFive(s)
 	check(channel.Ack(0, true))
-	check(channel.Close())
-	return object{"left": ready(s.channel(), queue)}
+	// What was left would come back, and before what is published behind it.
+	check(channel.Recover(true))
+	publish(channel, queue, "marker")
+	return object{"left": slices.Index(drain(channel, queue), "marker")}
 }
 
 func nackRequeueOrder(s *session) any {

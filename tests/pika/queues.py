@@ -43,7 +43,7 @@ def exclusive_queue(session):
     store(session, queue, "publishing is open to all")
     answers["received"] = drain(owner.channel(), queue)
     owner.close()
-    answers["after_close"] = session.refused(attempts["passive"])
+    answers["after_close"] = session.refused_otherwise(attempts["passive"], answers["passive"])
     again = stranger.channel().queue_declare(queue, exclusive=True).method
     answers["redeclared"] = again.queue == queue
     return answers

@@ -8,6 +8,8 @@ from pika.exceptions import NackError
 from session import WAIT_SECONDS, Collector, drain, publish, ready, scenario, store, wait_until
 
 TO_DEFAULT_EXCHANGE = {"x-dead-letter-exchange": ""}
+# Looks in a row, ten milliseconds apart: a message that went round and round would be seen in some of them.
+LOOKS = 20
 
 
 @scenario
@@ -106,7 +108,7 @@ def dead_letter_cycles(session):
         arguments = {**TO_DEFAULT_EXCHANGE, "x-dead-letter-routing-key": other, "x-message-ttl": 50}
         channel.queue_declare(name, arguments=arguments)
     store(session, names[0], "goes round once")
-    dropped = [emptied(channel, name) for name in names]
+    dropped = stay_empty(channel, names)
     queue = session.queue(channel, "self", arguments=TO_DEFAULT_EXCHANGE)
     publish(channel, queue, "rejected over and over")
     for _ in range(3):
@@ -200,6 +202,17 @@ def emptied(channel, queue):
     """Waits until nothing is in `queue`; how much is left."""
     wait_until(channel.connection, lambda: ready(channel, queue) == 0, pause=0.01)
     return ready(channel, queue)
+
+
+def stay_empty(channel, queues):
+    """Waits until several looks in a row find nothing in any of `queues`; how much is left in each."""
+    looks = []
+    wait_until(channel.connection, lambda: looks.append([ready(channel, queue) for queue in queues]) or stays_empty(looks), pause=0.01)
+    return looks[-1]
+
+
+def stays_empty(looks):
+    return len(looks) >= LOOKS and not any(map(any, looks[-LOOKS:]))
 
 
 def letter(channel, queue):

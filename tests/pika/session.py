@@ -63,6 +63,14 @@ class Session:
             return {"code": error.reply_code, "text": error.reply_text}
         return "accepted"
 
+    def refused_otherwise(self, action, before):
+        """What `refused` gives as soon as that is not `before`: RabbitMQ 4 deletes an exclusive queue some time after it has answered its
+        owner's close."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (now := self.refused(action)) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return now
+
     def close(self):
         for connection in self.connections:
             if connection.is_open:

@@ -1,6 +1,6 @@
 """Ack, nack, reject and recover: what is gone, what comes back, and where in the queue."""
 
-from session import connection_refused, get_all, publish, ready, scenario, seen_again
+from session import connection_refused, drain, get_all, publish, scenario, seen_again
 
 FIVE = ["1", "2", "3", "4", "5"]
 
@@ -17,8 +17,10 @@ def ack_multiple(session):
 def ack_all_outstanding(session):
     channel, queue, _ = holding_five(session)
     channel.basic_ack(0, multiple=True)
-    channel.close()
-    return {"left": ready(session.channel(), queue)}
+    # What was left would come back, and before what is published behind it.
+    channel.basic_recover(requeue=True)
+    publish(channel, queue, "marker")
+    return {"left": drain(channel, queue).index("marker")}
 
 
 @scenario

@@ -49,7 +49,7 @@ final class Queues {
         session.store(queue, "publishing is open to all");
         answers.put("received", Session.drain(owner.createChannel(), queue));
         owner.close();
-        answers.put("after_close", session.refused(channel -> channel.queueDeclarePassive(queue)));
+        answers.put("after_close", session.refusedOtherwise(channel -> channel.queueDeclarePassive(queue), answers.get("passive")));
         AMQP.Queue.DeclareOk again = stranger.createChannel().queueDeclare(queue, false, true, false, null);
         answers.put("redeclared", again.getQueue().equals(queue));
         return answers;

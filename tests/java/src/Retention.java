@@ -30,6 +30,8 @@ final class Retention {
 
     private static final String EXCHANGE = "x-dead-letter-exchange";
     private static final String KEY = "x-dead-letter-routing-key";
+    /** Looks in a row, ten milliseconds apart: a message that went round and round would be seen in some of them. */
+    private static final int LOOKS = 20;
 
     private static Object messageTtl(Session session) throws Exception {
         Channel channel = session.channel();
@@ -131,7 +133,7 @@ final class Retention {
         String one = declare(session, channel, "one", Map.of(EXCHANGE, "", KEY, two, "x-message-ttl", 50));
         declare(session, channel, "two", Map.of(EXCHANGE, "", KEY, one, "x-message-ttl", 50));
         session.store(one, "goes round once");
-        List<Integer> dropped = List.of(emptied(channel, one), emptied(channel, two));
+        List<Integer> dropped = stayEmpty(channel, one, two);
         String queue = declare(session, channel, "self", Map.of(EXCHANGE, ""));
         Session.publish(channel, queue, "rejected over and over");
         for (int round = 0; round < 3; round++) {
@@ -234,6 +236,18 @@ final class Retention {
             Thread.sleep(10);
         }
         return Session.ready(channel, queue);
+    }
+
+    /** Waits until several looks in a row find nothing in either queue; how much is left in each. */
+    private static List<Integer> stayEmpty(Channel channel, String one, String two) throws Exception {
+        long deadline = System.nanoTime() + Session.WAIT_MILLISECONDS * 1_000_000L;
+        for (int looks = 0; ; Thread.sleep(10)) {
+            List<Integer> left = List.of(Session.ready(channel, one), Session.ready(channel, two));
+            looks = left.equals(List.of(0, 0)) ? looks + 1 : 0;
+            if (looks == LOOKS || System.nanoTime() > deadline) {
+                return left;
+            }
+        }
     }
 
     /** A message as dead-lettering has left it, without the times of death. */

@@ -39,8 +39,10 @@ final class Settling {
     private static Object ackAllOutstanding(Session session) throws Exception {
         Holding held = Holding.five(session);
         held.channel.basicAck(0, true);
-        held.channel.close();
-        return Map.of("left", Session.ready(session.channel(), held.queue));
+        // What was left would come back, and before what is published behind it.
+        held.channel.basicRecover(true);
+        Session.publish(held.channel, held.queue, "marker");
+        return Map.of("left", Session.drain(held.channel, held.queue).indexOf("marker"));
     }
 
     private static Object nackRequeueOrder(Session session) throws Exception {
