@@ -39,12 +39,13 @@ def test_three_clients_meet_at_one_exchange(reader):
         clients[name] = reader.start(f"node --no-warnings --experimental-websocket {name}.mjs")
         clients[name].wait_line(f"^{place} from {name.upper()}$")
         wait_until(lambda: metric(server, "rabbitmq_consumers") == subscribed)
-    # A client has not seen what was published before it subscribed: everything comes once more.
+    # A client has not seen what was published before it subscribed: everything is sent once more, with bodies of its own.
+    again = [f"{body} again" for body in SENT]
     with connect(server) as connection:
-        for body in SENT:
+        for body in again:
             connection.channel().basic_publish("amq.topic", "sensors.kitchen", body)
     for name, place in SHOWN.items():
-        for body in SENT:
+        for body in again:
             clients[name].wait_line(f"^{place} {body}$")
     page.finish()
     assert may_connect(port, "https://app.example.com") and may_connect(port, "http://localhost:8080")

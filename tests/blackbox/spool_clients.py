@@ -5,12 +5,11 @@ import contextlib
 
 import pika
 import pytest
-from harness.ctl import Ctl
 from harness.disks import FailingDisk
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.publishers import COMMANDS, ConfirmedPublisher, NotConnected
-from harness.spool import spooling, waiting
+from harness.spool import spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -141,11 +140,6 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
             assert found[: len(accepted)] == list(accepted)
             changed.close()
         server.stop()
-
-
-def waits_for(server):
-    [row] = Ctl(server.http).json("spool", "list", "waits_for")
-    return row["waits_for"]
 
 
 def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker, link, language):

@@ -10,7 +10,7 @@ from harness.ctl import Ctl
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.patience import PATIENCE
-from harness.spool import spooling, waiting
+from harness.spool import spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -174,6 +174,8 @@ def test_a_login_ends_the_wait_after_a_refused_one(tmp_path, broker, link, direc
         broker.control("change_password", "deferred", "new")
         link.is_closed = False
         link.cut()
+        # The lost connection is the reason until the old password is tried again.
+        wait_until(lambda: "refused" in (waits_for(server) or ""))
         begun = time.monotonic()
         with pika.BlockingConnection(pika.URLParameters(uri.format("new"))):
             assert collect(direct, QUEUE, 1) == names(1, 2)

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
-from harness.ctl import Ctl
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.patience import PATIENCE
-from harness.spool import spooling, waiting
+from harness.spool import spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -207,14 +206,13 @@ def test_a_client_is_asked_about_while_the_forwarder_is_busy(tmp_path, broker, l
 
 def test_a_limit_that_is_reached_for_now_ends_no_login(tmp_path, broker, link):
     with spooling(tmp_path, link.url, *ASKING) as server:
-        ctl = Ctl(server.http)
         connect(server).close()
         cut(link, True)
         with connect(server) as client:
             publish(client, "away")
             broker.control("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
             cut(link, False)
-            wait_until(lambda: "connection limit" in (waits_for(ctl) or ""))
+            wait_until(lambda: "connection limit" in (waits_for(server) or ""))
             publish(client, "over the limit")
             cut(link, True)
             with connect(server) as another:
@@ -227,8 +225,3 @@ def test_a_limit_that_is_reached_for_now_ends_no_login(tmp_path, broker, link):
             wait_until(lambda: found.extend(arrived(broker)) or len(found) >= 4)
             assert found == ["away", "over the limit", "remembered", "verified"]
         server.stop()
-
-
-def waits_for(ctl):
-    [row] = ctl.json("spool", "list", "waits_for")
-    return row["waits_for"]

@@ -1,5 +1,6 @@
 """A pool with a spool in front of a broker, and what operators see of it."""
 
+from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.metrics import metric
 
@@ -11,6 +12,12 @@ def spooling(folder, upstream, *flags, rule=RULE, data=None, env=None):
     run = folder / f"run{len(list(folder.glob('run*')))}"
     data = str(data or folder / "data")
     return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags, env=env or {})
+
+
+def waits_for(server):
+    """Why the messages of the only user are not forwarded; `None` if they are."""
+    [row] = Ctl(server.http).json("spool", "list", "waits_for")
+    return row["waits_for"]
 
 
 def waiting(server):
