@@ -92,7 +92,7 @@ def test_clients_are_listed_and_can_be_closed(tmp_path, targets, window):
         visit.window.evaluate("document.querySelector('#view tbody a').click()")
         visit.close_connection("enough")
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="enough"):
-            connection.process_data_events(time_limit=30)
+            connection.process_data_events(time_limit=PATIENCE)
         stack.pop_all()
         server.stop()
 
@@ -352,7 +352,7 @@ def test_a_drain_is_asked_for_twice_and_then_done_by_keyboard_alone(tmp_path, ta
         visit.wait("!document.querySelector('dialog')")
         visit.wait("document.getElementById('notice').textContent.includes('The server drains')")
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-            connection.process_data_events(time_limit=30)
+            connection.process_data_events(time_limit=PATIENCE)
         assert closed.value.reply_code == 320
         stack.pop_all()
         assert server.child.wait() == 0, server.tail()

@@ -241,7 +241,7 @@ def test_what_is_shown_of_a_client_is_what_rabbitmq_shows(both):
             [of_connection] = management.eventually("connections", lambda all: all and is_whole(all[0]))
             [of_channel] = management.eventually("channels", lambda all: all and all[0].get("consumer_count") == 1)
             [of_consumer] = management.eventually("consumers", len)
-            queue = management.eventually(path("queues", "/", "cq"), lambda queue: queue.get("consumer_details"))
+            queue = management.eventually(path("queues", "/", "cq"), lambda queue: queue.get("consumer_details") and queue.get("consumers") == 1)
             exclusive = management.eventually(path("queues", "/", "exq"), lambda queue: "consumers" in queue)
             exchange = management.get(path("exchanges", "/", "amq.direct"))
             assert management.get(path("connections", of_connection["name"]))["name"] == of_connection["name"]
@@ -369,7 +369,7 @@ def test_a_connection_is_closed_with_a_reason(both):
     for management in both[:2]:
         for headers, reason in [({}, "Closed via management plugin"), ({"x-reason": "because"}, "because")]:
             connection = pika.BlockingConnection(pika.URLParameters(management.server.uri))
-            [shown] = management.eventually("connections", lambda all: len(all) == 1)
+            [shown] = management.eventually("connections", lambda all: len(all) == 1 and "name" in all[0])
             assert management.status("DELETE", path("connections", shown["name"]), headers=headers) == 204
             with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
                 connection.process_data_events(PATIENCE)

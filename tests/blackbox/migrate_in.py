@@ -81,8 +81,7 @@ def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movabl
         channel.basic_qos(prefetch_count=5)
         held = []
         channel.basic_consume("shared", lambda _, method, __, body: held.append((method.delivery_tag, body)))
-        client.process_data_events(1)
-        assert len(held) == 5
+        wait_until(lambda: client.process_data_events(0.1) or len(held) == 5)
         movable.ctl(*from_(cluster))
         for tag, _ in held:
             channel.basic_ack(tag)

@@ -63,6 +63,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
                     assert client.subscribe(f"way/{version}/#", 1) == [1]
                 else:
                     assert [message.payload for message in client.take(3)] == [f"{turn} {each}".encode() for each in range(3)]
+            pool.left(own(name))
             for each in range(3):
                 writer.publish(f"way/{version}/a", f"{turn + 1} {each}".encode())
     assert pool.queues(own(name))[own(name)][0] == "quorum"

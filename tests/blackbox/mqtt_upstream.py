@@ -44,6 +44,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     with pool.client(name, version, **lasting_session(version)) as here:
         assert not here.session_present
         assert here.subscribe(f"way/{version}/#", 1) == [1]
+    pool.left(f"mqtt-subscription-{name}qos1")
     with pool.client("writer") as writer:
         for number in range(3):
             writer.publish(f"way/{version}/a", str(number).encode())
@@ -51,6 +52,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
         assert there.session_present
         assert [message.payload for message in there.take(3)] == [b"0", b"1", b"2"]
         assert there.subscribe(f"more/{version}", 1) == [1]
+    pool.left(f"mqtt-subscription-{name}qos1")
     with pool.client("writer") as writer:
         writer.publish(f"way/{version}/b", b"3")
         writer.publish(f"more/{version}", b"4")

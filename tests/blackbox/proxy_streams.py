@@ -49,6 +49,8 @@ class Reader:
         self.bodies, self.tags, self.acknowledges = [], [], acknowledges
         arguments = {} if offset is None else {"x-stream-offset": offset}
         self.channel.basic_consume(stream, self.take, arguments=arguments)
+        # RabbitMQ looks for the offset after it has answered, and before it handles the next method: "next" is next from here on.
+        self.channel.basic_qos(prefetch_count=prefetch)
 
     def take(self, channel, method, _properties, body):
         self.bodies.append(int(body[-DIGITS:]))

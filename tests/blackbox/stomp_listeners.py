@@ -218,7 +218,7 @@ def test_stomp_is_spoken_over_wss(tmp_path):
     with leveret(tmp_path, "--web-stomps", ANY, "--wss", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
         for name, path in [("web-stomps", "/ws"), ("wss", "/ws/stomp")]:
             url = f"wss://localhost:{port(server, name, 'wss')}{path}"
-            options = {"sslopt": {"ca_certs": str(authority.file)}, "timeout": 60}
+            options = {"sslopt": {"ca_certs": str(authority.file)}, "timeout": PATIENCE}
             socket = websocket.create_connection(url, subprotocols=["v11.stomp", "v12.stomp"], **options)
             assert socket.getsubprotocol() == "v12.stomp"
             socket.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")

@@ -1,6 +1,7 @@
 """Leveret with MQTT in front of a RabbitMQ, whose own MQTT clients are on the same topics and sessions."""
 
 import contextlib
+import time
 
 import pika
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from harness.leveret import Leveret
 from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V311, MqttClient
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.releases import RELEASES, missing
@@ -48,6 +50,15 @@ class MqttPool:
         """An AMQP channel of RabbitMQ's, for the length of a `with`."""
         with pika.BlockingConnection(pika.URLParameters(self.rabbitmq.uri)) as connection:
             yield connection.channel()
+
+    def left(self, queue):
+        """The number of messages in a queue once nobody consumes from it; of those that are not acknowledged, RabbitMQ does not tell. What is
+        published earlier may go to a client that has left, and come back behind later messages."""
+        with self.channel() as channel:
+            deadline = time.monotonic() + PATIENCE
+            while (now := channel.queue_declare(queue, passive=True).method).consumer_count:
+                assert time.monotonic() < deadline, f"{now.consumer_count} consumers of {queue}"
+            return now.message_count
 
     def stop(self):
         try:
