@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from harness.forwarder import Forwarder
@@ -36,6 +37,13 @@ def closed(movable, cluster, queue):
     return api
 
 
+def is_asked(movable):
+    """Whether a successor is connected to the socket at which a process is asked to leave (unix(7): beside the one that listens)."""
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    name = f"/127.0.0.1:{movable.amqp}"
+    return len([words for words in sockets if words[-1].startswith("@leveret-takeover/") and words[-1].endswith(name)]) > 1
+
+
 def becomes_pool(movable, cluster, queue):
     wait_until(lambda: phase(movable) == "moved")
     fill(movable, queue, [b"later"])
@@ -58,7 +66,8 @@ def test_a_successor_that_has_been_started_by_hand_is_the_pool_as_well(tmp_path,
     listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
     data = ("--data-dir", str(movable.folder / "data"), "--take-over", "on")
     with leveret(tmp_path / "by-hand", *listeners, *data, wait=False) as successor:
-        wait_until(lambda: successor.child.output() or successor.child.running())
+        # It has read its configuration and prints nothing while it waits; the broker answers once it is a pool.
+        wait_until(lambda: is_asked(movable) or not successor.child.running())
         assert api.status("POST", "leveret/migration/finish") == 200
         # The broker's own successor may take over from this one, which closes clients: so none is opened.
         successor.child.wait_line("mode: pool")

@@ -17,7 +17,7 @@ from harness.tokens import ALL, Key, claims, flags, key_set
 
 pytestmark = pytest.mark.skipif(missing("4") is not None, reason=f"no RabbitMQ 4: {missing('4')}")
 # Seconds that a token lasts which is to expire during a test: longer than it takes to set everything up.
-SHORT = 8
+SHORT = 20
 
 
 @pytest.fixture(scope="module")
