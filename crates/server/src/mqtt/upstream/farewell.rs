@@ -105,6 +105,8 @@ impl Farewell {
         // an answer, the pool notices that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         delete_once_unused(&mut uplink, is_taken, &mut left).await;
+        // The will is discarded if its client resumes the session elsewhere, however long after its last connection here.
+        let hold = will.as_ref().and(watched.as_ref()).map(Watched::hold);
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping, share: _share, log }) = will else { return };
         let is_due = tokio::select! {
@@ -114,6 +116,7 @@ impl Farewell {
             // It is known to this process alone.
             () = hub.wills.draining() => true,
         };
+        drop(hold);
         if is_due {
             publish_will(&mut uplink, &log, mapping, &will, hub.clock.timestamp(transport::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {

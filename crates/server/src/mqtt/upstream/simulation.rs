@@ -51,6 +51,15 @@ impl World {
         let (broker, clock) = (Broker::new(BrokerConfig::default()), Clock::start());
         let upstream = simulated::server_of(broker, clock, 0).shared();
         let cable = Cable::to(&upstream);
+        Self::with(upstream, cable, clock)
+    }
+
+    /// Another server in front of the same upstream.
+    fn beside(&self) -> Self {
+        Self::with(Arc::clone(&self.upstream), Arc::clone(&self.cable), self.hub.clock)
+    }
+
+    fn with(upstream: Arc<Shared>, cable: Arc<Cable>, clock: Clock) -> Self {
         let pool = cable.pool();
         let shared = Server::new(simulated::config(), Backend::Upstream(pool), clock, "test").shared();
         let settings = Arc::new(MqttSettings::default());

@@ -3,6 +3,7 @@
 use super::*;
 use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
+use crate::mqtt::upstream::takeover::IDLE_TIME;
 
 const NOTHING: [&str; 0] = [];
 
@@ -148,6 +149,26 @@ async fn a_delayed_will_is_published_when_the_server_shuts_down() {
     drop(client);
     tokio::time::sleep(SOON).await;
     assert_eq!(listener.message_count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_nobody_else_is_connected_here()
+{
+    for (resumes, expected) in [(true, 0), (false, 1)] {
+        let mut world = World::new();
+        let (mut other, listener) = (world.beside(), world.listen("w"));
+        let mut client = world.client(V5);
+        client.connect_with_will("me", "w", 60);
+        assert_eq!(client.answers().await, ["connack Success"]);
+        drop(client);
+        tokio::time::sleep(2 * IDLE_TIME).await;
+        let (_client, answer) = other.connect("me", !resumes, 3600).await;
+        assert!(answer[0].starts_with("connack Success"), "{answer:?}");
+        assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (expected, 0), "{resumes}");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(listener.message_count(), expected, "{resumes}");
+        assert_eq!(world.hub.takeovers.watches(), 0, "the queue is kept for the will alone");
+    }
 }
 
 #[tokio::test(start_paused = true)]

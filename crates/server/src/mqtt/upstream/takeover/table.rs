@@ -105,7 +105,7 @@ impl Takeovers {
     }
 
     #[cfg(test)]
-    pub(super) fn watches(&self) -> usize {
+    pub(in super::super) fn watches(&self) -> usize {
         self.watches.lock().len()
     }
 }

@@ -21,7 +21,7 @@ use crate::upstream::sharing::task::UpstreamLinked;
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Time that a queue stays after its last client: the next client of the login is announced without a handshake.
-pub(super) const IDLE_TIME: Duration = Duration::from_secs(10);
+pub(in super::super) const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// Time after which a login that was refused tries again: permissions may have been granted.
 pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
@@ -47,9 +47,9 @@ struct WatchState {
     /// Those that wait, with the ends of their waits. May hold some that wait no more.
     waiting: VecDeque<(Instant, Arc<WatchedConnection>)>,
     last_number: u64,
-    /// Number of connections.
+    /// Number of connections, and of holds.
     count: usize,
-    /// Since when there has been none.
+    /// Since when there has been neither.
     unused_since: Option<Instant>,
     is_draining: bool,
     /// The upstream has refused the queue, or its announcements: nobody waits for it.
@@ -145,10 +145,17 @@ impl Watch {
     fn leave(&self, member: &Arc<WatchedConnection>) {
         member.answer(LOCAL);
         let mut state = self.state.lock();
-        state.count -= 1;
         if state.members.get(member.client_id()).is_some_and(|other| Arc::ptr_eq(other, member)) {
             state.members.remove(member.client_id());
         }
+        drop(state);
+        self.count_down();
+    }
+
+    /// A connection has left, or a hold.
+    fn count_down(&self) {
+        let mut state = self.state.lock();
+        state.count -= 1;
         if state.count == 0 {
             state.members = HashMap::new();
             state.unused_since = Some(transport::now());
@@ -333,6 +340,12 @@ impl Watched {
         self.member.wait.load(Ordering::Acquire) == ANNOUNCED
     }
 
+    /// Keeps the queue for what is left of the connection: later ones of its client to other servers are still heard of.
+    pub(in super::super) fn hold(&self) -> WatchHold {
+        self.watch.state.lock().count += 1;
+        WatchHold { watch: Arc::clone(&self.watch) }
+    }
+
     /// The connection to another server that has taken the client over, if one has.
     pub(in super::super) fn taken(&self) -> Option<TakenBy> {
         match self.member.taken.load(Ordering::Acquire) {
@@ -346,5 +359,17 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         self.watch.leave(&self.member);
+    }
+}
+
+/// A hold on the takeover queue of a login, without an entry there: an announcement of the client then is about its detached
+/// session. Dropping it gives it up.
+pub(in super::super) struct WatchHold {
+    watch: Arc<Watch>,
+}
+
+impl Drop for WatchHold {
+    fn drop(&mut self) {
+        self.watch.count_down();
     }
 }
