@@ -143,12 +143,12 @@ impl UpstreamAdmission {
 
     /// Asks about the session's queue once the client is announced and the claim is granted: a client that wants no earlier
     /// session has it deleted. Returns false if that is not so yet.
-    fn probe(&mut self, wants_session: bool, compatibility: Compatibility) -> bool {
+    fn probe(&mut self, wants_session: bool, compatibility: Compatibility, outbox: &Arc<Outbox>) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
         if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
             return false;
         }
-        if !claiming.log.is_decided() {
+        if !claiming.log.is_decided(outbox) {
             return false;
         }
         let Some(kept) = claiming.claim.take_granted() else { return false };
@@ -345,7 +345,11 @@ impl Admission for UpstreamAdmission {
             return Admitting::Refused(MqttRefused::new(ReasonCode::RetainNotSupported, why));
         }
         if let Stage::Claiming(_) = &self.stage
-            && !self.probe(entering.engine.wants_session(), entering.core.shared.backend.compatibility())
+            && !self.probe(
+                entering.engine.wants_session(),
+                entering.core.shared.backend.compatibility(),
+                &entering.core.outbox,
+            )
         {
             return Admitting::Waits;
         }

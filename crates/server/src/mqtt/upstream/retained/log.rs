@@ -54,7 +54,7 @@ struct LogState {
     replaced: u64,
     logins: LogLogins,
     status: LogStatus,
-    /// Those that wait for another status, with the ends of their waits.
+    /// Those that wait for another status, by the ends of their waits.
     undecided: VecDeque<(Instant, Arc<Outbox>)>,
     /// The number of the last ticket.
     tickets: u64,
@@ -175,7 +175,7 @@ impl RetainedLog {
             state.status = LogStatus::Undecided;
         }
         if state.status == LogStatus::Undecided {
-            state.undecided.push_back((since + MAX_DECISION, Arc::clone(outbox)));
+            state.wait_until(since + MAX_DECISION, outbox);
         }
         drop(state);
         self.waker.wake();
@@ -386,6 +386,17 @@ impl LogState {
         StatusChange { is_new, nudged }
     }
 
+    /// Adds a client that waits for another status until `end`. Returns false if it does already.
+    fn wait_until(&mut self, end: Instant, outbox: &Arc<Outbox>) -> bool {
+        let at = self.undecided.partition_point(|(other, _)| *other < end);
+        let mut with_it = self.undecided.range(at..).take_while(|(other, _)| *other == end);
+        let is_new = !with_it.any(|(_, other)| Arc::ptr_eq(other, outbox));
+        if is_new {
+            self.undecided.insert(at, (end, Arc::clone(outbox)));
+        }
+        is_new
+    }
+
     /// The topics whose messages clients are sent.
     fn served(&self) -> &RetainedTopics {
         self.previous.as_ref().map_or(&self.topics, |previous| &previous.topics)
@@ -408,10 +419,20 @@ impl LogClient {
         self.log.state.lock().status
     }
 
-    /// Whether it is known whether messages are retained, or the client is not to wait for that any longer. Its outbox is
-    /// nudged when that is so.
-    pub(in super::super) fn is_decided(&self) -> bool {
-        self.status() != LogStatus::Undecided || transport::now() >= self.since + MAX_DECISION
+    /// Whether it is known whether messages are retained, or the client is not to wait for that any longer. If not, its outbox
+    /// is nudged when that is so: it may have been known when the client came.
+    pub(in super::super) fn is_decided(&self, outbox: &Arc<Outbox>) -> bool {
+        let end = self.since + MAX_DECISION;
+        let mut state = self.log.state.lock();
+        if state.status != LogStatus::Undecided || transport::now() >= end {
+            return true;
+        }
+        if state.wait_until(end, outbox) {
+            drop(state);
+            // The task may wait for a later time, or for none.
+            self.log.waker.wake();
+        }
+        false
     }
 
     /// Whether messages are retained, or may be.

@@ -368,22 +368,22 @@ async fn an_upstream_without_streams_retains_nothing() {
     let upstream = Upstream::new();
     let logs = RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS);
     let (first, outbox) = join(&logs, &upstream, USER);
-    assert!(!first.is_decided() && first.is_available() && first.must_wait(&outbox));
+    assert!(!first.is_decided(&outbox) && first.is_available() && first.must_wait(&outbox));
     let ticket = first.ticket(&outbox).unwrap();
     assert!(!first.has_reached(ticket));
     settle().await;
-    assert!(first.is_decided() && !first.is_available() && !first.must_wait(&outbox));
+    assert!(first.is_decided(&outbox) && !first.is_available() && !first.must_wait(&outbox));
     assert!(first.has_reached(ticket) && first.ticket(&outbox).is_none(), "nobody waits for nothing");
     // Another login is asked.
-    let (second, _outbox) = join(&logs, &upstream, "guest");
-    assert!(!second.is_decided());
+    let (second, other) = join(&logs, &upstream, "guest");
+    assert!(!second.is_decided(&other));
     settle().await;
-    assert!(second.is_decided() && !second.is_available() && !first.is_available());
+    assert!(second.is_decided(&other) && !second.is_available() && !first.is_available());
     tokio::time::sleep(REFUSAL_TIME + Duration::from_secs(1)).await;
     assert!(!first.is_available(), "tried again, and refused again");
     drop((first, second));
     logs.drain();
     settle().await;
-    let (third, _outbox) = join(&logs, &upstream, USER);
-    assert!(!third.is_decided(), "another log");
+    let (third, outbox) = join(&logs, &upstream, USER);
+    assert!(!third.is_decided(&outbox), "another log");
 }

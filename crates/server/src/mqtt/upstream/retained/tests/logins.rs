@@ -3,10 +3,14 @@
 use std::time::Instant;
 
 use amqp::ReplyCode;
+use transport::InnerOutbox;
 
-use super::stream::TestStream;
+use super::stream::{StreamLogin, TestStream};
 use super::*;
+use crate::mqtt::upstream::retained::log::MAX_DECISION;
 use crate::mqtt::upstream::retained::logins::{LogLogins, MAX_REFUSALS};
+use crate::upstream::client::AmqpClient;
+use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 
 fn login(user: impl ToString) -> SharedLogin {
     let credentials = Arc::new(Credentials::plain(user.to_string(), "secret"));
@@ -97,9 +101,9 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     let (logs, stream) =
         (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     stream.permit("good");
-    let (good, _outbox) = join(&logs, &stream, "good");
+    let (good, outbox) = join(&logs, &stream, "good");
     settle().await;
-    assert!(good.is_decided() && good.is_available());
+    assert!(good.is_decided(&outbox) && good.is_available());
     let others: Vec<_> = (0..20).map(|number| join(&logs, &stream, &number.to_string())).collect();
     drop(good);
     settle().await;
@@ -116,9 +120,9 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     assert_eq!(stream.asked().len(), 21, "each is tried");
     // It comes back with it within the minute.
     stream.permit("good");
-    let (newcomer, _outbox) = join(&logs, &stream, "newcomer");
+    let (newcomer, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
-    assert!(newcomer.is_decided() && !newcomer.is_available(), "nobody waits for it");
+    assert!(newcomer.is_decided(&outbox) && !newcomer.is_available(), "nobody waits for it");
     tokio::time::sleep(REFUSAL_TIME).await;
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;
@@ -136,9 +140,60 @@ async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
     assert!(client.must_wait(&outbox));
     drop(stranger);
     settle().await;
-    assert!(client.is_decided() && !client.must_wait(&outbox));
-    let (next, _outbox) = join(&logs, &stream, "client");
-    assert!(next.is_decided());
+    assert!(client.is_decided(&outbox) && !client.must_wait(&outbox));
+    let (next, outbox) = join(&logs, &stream, "client");
+    assert!(next.is_decided(&outbox));
+}
+
+/// A login that the upstream does not answer, unless it is one of the stream.
+struct MaybeSilent(Option<StreamLogin>);
+
+impl OpenUpstream for MaybeSilent {
+    async fn open(&self) -> Result<AmqpClient, OpenError> {
+        match &self.0 {
+            Some(login) => login.open().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// A client waits for another thing first, and looks here when another login is being tried: nobody has counted it until then.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_another_login_is_decided() {
+    for silent in [false, true] {
+        let logs = RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS);
+        let stream = TestStream::default();
+        let join = |user: &str| {
+            let (inner, stream) = (InnerOutbox::new(1), stream.clone());
+            let opener = move |login: &SharedLogin| {
+                let is_silent = silent && login.credentials.username == "stranger";
+                MaybeSilent((!is_silent).then(|| stream.opener(login)))
+            };
+            (logs.join_by(&login(user), inner.outbox(), opener), inner)
+        };
+        let _first = join("client");
+        settle().await;
+        let (client, inner) = join("client");
+        tokio::time::sleep(MAX_DECISION / 2).await;
+        inner.take_nudge();
+        let _stranger = join("stranger");
+        if silent {
+            // The log's task waits for the end of the stranger's wait by now.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        for _ in 0..3 {
+            assert!(!client.is_decided(inner.outbox()), "{silent}");
+        }
+        if silent {
+            // No longer than a client waits from its beginning, though the other one came later.
+            tokio::time::sleep(MAX_DECISION / 2 - Duration::from_millis(20)).await;
+            assert!(!inner.take_nudge() && !client.is_decided(inner.outbox()));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        } else {
+            settle().await;
+        }
+        assert!(inner.take_nudge() && client.is_decided(inner.outbox()), "{silent}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
