@@ -75,6 +75,10 @@ struct StateLog {
     returned: Option<(u64, u64)>,
     /// Records of earlier connections.
     earlier: HashSet<RecordId>,
+    /// The first of them that was delivered, and the last.
+    delivered: Option<(RecordId, RecordId)>,
+    /// Number of messages in the queue when it began to be read, without those that were removed since.
+    found: u32,
     /// Delivery tags of records that are not acknowledged.
     unacked: VecDeque<u64>,
     /// When the list has to be back that is confirmed and is not.
@@ -179,6 +183,7 @@ impl StateQueue {
     /// Starts to consume from a queue that was found, and reads this number of messages.
     pub(super) fn read(&mut self, messages: u32) {
         self.usage = StateUsage::Ready;
+        self.log.found = messages;
         self.phase =
             if messages == 0 { StatePhase::Consuming } else { StatePhase::Reading { left: messages } };
         self.steps.push_back(StateStep::Consume);
@@ -511,23 +516,36 @@ impl StateQueue {
 
     /// Handles a message of the queue.
     pub(in super::super) fn handle_message(&mut self, message: &ReceivedMessage<'_>) {
-        let ContentMethod::Deliver { delivery_tag, .. } = message.method else { return };
+        let ContentMethod::Deliver { delivery_tag, redelivered, .. } = message.method else { return };
         if !matches!(self.phase, StatePhase::Reading { .. } | StatePhase::Consuming) {
             return;
         }
+        let decoded = StateRecord::decode(&message.body);
+        if let StatePhase::Reading { left } = &mut self.phase
+            && let Some((id, _)) = &decoded
+            && redelivered
+            && self.log.begins_again(*id)
+        {
+            *left = self.log.found;
+            self.log.unacked.clear();
+        }
         self.log.unacked.push_back(delivery_tag);
-        match StateRecord::decode(&message.body) {
+        match decoded {
             Some((id, record)) if id.connection == self.log.connection => {
                 self.log.returned(id.number, matches!(record, StateRecord::List(_)), delivery_tag);
                 self.log.trim(&mut self.acks);
             }
             Some((id, record)) if self.log.first == 0 => {
+                self.log.delivered.get_or_insert((id, id)).1 = id;
                 if self.log.earlier.insert(id) {
                     self.apply(record);
                 }
             }
             // Others have written it, or it was removed before.
-            Some(_) | None => self.log.acknowledge_one(delivery_tag, &mut self.acks),
+            Some(_) | None => {
+                self.log.found = self.log.found.saturating_sub(1);
+                self.log.acknowledge_one(delivery_tag, &mut self.acks);
+            }
         }
         let read = match self.phase {
             StatePhase::Reading { .. } => self.log.unacked.len(),
@@ -573,6 +591,13 @@ impl StateLog {
         // Fits: there are never more than the window, and those that one read of the client's makes.
         let own = if self.first == 0 { self.last } else { self.last + 1 - self.first };
         self.earlier.len() + own as usize
+    }
+
+    /// Whether the whole queue is delivered again, from this record on: the connection upstream was lost while it was read.
+    /// Records that come twice may also be copies in the queue, which the pool of the connection that wrote them has made when
+    /// it was lost. These begin behind the first record, unless they are of it alone and follow it.
+    fn begins_again(&self, id: RecordId) -> bool {
+        self.delivered.is_some_and(|(first, last)| first == id && last != id)
     }
 
     /// A record of this connection has come back; again after the connection upstream was lost.

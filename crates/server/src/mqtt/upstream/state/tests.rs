@@ -14,7 +14,7 @@ use mqtt::packet::SubscribeOptions;
 use mqtt::session::{Session, Subscription};
 use transport::Outbox;
 
-use super::queue::{StatePhase, StateUsage};
+use super::queue::{StatePhase, StateQueue, StateUsage};
 use super::*;
 use crate::backend::{Backend, Clock};
 use crate::mqtt::session::Then;
@@ -22,6 +22,7 @@ use crate::mqtt::upstream::tests::uplink;
 use crate::mqtt::upstream::uplink::{Uplink, UplinkEvent};
 use crate::server::Shared;
 use crate::simulated;
+use crate::upstream::client::{ContentMethod, ReceivedMessage};
 
 const NAME: &str = "mqtt-subscription-meqos2";
 const NOW: Timestamp = Timestamp(0);
@@ -365,6 +366,60 @@ fn messages_of_others_are_removed_and_those_of_a_server_are_not() {
     let (_link, session) = world.resumed();
     assert_eq!((session.received().collect::<Vec<_>>(), session.subscriptions().count()), (vec![1], 1));
     assert_eq!(world.count(), Some(2));
+}
+
+/// The queue when this number of messages is found there, and these are then delivered; and whether all were read after each.
+fn read(messages: u32, delivered: &[&[u8]]) -> (StateQueue, Vec<bool>) {
+    let mut state = StateQueue::default();
+    state.find(NAME);
+    state.read(messages);
+    let mut is_read = Vec::new();
+    for (body, delivery_tag) in delivered.iter().zip(1..) {
+        let [consumer_tag, exchange, routing_key] = Default::default();
+        let redelivered = true;
+        let method =
+            ContentMethod::Deliver { consumer_tag, delivery_tag, redelivered, exchange, routing_key };
+        state.handle_message(&ReceivedMessage { method, properties: PLAIN[..].into(), body: (*body).into() });
+        is_read.push(state.phase() == StatePhase::Consuming);
+    }
+    (state, is_read)
+}
+
+/// A list with one subscription, and records of this number of messages behind it.
+fn records(messages: u16) -> Vec<Vec<u8>> {
+    let mut state = StateQueue::default();
+    let list = state.write_list(false, [("live/+", live())].into_iter()).1;
+    let received = (1..=messages).map(|packet_id| state.write_received(packet_id, 7).1);
+    std::iter::once(list).chain(received).collect()
+}
+
+#[test]
+fn a_queue_is_read_to_its_end_though_the_connection_upstream_is_lost_meanwhile() {
+    let records = records(3);
+    let [list, first, second, third] = [0, 1, 2, 3].map(|at| &*records[at]);
+    let (mut state, is_read) = read(5, &[b"stranger", list, first, second, list, first, second, third]);
+    assert_eq!(is_read, [false, false, false, false, false, false, false, true]);
+    let session = state.restore(Session::new());
+    assert!(session.received().eq(1..=3) && session.subscription_count() == 1);
+    // With a copy of the first record, and the list behind others.
+    let (_, is_read) = read(3, &[list, list, first, list, list, first]);
+    assert_eq!(is_read.iter().position(|is_read| *is_read), Some(2));
+    let (_, is_read) = read(4, &[list, list, first, list, list, first, second]);
+    assert_eq!(is_read.iter().position(|is_read| *is_read), Some(6));
+    let (mut state, is_read) = read(4, &[first, second, first, second, list, third]);
+    assert_eq!(is_read, [false, false, false, false, false, true]);
+    assert_eq!(state.restore(Session::new()).subscription_count(), 1);
+}
+
+#[test]
+fn copies_in_a_queue_are_not_waited_for_twice() {
+    let records = records(2);
+    let [list, first, second] = [0, 1, 2].map(|at| &*records[at]);
+    for delivered in [&[list, list, first][..], &[list, first, first], &[list, first, second, first, second]]
+    {
+        let (_, is_read) = read(delivered.len() as u32, delivered);
+        assert_eq!(is_read.iter().position(|is_read| *is_read), Some(delivered.len() - 1), "{delivered:?}");
+    }
 }
 
 #[test]
