@@ -8,10 +8,17 @@ use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
 use broker::QueueKind;
 
 use crate::mqtt::MqttConfig;
-use crate::upstream::client::{AmqpClient, announced};
+use crate::upstream::client::{AmqpClient, announced, misses_exchange};
 
 /// The channel's number.
 pub(super) const REQUESTING: u16 = 3;
+
+/// The number of a request whose answer nobody waits for.
+const UNNUMBERED: u64 = 0;
+
+/// How often an exchange is declared again that is gone before a queue is bound to it: each time another client has left its
+/// group in that moment.
+const MAX_REDECLARED: u32 = 5;
 
 /// A request to the upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +57,8 @@ pub(super) enum QueueRequest {
     DeclareMark {
         mark: Box<str>,
     },
+    /// Binds a queue to such an exchange. If that is gone, because another client has unbound the last queue since it was
+    /// declared, it is declared again.
     BindMark {
         queue: Box<str>,
         mark: Box<str>,
@@ -83,6 +92,8 @@ pub(super) struct QueueRequests {
     consumers: u32,
     /// Queues that were not deleted because they had consumers, by [`QueueRequest::DeleteIdle`], until they are taken.
     in_use: Vec<Box<str>>,
+    /// How often the exchange of the first [`QueueRequest::BindMark`] was declared again.
+    redeclared: u32,
 }
 
 #[derive(Default, PartialEq, Eq)]
@@ -99,7 +110,17 @@ impl QueueRequests {
     pub(super) fn new(config: &MqttConfig) -> Self {
         let (exchange, queue_type) = (Arc::clone(&config.exchange), config.durable_queue_type);
         let (waiting, channel, in_use) = Default::default();
-        Self { exchange, queue_type, has_found_other: false, waiting, sent: 0, channel, consumers: 0, in_use }
+        Self {
+            exchange,
+            queue_type,
+            has_found_other: false,
+            waiting,
+            sent: 0,
+            channel,
+            consumers: 0,
+            in_use,
+            redeclared: 0,
+        }
     }
 
     /// Adds a request. It is sent by [`Self::send`].
@@ -168,7 +189,7 @@ impl QueueRequests {
                 // Those behind it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
                 let fault = announced(close);
-                if fault.code == ReplyCode::NotFound && self.leaves_unmarked() {
+                if fault.code == ReplyCode::NotFound && (self.leaves_unmarked() || self.marks_again(&fault)) {
                     return None;
                 }
                 self.has_found_other |= fault.code == ReplyCode::PreconditionFailed;
@@ -180,7 +201,10 @@ impl QueueRequests {
             }
             _ => return None,
         };
-        let (number, _) = self.waiting.pop_front()?;
+        let (number, request) = self.waiting.pop_front()?;
+        if matches!(request, QueueRequest::BindMark { .. }) {
+            self.redeclared = 0;
+        }
         self.sent = self.sent.saturating_sub(1);
         Some((number, answer))
     }
@@ -209,6 +233,19 @@ impl QueueRequests {
         let Some((_, request)) = self.waiting.front_mut() else { return false };
         let QueueRequest::LeaveGroup { queue, .. } = request else { return false };
         *request = QueueRequest::DeleteUnused { queue: std::mem::take(queue) };
+        self.sent = 0;
+        true
+    }
+
+    /// If the first request was to bind a queue to an exchange that is not there, that is to be declared first, a few times.
+    fn marks_again(&mut self, fault: &Fault) -> bool {
+        let Some((_, QueueRequest::BindMark { mark, .. })) = self.waiting.front() else { return false };
+        if self.redeclared == MAX_REDECLARED || !misses_exchange(fault, mark) {
+            return false;
+        }
+        self.redeclared += 1;
+        let declare = QueueRequest::DeclareMark { mark: mark.clone() };
+        self.waiting.push_front((UNNUMBERED, declare));
         self.sent = 0;
         true
     }

@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use amqp::ReplyCode;
-use broker::{Broker, BrokerConfig, QueueKind, SessionId, TopicPermissions};
+use broker::{Broker, BrokerConfig, Permissions, QueueKind, SessionId, TopicPermissions};
 use mqtt::ReasonCode;
 
 use super::publishing::Unconfirmed;
@@ -312,6 +312,39 @@ fn the_queue_of_a_group_stays_while_a_session_marks_it() {
     uplink.request(6, leave());
     assert_eq!(settle(&mut uplink), ["5 done", "6 done"]);
     assert!(!has_group(&world));
+}
+
+/// Another member leaves between the two requests, and takes the exchange along.
+#[test]
+fn a_session_marks_a_group_though_the_last_one_that_marked_it_leaves_at_that_moment() {
+    let mut world = World::new();
+    let (mut uplink, mut other) = (world.uplink(), world.uplink());
+    declare(&mut uplink);
+    let (mark, queue) = (|| GROUP.into(), || QUEUE.into());
+    other.request(1, QueueRequest::Declare { queue: "other".into(), expires: None });
+    other.request(2, QueueRequest::DeclareMark { mark: mark() });
+    other.request(3, QueueRequest::BindMark { queue: "other".into(), mark: mark() });
+    settle(&mut other);
+    uplink.request(3, QueueRequest::DeclareMark { mark: mark() });
+    assert_eq!(settle(&mut uplink), ["3 done"]);
+    other.request(4, QueueRequest::UnbindMark { queue: "other".into(), mark: mark() });
+    assert_eq!(settle(&mut other), ["4 done"]);
+    uplink.request(4, QueueRequest::BindMark { queue: queue(), mark: mark() });
+    uplink.request(5, QueueRequest::Find { queue: queue() });
+    assert_eq!(settle(&mut uplink), ["0 done", "4 done", "5 done"]);
+    let consumer = join(&mut uplink);
+    uplink.stop_shared(consumer, vec![leave()]);
+    settle(&mut uplink);
+    assert!(has_group(&world), "it is marked");
+    // Neither for a queue that is missing, nor for ever.
+    uplink.request(6, QueueRequest::BindMark { queue: "none".into(), mark: mark() });
+    assert_eq!(settle(&mut uplink), ["6 404"]);
+    let permissions = Permissions { configure: "^mqtt".to_owned(), ..Permissions::all() };
+    world.broker().vhost("/").unwrap().set_permissions("guest", Some(&permissions)).unwrap();
+    uplink.request(7, QueueRequest::BindMark { queue: queue(), mark: "gone".into() });
+    uplink.request(8, QueueRequest::Find { queue: queue() });
+    let told: Vec<_> = (0..4).flat_map(|_| settle(&mut uplink)).collect();
+    assert_eq!(told, ["0 403", "0 403", "0 403", "0 403", "0 403", "7 404", "8 done"]);
 }
 
 #[test]
