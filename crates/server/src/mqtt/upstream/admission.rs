@@ -271,7 +271,11 @@ impl UpstreamAdmission {
         let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
         let mut session = (is_found || has_state).then(Session::new);
         match kept {
-            Some(kept) if engine.wants_session() && is_there(&kept) => session = Some(kept.session),
+            // Without what was forgotten, the session is what the upstream has of it. Its will is discarded.
+            Some(kept) if kept.is_forgotten && session.is_some() => drop(kept),
+            Some(kept) if !kept.is_forgotten && engine.wants_session() && is_there(&kept) => {
+                session = Some(kept.session);
+            }
             Some(kept) => kept.end(),
             None => {}
         }

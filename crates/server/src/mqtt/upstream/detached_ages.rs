@@ -1,7 +1,7 @@
 //! The bound on what is known of detached sessions: the oldest are forgotten first.
 //!
 //! A session that is forgotten is not over. Its queue upstream has its messages and bindings; a client that comes back finds it
-//! there, as on a Leveret that has never had it.
+//! there, as on a Leveret that has never had it. A will whose delay has not passed is kept: its client may be back before.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -46,7 +46,8 @@ pub(super) struct DetachedAge {
 }
 
 impl DetachedAges {
-    fn with_limit(max_bytes: usize) -> Self {
+    /// With room for this number of bytes.
+    pub(super) fn with_limit(max_bytes: usize) -> Self {
         Self { by_age: BTreeMap::new(), last: 0, bytes: 0, max_bytes }
     }
 

@@ -117,6 +117,7 @@ impl Farewell {
             () = hub.wills.draining() => true,
         };
         drop(hold);
+        hub.will_is_due(&owner);
         if is_due {
             publish_will(&mut uplink, &log, mapping, &will, hub.clock.timestamp(transport::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {

@@ -90,6 +90,8 @@ pub(super) struct DetachedUpstream {
     pub(super) will: Option<oneshot::Sender<()>>,
     /// Its entry among the detached sessions, while it is one.
     pub(super) age: Option<DetachedAge>,
+    /// Whether the session was forgotten for lack of room: this is kept for its will alone.
+    pub(super) is_forgotten: bool,
 }
 
 impl DetachedUpstream {
@@ -101,6 +103,11 @@ impl DetachedUpstream {
     /// Whether it has expired by `now`.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|end| end <= now)
+    }
+
+    /// Whether it has a will that is neither published nor discarded.
+    fn has_will(&self) -> bool {
+        self.will.as_ref().is_some_and(|will| !will.is_closed())
     }
 
     /// Another server has the session now, or has ended it, so that its will is due.
@@ -223,7 +230,8 @@ impl UpstreamHub {
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are
-    /// forgotten as well: their queues expire upstream. If there are too many, the oldest are forgotten.
+    /// forgotten as well: their queues expire upstream, and their wills are due. If there are too many, the oldest are forgotten
+    /// except for their wills: they are not over.
     pub(super) fn release(
         &self,
         owner: &Arc<Owner>,
@@ -233,12 +241,22 @@ impl UpstreamHub {
         let now = self.clock.timestamp(transport::now());
         let mut sessions = self.sessions.lock();
         sessions.claims.release(owner, claim, left);
-        let mut forgotten = Vec::new();
-        forgotten.extend(sessions.detach(owner));
-        forgotten.extend(std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED));
+        let mut forgotten: Vec<_> = sessions.detach(owner).into_iter().collect();
+        let expired: Vec<_> = std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED).collect();
         forgotten.extend(std::iter::from_fn(|| sessions.take_excess()));
         drop(sessions);
-        forgotten.into_iter().for_each(|kept| kept.end());
+        expired.into_iter().for_each(|kept| kept.end());
+        // Freed without the lock.
+        drop(forgotten);
+    }
+
+    /// The delay of a client's will has passed: nothing is kept of a session that is forgotten.
+    pub(super) fn will_is_due(&self, owner: &Owner) {
+        let mut sessions = self.sessions.lock();
+        let is_of_no_use = |kept: &mut DetachedUpstream| kept.is_forgotten && !kept.has_will();
+        if sessions.claims.detached(owner).is_some_and(is_of_no_use) {
+            sessions.forget(owner);
+        }
     }
 
     /// The detached sessions for operators, oldest first. The lock is released every [`SESSIONS_AT_ONCE`] of them.
@@ -281,12 +299,26 @@ impl UpstreamHub {
 
 impl UpstreamSessions {
     /// A session may have become a detached one. Returns it if it is too large to be known here.
-    fn detach(&mut self, owner: &Arc<Owner>) -> Option<Box<DetachedUpstream>> {
+    fn detach(&mut self, owner: &Arc<Owner>) -> Option<Session> {
         let Self { claims, ages } = self;
         let kept = claims.detached(owner).filter(|kept| kept.age.is_none())?;
-        kept.age = ages.add(owner, &kept.session);
-        let user = kept.age.is_none().then(|| kept.user.clone())?;
-        claims.take_detached(owner, &SessionUser::named(&user))
+        if !kept.is_forgotten {
+            kept.age = ages.add(owner, &kept.session);
+        }
+        kept.age.is_none().then(|| self.forget(owner)).flatten()
+    }
+
+    /// Forgets a detached session, except for its will.
+    fn forget(&mut self, owner: &Owner) -> Option<Session> {
+        let kept = self.claims.detached(owner)?;
+        if !kept.has_will() {
+            let user = kept.user.clone();
+            return self.take(owner, &user).map(|kept| kept.session);
+        }
+        kept.is_forgotten = true;
+        let (session, age) = (std::mem::replace(&mut kept.session, Session::new()), kept.age.take());
+        age.into_iter().for_each(|age| self.ages.remove(age));
+        Some(session)
     }
 
     /// A session is about to be granted, if it is detached.
@@ -312,11 +344,10 @@ impl UpstreamSessions {
         Some(kept)
     }
 
-    /// Takes the oldest session if there are too many.
-    fn take_excess(&mut self) -> Option<Box<DetachedUpstream>> {
+    /// Forgets the oldest session if there are too many.
+    fn take_excess(&mut self) -> Option<Session> {
         let owner = Arc::clone(self.ages.excess()?);
-        let user = self.claims.detached(&owner)?.user.clone();
-        self.take(&owner, &user)
+        self.forget(&owner)
     }
 }
 
@@ -361,6 +392,7 @@ mod tests {
                 since,
                 will,
                 age: None,
+                is_forgotten: false,
             }))
         };
         hub.release(&mine, &first, kept(60, Some(will)));
@@ -400,10 +432,84 @@ mod tests {
                 since,
                 will: None,
                 age: None,
+                is_forgotten: false,
             };
             hub.release(&owner, &claim, Some(Box::new(kept)));
         }
         let listed: Vec<_> = hub.detached().into_iter().map(|each| each.client_id).collect();
         assert_eq!(listed, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+
+    /// A hub with room for one detached session.
+    fn small_hub() -> Arc<UpstreamHub> {
+        let hub = hub();
+        hub.sessions.lock().ages = DetachedAges::with_limit(1000);
+        hub
+    }
+
+    /// Leaves the session of a client to the hub, with a will that waits.
+    fn leave(hub: &UpstreamHub, client_id: &str, expiry: u32) -> (Arc<Owner>, oneshot::Receiver<()>) {
+        let owner = Arc::new(Owner { vhost: "/".into(), client_id: client_id.into() });
+        let claim = claim(hub, &owner, "me").unwrap();
+        claim.take_granted();
+        let (will, published) = oneshot::channel();
+        let kept = DetachedUpstream {
+            user: "me".into(),
+            session: Session::new(),
+            has_queue: true,
+            expiry,
+            since: hub.clock.timestamp(transport::now()),
+            will: Some(will),
+            age: None,
+            is_forgotten: false,
+        };
+        hub.release(&owner, &claim, Some(Box::new(kept)));
+        (owner, published)
+    }
+
+    #[test]
+    fn the_will_of_a_session_that_is_forgotten_for_lack_of_room_waits_on() {
+        let waits = Err(oneshot::error::TryRecvError::Empty);
+        let discarded = Err(oneshot::error::TryRecvError::Closed);
+        for (by, fate) in [(TakenBy::Resuming, discarded), (TakenBy::Clean, Ok(()))] {
+            let hub = small_hub();
+            let (first, mut will) = leave(&hub, "first", 60);
+            let (_second, _) = leave(&hub, "second", 60);
+            let known: Vec<_> = hub.detached().into_iter().map(|each| each.client_id).collect();
+            assert_eq!((known, will.try_recv()), (vec!["second".to_owned()], waits.clone()));
+            hub.forget(&first, "me", by);
+            assert_eq!(will.try_recv(), fate, "{by:?}");
+            assert!(claim(&hub, &first, "you").is_some(), "it is nobody's");
+        }
+        let hub = small_hub();
+        let (first, mut will) = leave(&hub, "first", 60);
+        leave(&hub, "second", 60);
+        let back = claim(&hub, &first, "me").unwrap();
+        let kept = back.take_granted().flatten().unwrap();
+        assert!(kept.is_forgotten && will.try_recv() == waits);
+        // It goes before it is admitted, and its will's time comes then.
+        hub.release(&first, &back, Some(kept));
+        assert_eq!((hub.detached().len(), will.try_recv()), (1, waits));
+        drop(will);
+        hub.will_is_due(&first);
+        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+    }
+
+    #[test]
+    fn what_is_kept_of_a_forgotten_session_ends_with_its_will_or_its_time() {
+        let hub = small_hub();
+        let (first, will) = leave(&hub, "first", 60);
+        leave(&hub, "second", 60);
+        let back = claim(&hub, &first, "me").unwrap();
+        let kept = back.take_granted().flatten();
+        // Its time comes while the client is about to be admitted.
+        drop(will);
+        hub.will_is_due(&first);
+        hub.release(&first, &back, kept);
+        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+        // Of no seconds.
+        let (_third, mut will) = leave(&hub, "third", 0);
+        leave(&hub, "fourth", 60);
+        assert_eq!(will.try_recv(), Ok(()));
     }
 }

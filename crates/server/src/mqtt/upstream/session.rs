@@ -502,6 +502,7 @@ impl MqttSession for UpstreamSession {
                 since: now,
                 will: published,
                 age: None,
+                is_forgotten: false,
             })
         });
         Farewell { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }.say(at);

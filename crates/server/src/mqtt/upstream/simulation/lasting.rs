@@ -172,6 +172,27 @@ async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_no
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_delayed_will_waits_though_its_session_is_too_large_to_be_kept_here() {
+    for (resumes, expected) in [(true, 0), (false, 1)] {
+        let mut world = World::new();
+        let listener = world.listen("w");
+        let mut client = world.client(V5);
+        client.connect_with_will("me", "w", 60);
+        assert_eq!(client.answers().await, ["connack Success"]);
+        let filters: Vec<_> = (0..1000).map(|number| format!("{number:0>240}")).collect();
+        client.subscribe_all(filters.iter().map(|filter| &**filter), QoS::AtLeastOnce);
+        assert_eq!(client.answers().await.len(), 1);
+        drop(client);
+        tokio::time::sleep(SOON).await;
+        assert_eq!((world.hub.detached(), listener.message_count()), (Vec::new(), 0));
+        let (_client, answer) = world.connect("me", !resumes, 3600).await;
+        assert_eq!(answer, [if resumes { "connack Success present" } else { "connack Success" }]);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(listener.message_count(), expected, "{resumes}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
     let mut world = World::new();
     let read = |read: &str| {

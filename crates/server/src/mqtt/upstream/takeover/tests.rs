@@ -169,7 +169,16 @@ async fn what_is_known_of_a_detached_session_is_forgotten_when_its_client_is_els
         let (now_due, mut is_due) = oneshot::channel();
         let (user, session, since) = (USER.into(), Session::new(), one.hub.clock.timestamp(transport::now()));
         let (has_queue, expiry, will_of) = (true, u32::MAX, Some(now_due));
-        let left = DetachedUpstream { user, session, has_queue, expiry, since, will: will_of, age: None };
+        let left = DetachedUpstream {
+            user,
+            session,
+            has_queue,
+            expiry,
+            since,
+            will: will_of,
+            age: None,
+            is_forgotten: false,
+        };
         one.hub.release(&first.owner, &first.claim, Some(Box::new(left)));
         drop(first);
         let second = other.connect_as(USER, "me", 1000, resumes);
