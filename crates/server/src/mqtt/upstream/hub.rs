@@ -230,8 +230,8 @@ impl UpstreamHub {
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are
-    /// forgotten as well: their queues expire upstream, and their wills are due. If there are too many, the oldest are forgotten
-    /// except for their wills: they are not over.
+    /// forgotten as well: their queues expire upstream, and their wills are due. If there are too many, the oldest are
+    /// forgotten except for their wills: they are not over.
     pub(super) fn release(
         &self,
         owner: &Arc<Owner>,

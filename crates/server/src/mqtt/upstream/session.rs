@@ -475,8 +475,7 @@ impl MqttSession for UpstreamSession {
         {
             publish_will(&mut uplink, &retained.log, mapping, &will, now);
         }
-        let expiry = end.session_expiry;
-        let has_queue = queue.state != QueueState::Absent;
+        let (expiry, has_queue) = (end.session_expiry, queue.state != QueueState::Absent);
         // Another server has the queue if it has the client.
         let mut deletes = Vec::new();
         if expiry == 0 && taken.is_none() {
