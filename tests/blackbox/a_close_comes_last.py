@@ -1,5 +1,5 @@
-"""What a client has asked for before it closes is done when the close is answered, also if it asked for no answer: the next client
-may rely on it."""
+"""What a client has asked for before it closes is done when the close is answered, also if it asked for no answer, or did not wait for
+it: the next client may rely on it."""
 
 import pytest
 from harness.amqp import connect
@@ -21,17 +21,33 @@ def close(client, channel, number):
     client.close()
 
 
-def test_an_exchange_that_was_deleted_without_an_answer_is_gone(target, prefix):
+@pytest.mark.parametrize("nowait", [True, False])
+def test_an_exchange_that_was_deleted_without_waiting_for_an_answer_is_gone(target, prefix, nowait):
     with connect(target) as watcher:
         for number in range(ROUNDS):
             exchange = f"{prefix}{number}"
             watcher.channel().exchange_declare(exchange, "fanout")
             client = connect(target)
             channel = client.channel()
-            channel._impl._send_method(spec.Exchange.Delete(exchange=exchange, nowait=True))
+            channel._impl._send_method(spec.Exchange.Delete(exchange=exchange, nowait=nowait))
             close(client, channel, number)
             with pytest.raises(ChannelClosedByBroker) as refused:
                 watcher.channel().exchange_declare(exchange, passive=True)
+            assert refused.value.reply_code == 404
+
+
+@pytest.mark.parametrize("nowait", [True, False])
+def test_a_queue_that_was_deleted_without_waiting_for_an_answer_is_gone(target, prefix, nowait):
+    with connect(target) as watcher:
+        for number in range(ROUNDS):
+            queue = f"{prefix}{number}"
+            watcher.channel().queue_declare(queue)
+            client = connect(target)
+            channel = client.channel()
+            channel._impl._send_method(spec.Queue.Delete(queue=queue, nowait=nowait))
+            close(client, channel, number)
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                watcher.channel().queue_declare(queue, passive=True)
             assert refused.value.reply_code == 404
 
 

@@ -34,8 +34,6 @@ pub(super) struct Side {
     pub(super) touched: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// Whether one of them is a method that changes exchanges, queues or bindings.
-    has_asked_without_wait: bool,
     /// How long mandatory messages sent on the present upstream channel may still be returned.
     returns: Returns,
     /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
@@ -343,9 +341,10 @@ impl Side {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
     }
 
-    /// Whether a change of exchanges, queues or bindings that the client has asked for with no-wait may not be done yet.
-    pub(super) fn has_changes_under_way(&self) -> bool {
-        self.has_asked_without_wait && self.has_under_way()
+    /// Whether the broker may still have to carry out a method of the client, and to answer it unless it was sent with
+    /// no-wait.
+    pub(super) fn has_methods_under_way(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.has_methods())
     }
 
     /// Whether the client's messages are to be confirmed.
@@ -517,7 +516,7 @@ impl Side {
         if self.setup.confirm && !leased.confirming {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
-        (self.unproven, self.has_asked_without_wait) = (false, false);
+        self.unproven = false;
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
         self.returns = Returns::None;
@@ -661,7 +660,6 @@ impl Side {
             self.returns = Returns::None;
         } else {
             self.unproven = true;
-            self.has_asked_without_wait |= matches!(payload, [0, EXCHANGE | QUEUE, ..]);
         }
     }
 
@@ -726,9 +724,6 @@ fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
     method
 }
 
-/// The classes of exchanges and of queues.
-const EXCHANGE: u8 = 40;
-const QUEUE: u8 = 50;
 /// Class and method of `basic.consume`.
 const CONSUME: (u16, u16) = (60, 20);
 /// Parts of the texts with which RabbitMQ refuses consumers of a queue that it has not started yet, soon after it has

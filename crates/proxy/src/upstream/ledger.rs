@@ -553,6 +553,13 @@ impl Ledger {
         !self.record.lock().entries.is_empty()
     }
 
+    /// Whether the broker may still have to carry out a method that was recorded, with no-wait or not.
+    pub(crate) fn has_methods(&self) -> bool {
+        let record = self.record.lock();
+        let is_method = |what: &What| matches!(what, What::Asked { .. } | What::Unanswered { .. });
+        record.entries.iter().any(|entry| is_method(&entry.what) && !record.is_done(&entry.what))
+    }
+
     /// See [`Carried::has_dependent_consumers`].
     pub(crate) fn has_dependent_consumers(&self) -> bool {
         self.record.lock().carried.has_dependent_consumers()

@@ -173,7 +173,8 @@ async fn p5_a_prefetch_and_answers_under_way_stay_with_who_asked() {
     for name in ["channel.open", "basic.qos", "exchange.declare"] {
         upstream.expect(name).await;
     }
-    close_channel(&mut client).await;
+    // A close would wait for the answers; a client that vanishes does not.
+    drop(client);
     for expected in [true, false] {
         let frame = upstream.expect("basic.qos").await;
         let Method::BasicQos(qos) = frame.method() else { unreachable!() };

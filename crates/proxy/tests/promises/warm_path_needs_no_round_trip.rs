@@ -123,3 +123,34 @@ async fn a_close_is_answered_once_changes_without_an_answer_are_done() {
     upstream.send(close.channel, channel::CloseOk {});
     client.expect("connection.close-ok").await;
 }
+
+/// A client need not wait for an answer before it closes: the answer comes, and close-ok behind it, as without a pool.
+#[tokio::test(start_paused = true)]
+async fn a_close_is_answered_behind_the_answers_that_are_due() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.open_channel(2).await;
+    client.send(1, exchange::Delete { exchange: "x", ..Default::default() }).await;
+    client.send(2, queue::Delete { queue: "q", ..Default::default() }).await;
+    let mut numbers = Vec::new();
+    for name in ["exchange.delete", "queue.delete"] {
+        upstream.expect("channel.open").await;
+        numbers.push(upstream.expect(name).await.channel);
+    }
+    broker.fall_silent();
+    client.send(1, channel::Close::default()).await;
+    upstream.expect("channel.close").await;
+    upstream.send(numbers[0], exchange::DeleteOk {});
+    client.expect("exchange.delete-ok").await;
+    upstream.send(numbers[0], channel::CloseOk {});
+    client.expect("channel.close-ok").await;
+    client.send(0, connection::Close::default()).await;
+    upstream.expect("channel.close").await;
+    upstream.send(numbers[1], queue::DeleteOk { message_count: 0 });
+    client.expect("queue.delete-ok").await;
+    upstream.send(numbers[1], channel::CloseOk {});
+    client.expect("connection.close-ok").await;
+}

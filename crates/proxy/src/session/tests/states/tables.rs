@@ -112,7 +112,7 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Nowhere, Lost, &[Waiting, WaitingOwn, PlacedOwn, ClosingSide]),
     (Nowhere, Faulted, &[WaitingOwn, PlacedOwn, ClosingSide]),
     (Waiting, LargeHeader, &[WaitingOwn, PlacedOwn]),
-    (Waiting, Rest, &[PlacedOwn]),
+    (Waiting, Rest, &[WaitingOwn, PlacedOwn]),
     (Waiting, Own, &[WaitingOwn, PlacedOwn]),
     (Waiting, Granted, &[WaitingOwn, PlacedOwn]),
     (Waiting, Ready, &[Placed, ClosingSide]),
@@ -134,7 +134,7 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Placed, Answer, &[Nowhere, Leaving, ClosingSide]),
     (PlacedOwn, Answer, &[ClosingSide]),
     (Placed, PeerCloses, &[Nowhere, ClosingSide]),
-    (Placed, Lost, &[Nowhere, Waiting, WaitingOwn, PlacedOwn]),
+    (Placed, Lost, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, ClosingSide]),
     (Placed, Faulted, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, Leaving, ClosingSide]),
     (PlacedOwn, Close, &[ClosingSide]),
     (PlacedOwn, CloseConnection, &[ClosingSide]),
@@ -148,14 +148,22 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (ClosingSide, Faulted, &[Waiting, WaitingOwn]),
 ];
 
+/// Lines of [`MESSAGES`] that happen too seldom to be met in each run.
+pub(super) const RARE_MESSAGES: &[(MessageState, Cause, MessageState)] = &[(ClosingHalf, Faulted, Gone)];
+
 /// Lines of [`SIDES`] that happen too seldom to be met in each run.
 pub(super) const RARE: &[(PlaceState, Cause, PlaceState)] = &[
+    (Nowhere, Consume, Placed),
     (Nowhere, Answer, WaitingOwn),
     (Nowhere, PeerCloses, ClosingSide),
     (Nowhere, Lost, Waiting),
+    (Nowhere, Lost, WaitingOwn),
+    (Waiting, Rest, WaitingOwn),
+    (Waiting, Rest, PlacedOwn),
     (Waiting, Own, PlacedOwn),
     (Waiting, Faulted, WaitingOwn),
     (Placed, Ready, ClosingSide),
+    (Placed, Lost, ClosingSide),
     (Placed, Faulted, ClosingSide),
     (Leaving, CloseOk, Placed),
     (ClosingSide, Lost, Nowhere),
