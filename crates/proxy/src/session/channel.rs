@@ -31,7 +31,7 @@
 //! | waiting | another frame needs the own connection | waiting for that one |
 //! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving; nowhere, if it only published and nothing is in flight |
 //! | placed, general | the first message, on a connection that nobody else uses | nowhere; the publishing side is placed instead |
-//! | placed | the client closes the channel | closing if it was used for more than publishing, or a method may not be carried out yet; otherwise nowhere |
+//! | placed | the client closes the channel | closing if it was used for more than publishing, or if a method or mandatory message may not be processed yet; otherwise nowhere |
 //! | leaving | everything is confirmed, and consumers are answered ([`crate::upstream::Ledger::lets_pass`]) | leaving; the old upstream channel is closed |
 //! | leaving | close-ok | waiting; nowhere, if the client has closed the channel and nothing is held |
 //! | closing | close-ok | nowhere |

@@ -156,7 +156,8 @@ impl ProxySession {
     }
 
     /// Closes a side at the broker. A side that only published needs no reply (P6), because its frames in
-    /// flight are kept (P11), unless too many bytes of departed clients are kept already. Any other use is
+    /// flight are kept (P11), unless too many bytes of departed clients are kept already, or a mandatory message
+    /// may still be returned, which brokers do in front of close-ok. Any other use is
     /// over only when the broker says so, for example when unacknowledged messages are back in their queues, or
     /// when an exchange that was deleted is gone: the next client may declare it again. Answers that are still
     /// to come arrive in front of close-ok.
@@ -176,6 +177,7 @@ impl ProxySession {
         let usage = side.usage();
         let must_wait = usage.touched
             || side.has_methods_under_way()
+            || side.may_return()
             || (side.has_under_way() && self.pool.departed_is_full());
         if half_sent {
             // Only a connection.close can do this now. The client is closing its connection, or this code

@@ -34,8 +34,8 @@ pub(super) struct Side {
     pub(super) touched: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// How long mandatory messages sent on the present upstream channel may still be returned.
-    returns: Returns,
+    /// Whether a mandatory message went out on the present upstream channel behind the last method with a reply.
+    has_sent_mandatory: bool,
     /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
     pub(super) refused_since: Option<Instant>,
     /// When the last such refusal came. Set until a pause is over: it is not placed before.
@@ -86,19 +86,6 @@ pub(super) struct Route {
     pub(super) upstream: Arc<Upstream>,
     pub(super) channel: u16,
     pub(super) own: bool,
-}
-
-/// How long a `basic.return` may still arrive. Brokers send it before they take the next frame of the
-/// channel, and before they confirm the message.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Returns {
-    /// None is pending.
-    #[default]
-    None,
-    /// Until the reply to a method that is sent from now on.
-    Answered,
-    /// Until all messages are confirmed.
-    Confirmed,
 }
 
 /// Settings that the client has made on its channel.
@@ -288,18 +275,13 @@ impl Side {
         } else {
             self.unproven = true;
         }
-        if mandatory && self.returns != Returns::Answered {
-            self.returns = if self.setup.confirm { Returns::Confirmed } else { Returns::Answered };
-        }
+        self.has_sent_mandatory |= mandatory;
     }
 
-    /// Whether a `basic.return` may come before the reply to the client's next method.
+    /// Whether a `basic.return` may come before the reply to the client's next method, if all earlier ones are answered.
+    /// Brokers send it before they take the next frame of the channel, and before they confirm the message.
     pub(super) fn may_return(&self) -> bool {
-        match self.returns {
-            Returns::None => false,
-            Returns::Answered => true,
-            Returns::Confirmed => self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries()),
-        }
+        self.has_sent_mandatory && self.has_under_way()
     }
 
     /// Records whole messages passed on without [`Self::send`]; returns whether it is time for [`Self::prove`].
@@ -519,7 +501,7 @@ impl Side {
         self.unproven = false;
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
-        self.returns = Returns::None;
+        self.has_sent_mandatory = false;
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
         let held = std::mem::take(&mut self.held);
@@ -657,7 +639,7 @@ impl Side {
         } else if has_answer {
             upstream.expect_reply(channel);
             // `may_return` is only asked once this is answered.
-            self.returns = Returns::None;
+            self.has_sent_mandatory = false;
         } else {
             self.unproven = true;
         }

@@ -1,7 +1,7 @@
 //! Replies of the proxy itself do not overtake the broker's replies to earlier frames of the client.
 
 use amqp::frame::{write_content_header, write_frame, write_method};
-use amqp::method::{basic, channel, confirm, queue};
+use amqp::method::{basic, channel, confirm, connection, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{FrameKind, Method};
 use proxy::Pool;
@@ -75,4 +75,59 @@ async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_
     upstream.expect_message().await;
     let select = upstream.expect("confirm.select").await;
     assert_eq!(select.method(), Method::from(confirm::Select { no_wait: true }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_ok_comes_behind_messages_that_come_back() {
+    for confirms in [false, true] {
+        let mut broker = Broker::start(Manners::default());
+        let pool = Pool::new(broker.config());
+        let mut client = Client::connect(&pool).await;
+        let mut upstream = broker.next_connection().await;
+        broker.fall_silent();
+        for number in [1, 2] {
+            client.open_channel(number).await;
+            if confirms {
+                client.send(number, confirm::Select::default()).await;
+                client.expect("confirm.select-ok").await;
+            }
+            publish_mandatory(&mut client, number).await;
+        }
+        // One channel is closed by itself, and the other one with the connection.
+        for close in [Method::from(channel::Close::default()), connection::Close::default().into()] {
+            let is_channel = matches!(close, Method::ChannelClose(_));
+            client.send(u16::from(is_channel), close).await;
+            let mut frame = upstream.next().await;
+            while frame.name() != "channel.close" {
+                frame = upstream.next().await;
+            }
+            send_back(&upstream, frame.channel);
+            upstream.send(frame.channel, channel::CloseOk {});
+            for name in ["basic.return", "header", "body"] {
+                client.expect(name).await;
+            }
+            client.expect(if is_channel { "channel.close-ok" } else { "connection.close-ok" }).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn p6_a_close_waits_for_no_mandatory_message_that_is_confirmed() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    publish_mandatory(&mut client, 1).await;
+    for name in ["channel.open", "confirm.select"] {
+        upstream.expect(name).await;
+    }
+    let (number, _) = upstream.expect_message().await;
+    broker.fall_silent();
+    upstream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    client.expect_ack().await;
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
 }
