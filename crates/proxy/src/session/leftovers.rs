@@ -10,7 +10,9 @@ use super::ProxySession;
 use super::channel::Channel;
 use super::hand_over::{Departed, HandOver};
 use super::side::Side;
-use super::validate::{Need, is_publish, is_to_default, publish_need, validate, validate_properties};
+use super::validate::{
+    Need, is_publish, is_to_default, names_last_queue, publish_need, validate, validate_properties,
+};
 use crate::frames::{put_frame, stored_frames};
 use crate::metrics::add;
 use crate::pool::{HandingOver, Pool};
@@ -58,7 +60,7 @@ impl ProxySession {
             held.append(&mut side.held);
         }
         held.append(&mut channel.in_line);
-        departed.side.held = harmless(&held, self.exclusive);
+        departed.side.held = harmless(&held, self.exclusive, departed.side.knows_last_queue());
         departed
     }
 }
@@ -88,7 +90,8 @@ pub(crate) fn send_again(
         }
         add(&pool.counters().messages_departed_resent, left.remains.messages);
         // Exclusive queues of the client's own connection are gone with it.
-        left.remains.frames = harmless(&left.remains.frames, was_own);
+        let knows_queue = left.remains.carried.last_queue.is_some();
+        left.remains.frames = harmless(&left.remains.frames, was_own, knows_queue);
         channels.push(Departed { side: Side::of_departed(left, now), after: Vec::new() });
     }
     HandOver {
@@ -103,8 +106,10 @@ pub(crate) fn send_again(
 /// The frames of `held` that need no client to be present, and that cannot make the broker close a connection (P2):
 /// whole messages, and methods that any connection can carry. Excludes consumers and gets, which would take
 /// messages for a client that cannot acknowledge them, cancels of its consumers, which are gone, and frames behind
-/// `tx.select`, which are not committed.
-fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
+/// `tx.select`, which are not committed. An empty queue name must mean a queue that is known, in front of them if
+/// `knows_queue`: a name that the broker was still to make up is of no use without a client, and the upstream channel
+/// may know a queue of another one.
+fn harmless(held: &[u8], exclusive: bool, mut knows_queue: bool) -> Vec<u8> {
     let mut kept = Vec::new();
     // The start of the current message, whether it is harmless, and the data needed to decide that.
     let mut message = None;
@@ -118,8 +123,17 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
             FrameKind::Method => match Method::decode(payload) {
                 Ok(Method::TxSelect(_)) => break,
                 Ok(Method::BasicCancel(_)) => continue,
-                Ok(method) if validate(&method, exclusive) == Ok(Need::Any) => {}
-                _ => continue,
+                Ok(method) => {
+                    let is_kept = (knows_queue || !names_last_queue(&method))
+                        && validate(&method, exclusive) == Ok(Need::Any);
+                    if let Method::QueueDeclare(declare) = method {
+                        knows_queue = is_kept && !declare.queue.is_empty();
+                    }
+                    if !is_kept {
+                        continue;
+                    }
+                }
+                Err(_) => continue,
             },
             FrameKind::Header => {
                 let header = ContentHeader::decode(payload).unwrap_or_default();
@@ -146,7 +160,7 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use amqp::frame::{write_content_header, write_frame, write_method};
-    use amqp::method::{basic, exchange, tx};
+    use amqp::method::{basic, exchange, queue, tx};
     use amqp::properties::NO_PROPERTIES;
 
     use super::*;
@@ -179,20 +193,31 @@ mod tests {
             message(b""),
         ]
         .concat();
-        assert_eq!(harmless(&held, false), kept);
+        assert_eq!(harmless(&held, false, false), kept);
         let mut reply =
             method(basic::Publish { routing_key: "amq.rabbitmq.reply-to.x.y", ..Default::default() });
         reply.extend(&message(b"reply")[method(basic::Publish::default()).len()..]);
-        assert_eq!(harmless(&[reply, held.clone()].concat(), false), kept);
+        assert_eq!(harmless(&[reply, held.clone()].concat(), false, false), kept);
         let half = message(b"half a message");
         for cut in [half.len() - 10, method(basic::Publish::default()).len()] {
-            assert_eq!(harmless(&[&held[..], &half[..cut]].concat(), false), kept);
+            assert_eq!(harmless(&[&held[..], &half[..cut]].concat(), false, false), kept);
         }
     }
 
     #[test]
     fn what_was_never_committed_is_not_handed_over() {
         let held = [message(b"before"), method(tx::Select {}), message(b"uncommitted")].concat();
-        assert_eq!(harmless(&held, false), message(b"before"));
+        assert_eq!(harmless(&held, false, false), message(b"before"));
+    }
+
+    #[test]
+    fn an_empty_queue_name_is_kept_where_its_meaning_is_known() {
+        let declare = |queue| method(queue::Declare { queue, ..Default::default() });
+        let bind = || method(queue::Bind { exchange: "e", ..Default::default() });
+        let named = [declare("q"), bind()].concat();
+        assert_eq!(harmless(&named, false, false), named);
+        assert_eq!(harmless(&bind(), false, true), bind());
+        assert_eq!(harmless(&bind(), false, false), []);
+        assert_eq!(harmless(&[declare(""), bind()].concat(), false, true), declare(""));
     }
 }

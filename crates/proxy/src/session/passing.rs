@@ -91,7 +91,7 @@ impl ProxySession {
         }
     }
 
-    /// Passes on frames that may go now: those that wait for late answers, and then those in the wait queue. Channels
+    /// Passes on frames that may go now: those that wait for answers, and then those in the wait queue. Channels
     /// that may be left now are closed at the broker.
     pub(super) fn go_on(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());

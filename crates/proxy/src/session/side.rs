@@ -13,7 +13,7 @@ use amqp::{Fault, FrameKind, Method};
 pub(super) use self::state::SideState;
 use super::acks::Settled;
 use super::output::Output;
-use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling};
+use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling, names_last_queue};
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
@@ -28,7 +28,7 @@ pub(super) struct Side {
     pub(super) place: SidePlacement,
     /// Number of the present lease, to match events.
     pub(super) lease: u64,
-    /// Frames that wait for placement, or for late answers to methods in front of them ([`Ledger::lets_pass`]).
+    /// Frames that wait for placement, or for answers to methods in front of them ([`Ledger::lets_pass`]).
     pub(super) held: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
@@ -51,8 +51,7 @@ pub(super) struct Side {
     ledger: Option<Arc<Ledger>>,
     /// The deliveries of the present upstream channel that the client has settled. Boxed: most sides settle none.
     settled: Option<Box<Settled>>,
-    /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved, or if no answer of
-    /// the broker tells it.
+    /// The meaning of an empty queue name, if the client has told it, or the channel was moved since the broker did.
     last_queue: Option<Box<str>>,
 }
 
@@ -146,7 +145,7 @@ impl Side {
         if kind == FrameKind::Method && !is_publish(payload) {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
             let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
-            let payload = self.spelt_out(payload);
+            let payload = self.spelt_out(payload, &upstream, channel);
             self.note(&payload, &upstream, channel);
             put_frame(output.to(&upstream), FrameKind::Method, channel, &payload, 0);
             return Ok(());
@@ -206,15 +205,25 @@ impl Side {
         Some(taken)
     }
 
-    /// Whether a frame waits for late answers to methods in front of it; then an event follows.
+    /// Whether a frame waits for answers to methods in front of it: late ones, or the one that tells the name of the queue
+    /// that it means. Then an event follows.
     fn has_to_wait(&self, kind: FrameKind, payload: &[u8]) -> bool {
-        kind == FrameKind::Method
-            && !is_publish(payload)
-            && !is_settling(payload)
-            && self.ledger.as_ref().is_some_and(|ledger| !ledger.lets_pass(payload))
+        if kind != FrameKind::Method || is_publish(payload) || is_settling(payload) {
+            return false;
+        }
+        let Some(ledger) = &self.ledger else { return false };
+        !ledger.lets_pass(payload) || (self.needs_name(payload) && !ledger.await_declarations())
     }
 
-    /// Whether it is placed, and frames wait for late answers.
+    /// Whether a method is to go out with the name of the queue that was declared last, which the broker has to tell: it
+    /// is not answered, and may be sent again at any time.
+    fn needs_name(&self, payload: &[u8]) -> bool {
+        self.last_queue.is_none()
+            && !awaits_reply(payload)
+            && Method::decode(payload).is_ok_and(|method| names_last_queue(&method))
+    }
+
+    /// Whether it is placed, and frames wait for such answers.
     pub(super) fn is_held_back(&self) -> bool {
         self.is_placed() && !self.held.is_empty()
     }
@@ -231,7 +240,7 @@ impl Side {
             && self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
     }
 
-    /// Passes on the frames that have waited for late answers and may go now.
+    /// Passes on the frames that have waited for answers and may go now.
     pub(super) fn go_on(&mut self, output: &mut Output) -> Result<(), Fault> {
         if !self.is_held_back() {
             return Ok(());
@@ -437,6 +446,11 @@ impl Side {
         asked_for(stored_frames(&self.held), is_there, tag)
     }
 
+    /// Whether the meaning of an empty queue name is known here.
+    pub(super) fn knows_last_queue(&self) -> bool {
+        self.last_queue.is_some()
+    }
+
     /// Takes over the meaning of an empty queue name from another side.
     pub(super) fn take_last_queue(&mut self, other: &mut Self) {
         self.last_queue = other.last_queue.take();
@@ -542,7 +556,7 @@ impl Side {
             return self.is_quiet();
         };
         if !self.held.is_empty() {
-            // They wait for late answers, which are awaited already.
+            // They wait for answers, which are awaited already.
             return false;
         }
         match ledger.await_quiet() {
@@ -615,9 +629,9 @@ impl Side {
                 }
             }
             [0, 50, 0, 10, ..] => {
-                // The broker knows a last queue again, and answers with its name unless it is asked not to.
+                // A name that the broker makes up comes with its answer.
                 self.last_queue = match Method::decode(payload) {
-                    Ok(Method::QueueDeclare(declare)) if declare.no_wait && !declare.queue.is_empty() => {
+                    Ok(Method::QueueDeclare(declare)) if !declare.queue.is_empty() => {
                         Some(declare.queue.into())
                     }
                     _ => None,
@@ -660,9 +674,11 @@ impl Side {
         self.settled.get_or_insert_default().settle(tag, multiple, delivered);
     }
 
-    /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means.
-    fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>) -> Cow<'p, [u8]> {
-        let Some(queue) = &self.last_queue else { return payload };
+    /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means, here or where the
+    /// method may be sent again.
+    fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>, upstream: &Upstream, channel: u16) -> Cow<'p, [u8]> {
+        let told = if self.needs_name(&payload) { upstream.last_queue(channel) } else { None };
+        let Some(queue) = self.last_queue.as_ref().or(told.as_ref()) else { return payload };
         let Ok(method) = Method::decode(&payload) else { return payload };
         let mut out = Vec::new();
         with_queue(method, queue).encode(&mut out);

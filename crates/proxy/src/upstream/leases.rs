@@ -299,6 +299,14 @@ impl Upstream {
         }
     }
 
+    /// The meaning of an empty queue name on a leased channel, if the broker has told it.
+    pub(crate) fn last_queue(&self, number: u16) -> Option<Box<str>> {
+        match self.state.lock().slot(number) {
+            Some(Slot::Leased(lease)) => lease.last_queue.clone(),
+            _ => None,
+        }
+    }
+
     /// Whether the first `published` messages in confirm mode have been confirmed. If not,
     /// [`Event::Confirmed`] follows.
     pub(crate) fn await_confirms(&self, number: u16, published: u64) -> bool {

@@ -10,6 +10,7 @@ mod carried;
 mod changes;
 mod entry;
 mod late;
+mod naming;
 mod position;
 mod prefetch;
 mod quiet;
@@ -81,6 +82,8 @@ struct Record {
     late: LateAnswers,
     /// Whether the session waits for late answers. Cleared when it is notified.
     awaits_late: bool,
+    /// Whether the session waits for the answers to declarations of queues. Cleared when it is notified.
+    awaits_declarations: bool,
     /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.

@@ -103,3 +103,40 @@ async fn an_error_during_the_move_is_the_clients() {
     client.expect("channel.close").await;
     shared.expect("channel.close-ok").await;
 }
+
+/// Its consumer may be made again at any time, on a channel where an empty name means the queue of another client.
+#[tokio::test(start_paused = true)]
+async fn what_is_made_without_an_answer_names_the_last_declared_queue() {
+    for declared in ["", "named"] {
+        let mut broker = Broker::start(Manners::default());
+        let pool = Pool::new(broker.config());
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Qos { prefetch_count: 7, ..Default::default() }).await;
+        client.expect("basic.qos-ok").await;
+        let mut upstream = broker.next_connection().await;
+        // The rest follows before the declaration is answered.
+        client.send(1, queue::Declare { queue: declared, durable: true, ..Default::default() }).await;
+        client.send(1, queue::Bind { exchange: "amq.topic", no_wait: true, ..Default::default() }).await;
+        client.send(1, basic::Consume { consumer_tag: "c", no_wait: true, ..Default::default() }).await;
+        client.send(1, basic::Qos { prefetch_count: 9, ..Default::default() }).await;
+        client.expect("queue.declare-ok").await;
+        client.expect("basic.qos-ok").await;
+        let queue = if declared.is_empty() { "amq.gen-1" } else { declared };
+        for name in ["channel.open", "basic.qos", "queue.declare"] {
+            upstream.expect(name).await;
+        }
+        let bind = upstream.expect("queue.bind").await;
+        let Method::QueueBind(bind) = bind.method() else { unreachable!() };
+        assert_eq!((bind.queue, bind.routing_key), (queue, queue));
+        upstream.expect("basic.consume").await;
+        drop(upstream);
+        let mut next = broker.next_connection().await;
+        let mut frame = next.next().await;
+        while frame.name() != "basic.consume" {
+            frame = next.next().await;
+        }
+        let Method::BasicConsume(consume) = frame.method() else { unreachable!() };
+        assert_eq!((consume.queue, consume.consumer_tag), (queue, "c"));
+    }
+}

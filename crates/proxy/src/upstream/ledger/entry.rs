@@ -129,6 +129,11 @@ impl SentEntry {
         true
     }
 
+    /// Whether it consists of methods with a reply.
+    pub(super) fn is_asked(&self) -> bool {
+        matches!(self.what, What::Asked { .. })
+    }
+
     /// Number of no-wait methods in it.
     pub(super) fn reported(&self) -> u64 {
         if let What::Unanswered { count, .. } = self.what { count } else { 0 }

@@ -22,8 +22,8 @@ pub(super) struct LateAnswers {
 }
 
 impl Ledger {
-    /// Whether a method other than those that settle deliveries may go out; if not, [`crate::link::Event::Answered`]
-    /// follows.
+    /// Whether a method other than those that settle deliveries need not wait for late answers; if it has to,
+    /// [`crate::link::Event::Answered`] follows.
     pub(crate) fn lets_pass(&self, payload: &[u8]) -> bool {
         let is_behind_consumes = || {
             let record = self.record.lock();

@@ -50,14 +50,16 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether what the session waits for has come: everything has been processed, or the late answers are there. Clears
-    /// the wait if so.
+    /// Whether what the session waits for has come: everything has been processed, or the late answers are there, or those
+    /// to declarations. Clears the wait if so.
     pub(super) fn take_awaited(&mut self) -> bool {
         let is_through = self.awaited && self.is_quiet();
         let has_come = self.awaits_late && !self.has_late_answers();
+        let are_declared = self.awaits_declarations && !self.has_declarations();
         self.awaited &= !is_through;
         self.awaits_late &= !has_come;
-        is_through || has_come
+        self.awaits_declarations &= !are_declared;
+        is_through || has_come || are_declared
     }
 
     fn is_quiet(&self) -> bool {
