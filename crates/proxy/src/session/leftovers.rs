@@ -9,7 +9,7 @@ use amqp::{ContentHeader, Fault, FrameKind, Method, ReplyCode};
 use super::ProxySession;
 use super::channel::Channel;
 use super::hand_over::{Departed, HandOver};
-use super::side::Side;
+use super::side::{Side, without_removals};
 use super::validate::{
     Need, is_publish, is_to_default, names_last_queue, publish_need, validate, validate_properties,
 };
@@ -50,7 +50,7 @@ impl ProxySession {
             let mut remains = Remains::default();
             if is_lost && !side.transactional {
                 remains = side.take_remains();
-                held.append(&mut remains.frames);
+                held.append(&mut without_removals(&std::mem::take(&mut remains.frames)));
             }
             if is_lost || side.lost_since().is_some() {
                 departed.side.depart(remains, self.output.now);

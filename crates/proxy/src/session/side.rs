@@ -13,7 +13,7 @@ use amqp::{Fault, FrameKind, Method};
 pub(super) use self::state::SideState;
 use super::acks::Settled;
 use super::output::Output;
-use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling, names_last_queue};
+use super::validate::{awaits_reply, is_mandatory, is_publish, is_removal, is_settling, names_last_queue};
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
@@ -462,12 +462,12 @@ impl Side {
     }
 
     /// Prepares to continue with the unsettled frames of a lost upstream channel for a departed client,
-    /// without its consumers.
+    /// without its consumers, and [without removals](without_removals).
     pub(super) fn depart(&mut self, remains: Remains, now: Instant) {
         self.carried = remains.carried;
         self.carried.consumers.clear();
         self.carried.lost_since.get_or_insert(now);
-        self.held = remains.frames;
+        self.held = without_removals(&remains.frames);
         self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
     }
 
@@ -688,9 +688,20 @@ impl Side {
 
 /// Stored frames without those that settle deliveries.
 pub(super) fn without_settling(stored: &[u8]) -> Vec<u8> {
+    without(stored, is_settling)
+}
+
+/// Frames of a departed client that were sent, without those that take something away. The broker may have carried them
+/// out, and by now another client may have declared the same again, and rely on it.
+pub(super) fn without_removals(sent: &[u8]) -> Vec<u8> {
+    without(sent, is_removal)
+}
+
+/// Stored frames without the methods that `is_dropped` is true for.
+fn without(stored: &[u8], is_dropped: fn(&[u8]) -> bool) -> Vec<u8> {
     let mut others = Vec::new();
     for (kind, payload) in stored_frames(stored) {
-        if kind != FrameKind::Method || !is_settling(payload) {
+        if kind != FrameKind::Method || !is_dropped(payload) {
             put_frame(&mut others, kind, 0, payload, 0);
         }
     }

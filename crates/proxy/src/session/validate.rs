@@ -197,6 +197,11 @@ pub(super) fn names_last_queue(method: &Method<'_>) -> bool {
     }
 }
 
+/// Whether a method takes away a queue, an exchange, a binding or the messages of a queue.
+pub(super) fn is_removal(payload: &[u8]) -> bool {
+    matches!(payload, [0, 40, 0, 20 | 40, ..] | [0, 50, 0, 30 | 40 | 50, ..])
+}
+
 /// Whether the payload of a method frame is a well-formed `basic.ack`.
 #[inline]
 pub(super) fn is_ack(payload: &[u8]) -> bool {

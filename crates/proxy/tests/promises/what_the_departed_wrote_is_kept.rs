@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, message, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, all_is_quiet, message, until};
 
 async fn close(client: &mut Client) {
     client.send(1, channel::Close::default()).await;
@@ -188,4 +188,62 @@ async fn p2_what_may_be_to_blame_for_a_fault_goes_on_alone_and_is_given_up_if_it
     until("it to be given up", || pool.metrics().messages_departed_lost == 1).await;
     assert_eq!(pool.metrics().bytes_departed, 0);
     assert!(!broker.has_new_connection().await);
+}
+
+/// The broker may have carried it out before it was lost, and by now another client relies on a queue of that name.
+#[tokio::test(start_paused = true)]
+async fn p2_what_was_sent_to_take_something_away_is_not_sent_again() {
+    for no_wait in [false, true] {
+        let mut broker = Broker::start(Manners::default());
+        let pool = Pool::new(broker.config());
+        let mut client = Client::connect(&pool).await;
+        let mut upstream = broker.next_connection().await;
+        broker.fall_silent();
+        client.open_channel(1).await;
+        client.send(1, queue::Declare { queue: "q", durable: true, no_wait, ..Default::default() }).await;
+        client.send(1, queue::Unbind { queue: "q", exchange: "amq.topic", ..Default::default() }).await;
+        client.send(1, exchange::Unbind { no_wait, ..Default::default() }).await;
+        client.send(1, exchange::Delete { exchange: "e", no_wait, ..Default::default() }).await;
+        client.send(1, queue::Delete { queue: "q", no_wait, ..Default::default() }).await;
+        client
+            .send(1, queue::Bind { queue: "r", exchange: "amq.topic", no_wait, ..Default::default() })
+            .await;
+        let mut frame = upstream.next().await;
+        while frame.name() != "queue.bind" {
+            frame = upstream.next().await;
+        }
+        drop(client);
+        until("the client to leave", || pool.metrics().clients == 0).await;
+        // Twice, because the second connection may be lost as well.
+        for _ in 0..2 {
+            drop(upstream);
+            upstream = broker.next_connection().await;
+            for name in ["channel.open", "queue.declare", "queue.bind"] {
+                upstream.expect(name).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn p11_what_was_never_sent_takes_away_what_it_should() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    broker.go_away().await;
+    drop(upstream);
+    all_is_quiet().await;
+    client.send(1, queue::Delete { queue: "q", ..Default::default() }).await;
+    all_is_quiet().await;
+    drop(client);
+    until("the client to leave", || pool.metrics().clients == 0).await;
+    broker.come_back().await;
+    let mut next = broker.next_connection().await;
+    // The one that was being opened for the client is not needed any more.
+    while next.next().await.name() != "channel.open" {
+        next = broker.next_connection().await;
+    }
+    next.expect("queue.delete").await;
 }
