@@ -84,7 +84,7 @@ struct Record {
     awaits_late: bool,
     /// Whether the session waits for the answers to declarations of queues. Cleared when it is notified.
     awaits_declarations: bool,
-    /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
+    /// Bytes of messages outside confirm mode, and of methods with no-wait, that no request follows yet.
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
     unanswered: Option<Unanswered>,
@@ -188,7 +188,7 @@ impl Ledger {
         self.push_messages(&mut record, what, &method_frame(payload));
     }
 
-    /// Whether messages were sent that no request follows; and whether enough of them to ask for a proof.
+    /// Whether messages, or methods with no-wait, were sent that no request follows; and whether enough of them to ask for a proof.
     pub(crate) fn is_unproven(&self) -> (bool, bool) {
         let unproven = self.record.lock().unproven;
         (unproven > 0, unproven >= PROOF_DUE)
@@ -258,7 +258,7 @@ impl Ledger {
     }
 
     /// Records a method other than `basic.publish`; `has_answer` is false with no-wait. `prefetch` holds for
-    /// consumers made now. Returns whether a change still waits for a reply behind it.
+    /// consumers made now. Returns whether a method with no-wait still waits for a reply behind it.
     pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: PrefetchState) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
@@ -311,12 +311,13 @@ impl Ledger {
         if !has_answer {
             self.forget_unanswered(&mut record);
         }
-        record.changes.len() > 0
+        record.unproven > 0
     }
 
     /// Handles a method without a reply. If it adds to the client's declarations it is remembered at once,
     /// because no other client is affected; if it removes other clients' declarations it waits until the
-    /// broker provably has not refused it, and additions behind it are applied again after it.
+    /// broker provably has not refused it, and additions behind it are applied again after it. A proof is asked for
+    /// before long, or the method would be sent again after any later loss.
     fn sent_unanswered(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
         if !takes_away(method) {
             self.carried_out(method, None);
@@ -330,8 +331,8 @@ impl Ledger {
             let change = PendingChange::new(record.published, record.asked, payload);
             self.kept.add(change.bytes());
             record.changes.push(change);
-            record.unproven += payload.len();
         }
+        record.unproven += payload.len();
     }
 
     /// Applies the changes that an answered method follows.

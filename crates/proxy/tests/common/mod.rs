@@ -401,7 +401,9 @@ pub(crate) fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
         Method::ExchangeDeclare(_) if declares => write_method(&mut out, number, exchange::DeclareOk {}),
         Method::ExchangeDelete(_) if declares => write_method(&mut out, number, exchange::DeleteOk {}),
         Method::ExchangeBind(_) if declares => write_method(&mut out, number, exchange::BindOk {}),
-        Method::QueueBind(_) if declares => write_method(&mut out, number, queue::BindOk {}),
+        Method::QueueBind(bind) if declares && !bind.no_wait => {
+            write_method(&mut out, number, queue::BindOk {})
+        }
         Method::QueueUnbind(_) if declares => write_method(&mut out, number, queue::UnbindOk {}),
         Method::QueueDelete(_) if declares => {
             write_method(&mut out, number, queue::DeleteOk { message_count: 0 });

@@ -1,5 +1,6 @@
 //! P7: clients keep their connections when their upstream connection is lost, and no unconfirmed message is lost.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::Method;
@@ -491,4 +492,35 @@ async fn p7_a_message_too_large_to_be_kept_is_refused_not_lost() {
     assert_eq!(next.expect_message().await.1, b"small");
     next.send(1, ack(1, false));
     assert_eq!(client.expect_ack().await, (2, false));
+}
+
+/// By the time of a loss it may long have been undone.
+#[tokio::test(start_paused = true)]
+async fn p7_a_method_without_an_answer_is_proven_before_long_and_not_sent_again_then() {
+    let mut broker = Broker::start(Manners { declares: true, ..Manners::default() });
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client
+        .send(1, queue::Bind { queue: "q", exchange: "amq.topic", no_wait: true, ..Default::default() })
+        .await;
+    for name in ["channel.open", "queue.bind"] {
+        upstream.expect(name).await;
+    }
+    assert!(pool.metrics().bytes_kept > 0);
+    until("a proof", || pool.metrics().bytes_kept == 0).await;
+    assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 1);
+    drop(upstream);
+    client.send(1, queue::Declare { queue: "r", durable: true, ..Default::default() }).await;
+    client.expect("queue.declare-ok").await;
+    // One connection restores what a restart may have undone; the client's method follows on the next one.
+    let mut restoring = broker.next_connection().await;
+    for name in ["channel.open", "queue.bind"] {
+        restoring.expect(name).await;
+    }
+    let mut next = broker.next_connection().await;
+    for name in ["channel.open", "queue.declare"] {
+        next.expect(name).await;
+    }
 }
