@@ -188,7 +188,8 @@ impl Ledger {
         self.push_messages(&mut record, what, &method_frame(payload));
     }
 
-    /// Whether messages, or methods with no-wait, were sent that no request follows; and whether enough of them to ask for a proof.
+    /// Whether messages, or methods with no-wait, were sent that no request follows; and whether enough of them to ask
+    /// for a proof.
     pub(crate) fn is_unproven(&self) -> (bool, bool) {
         let unproven = self.record.lock().unproven;
         (unproven > 0, unproven >= PROOF_DUE)
