@@ -78,10 +78,17 @@ pub(super) struct UpstreamSession {
     pub(super) is_bridge: bool,
     /// The next tag of a message that is not from the session's queue.
     pub(super) next_tag: u64,
-    /// Why the connection has to end, if it has.
-    end: Option<Dismissal>,
+    end: ConnectionEnd,
     pub(super) now: Timestamp,
     pub(super) at: Instant,
+}
+
+/// Whether the connection has to end.
+enum ConnectionEnd {
+    None,
+    /// At this time, because a queue of the session was deleted, unless another connection is the reason.
+    Bereft(Instant),
+    Due(Dismissal),
 }
 
 /// The queue of a session.
@@ -174,7 +181,7 @@ impl UpstreamSession {
             expiry: admitted.expiry,
             is_bridge: admitted.is_bridge,
             next_tag: LIVE_TAGS,
-            end: None,
+            end: ConnectionEnd::None,
             now: hub.clock.timestamp(now),
             at: now,
         }
@@ -196,7 +203,7 @@ impl UpstreamSession {
 
     /// Whether the connection goes on.
     pub(super) fn is_open(&self) -> bool {
-        self.end.is_none()
+        !matches!(self.end, ConnectionEnd::Due(_))
     }
 
     /// Milliseconds after which the session's queues expire; `None` for never. Those of a resumed session that ends with its
@@ -212,15 +219,30 @@ impl UpstreamSession {
 
     /// Ends the connection for a reason, unless it ends already.
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
-        if self.end.is_none() {
+        if self.is_open() {
             tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
-            self.end = Some(Dismissal::new(reason, why.text.clone()));
+            self.end = ConnectionEnd::Due(Dismissal::new(reason, why.text.clone()));
             self.outbox.nudge();
+        }
+    }
+
+    /// A queue of the session was deleted: by an operator, or for the client's connection to another server, of which an
+    /// announcement comes by another way, and may come later.
+    pub(super) fn queue_deleted(&mut self) {
+        let wait = if self.watched.is_some() { ANNOUNCEMENT_TIME } else { Duration::ZERO };
+        if matches!(self.end, ConnectionEnd::None) {
+            self.end = ConnectionEnd::Bereft(self.at + wait);
         }
     }
 
     /// Sends requests, and acts on what the upstream has answered.
     pub(super) fn take_turn(&mut self, engine: &mut Engine) {
+        if let ConnectionEnd::Bereft(at) = self.end
+            && at <= self.at
+        {
+            let fault = Fault::new(ReplyCode::NotFound, "the session's queue was deleted");
+            self.fail(ReasonCode::AdministrativeAction, &fault);
+        }
         if !self.is_open() {
             return;
         }
@@ -252,9 +274,7 @@ impl UpstreamSession {
                     self.answered(number, answer, engine);
                 }
                 UplinkEvent::Group(consumer, event) => self.handle_group(consumer, event, engine),
-                UplinkEvent::ConsumerLost(fault) if fault.code == ReplyCode::NotFound => {
-                    self.fail(ReasonCode::AdministrativeAction, &fault);
-                }
+                UplinkEvent::ConsumerLost(fault) if fault.code == ReplyCode::NotFound => self.queue_deleted(),
                 UplinkEvent::ConsumerLost(fault) => self.fail(of_fault(&fault), &fault),
             }
         }
@@ -399,7 +419,7 @@ impl MqttSession for UpstreamSession {
     }
 
     fn has_room(&self) -> bool {
-        self.end.is_none()
+        self.is_open()
             && self.uplink.has_room()
             && self.live.has_room()
             && self.pending.has_room()
@@ -408,7 +428,7 @@ impl MqttSession for UpstreamSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.end.is_some()
+        !self.is_open()
             || (self.uplink.is_settled()
                 && self.work.is_settled()
                 && self.pending.is_empty()
@@ -419,13 +439,14 @@ impl MqttSession for UpstreamSession {
         if self.claim.is_superseded() {
             return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
-        self.end.clone()
+        if let ConnectionEnd::Due(end) = &self.end { Some(end.clone()) } else { None }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         // Without room, nothing is sent by then.
         let ways = self.ways.next_deadline().filter(|_| self.outbox.has_room());
-        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), ways];
+        let bereft = if let ConnectionEnd::Bereft(at) = self.end { Some(at) } else { None };
+        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), ways, bereft];
         deadlines.into_iter().flatten().min()
     }
 
@@ -523,6 +544,9 @@ pub(super) const MIN_EXPIRES: u64 = 60_000;
 
 /// The longest one that RabbitMQ takes.
 const MAX_EXPIRES: u64 = u32::MAX as u64;
+
+/// How long the connection of a client whose queue was deleted goes on: meanwhile it may turn out that another server has it.
+pub(super) const ANNOUNCEMENT_TIME: Duration = Duration::from_secs(1);
 
 /// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.
 const LIVE_TAGS: u64 = 1 << 63;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
+use crate::mqtt::upstream::session::ANNOUNCEMENT_TIME;
 use crate::mqtt::upstream::takeover::IDLE_TIME;
 
 const NOTHING: [&str; 0] = [];
@@ -168,6 +169,24 @@ async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_no
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(listener.message_count(), expected, "{resumes}");
         assert_eq!(world.hub.takeovers.watches(), 0, "the queue is kept for the will alone");
+    }
+}
+
+/// The deletion and the announcement come by two ways. It must be told the reason for which clients do not come back.
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_queue_is_deleted_is_told_whether_that_was_for_its_connection_elsewhere() {
+    for comes_elsewhere in [true, false] {
+        let mut world = World::new();
+        let mut other = world.beside();
+        let (mut client, _) = world.connect("me", true, 3600).await;
+        client.subscribe("a", QoS::AtLeastOnce);
+        assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+        world.vhost().delete_queue(SessionId(0), "mqtt-subscription-meqos1", false, false).unwrap();
+        assert_eq!(client.answers().await, [""; 0]);
+        let reason = if comes_elsewhere { "Session taken over" } else { "Administrative action" };
+        let _elsewhere = if comes_elsewhere { Some(other.connect("me", true, 3600).await) } else { None };
+        tokio::time::sleep(ANNOUNCEMENT_TIME).await;
+        assert_eq!(client.answers().await, [format!("disconnect {reason}")]);
     }
 }
 

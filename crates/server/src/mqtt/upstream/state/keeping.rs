@@ -301,9 +301,7 @@ impl UpstreamSession {
                 self.pass_held();
                 self.outbox.nudge();
             }
-            StateEvent::Lost(fault) if fault.code == ReplyCode::NotFound => {
-                self.fail(ReasonCode::AdministrativeAction, &fault);
-            }
+            StateEvent::Lost(fault) if fault.code == ReplyCode::NotFound => self.queue_deleted(),
             StateEvent::Lost(fault) => self.fail(of_fault(&fault), &fault),
         }
     }
