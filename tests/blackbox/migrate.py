@@ -11,8 +11,8 @@ from harness.amqp import connect
 from harness.leveret import run
 from harness.management import Management, path
 from harness.metrics import wait_until
-from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to
-from harness.patience import TEST_SECONDS
+from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to, with_unix_socket
+from harness.patience import PATIENCE, TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
 
@@ -67,9 +67,11 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
 
 
 def test_clients_go_on_and_none_is_refused(movable, cluster):
-    """A publisher with confirms and a consumer that acknowledges, both of which connect again, lose nothing."""
+    """A publisher with confirms and a consumer that acknowledges, both of which connect again, lose nothing; and clients that come
+    all the while to a Unix socket find it."""
+    path = with_unix_socket(movable)
     fill(movable, "busy", numbers(2000))
-    over, sent, seen, troubles = threading.Event(), [], [], []
+    over, sent, seen, troubles, refusals = threading.Event(), [], [], [], []
 
     def publish():
         number = 2000
@@ -102,7 +104,17 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
             except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as trouble:
                 troubles.append(trouble)
 
-    clients = [threading.Thread(target=publish), threading.Thread(target=consume)]
+    def knock():
+        while not over.is_set():
+            try:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.settimeout(PATIENCE)
+                    client.connect(str(path))
+            except OSError as refusal:
+                refusals.append(refusal)
+            over.wait(0.01)
+
+    clients = [threading.Thread(target=act) for act in (publish, consume, knock)]
     for client in clients:
         client.start()
     try:
@@ -122,6 +134,7 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
     assert {*range(2000), *sent} <= set(seen)
     # Each of the two is closed once.
     assert [getattr(trouble, "reply_code", None) for trouble in troubles] == [320, 320], troubles
+    assert refusals == []
 
 
 def test_a_dry_run_changes_nothing(movable, cluster):

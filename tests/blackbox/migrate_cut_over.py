@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from harness.instances import leveret
 from harness.leveret import binary
 from harness.management import Management, path
 from harness.metrics import wait_until
-from harness.migration import bodies, fill, migration_fixtures, numbers, take_all, to
-from harness.patience import TEST_SECONDS
+from harness.migration import Running, bodies, fill, migration_fixtures, numbers, take_all, to, with_unix_socket
+from harness.patience import PATIENCE, TEST_SECONDS
 
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
 cluster, movable = migration_fixtures()
@@ -75,11 +76,24 @@ def test_a_successor_that_has_been_started_by_hand_is_the_pool_as_well(tmp_path,
         assert "mode: broker" not in successor.child.output()
 
 
+def test_a_client_at_a_unix_socket_waits_for_the_pool(movable, cluster):
+    path = with_unix_socket(movable)
+    api = closed(movable, cluster, "by-file")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE)
+        client.connect(str(path))
+        client.sendall(b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
+        assert api.status("POST", "leveret/migration/finish") == 200
+        assert client.recv(9) == b"CONNECTED"
+    becomes_pool(movable, cluster, "by-file")
+
+
 def test_a_signal_in_the_middle_ends_the_broker_without_a_successor(movable, cluster):
+    path = with_unix_socket(movable)
     closed(movable, cluster, "signalled")
     movable.server.child.send(signal.SIGTERM)
     assert movable.server.child.wait() == 0
-    assert not list(movable.successors())
+    assert not list(movable.successors()) and not path.exists()
     movable.start()
     assert phase(movable) == "none"
     fill(movable, "signalled", [b"rest"])

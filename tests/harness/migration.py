@@ -100,6 +100,14 @@ def to(cluster, *more, port=None):
     return ("migrate", "--to", f"amqp://127.0.0.1:{port}", "--to-management", cluster.http, *more)
 
 
+def with_unix_socket(movable):
+    """Starts it again with a listener for STOMP at a Unix socket; returns the path."""
+    path = movable.folder / "stomp.sock"
+    movable.flags = ("--stomp", f"unix:{path}")
+    movable.restart()
+    return path
+
+
 def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=True):
     """Declares a queue, and publishes to it through the default exchange, with confirms."""
     with connect(server) as client:

@@ -17,8 +17,8 @@ use crate::{Inherited, Peer, Stream, TcpListeners};
 pub enum Listener {
     /// TCP.
     Tcp(TcpListeners),
-    /// A Unix socket, and its file, which is removed with the listener.
-    Unix(UnixListener, SocketFile),
+    /// A Unix socket, and its file, which is removed when neither the listener nor its [`SharedSockets`] are left.
+    Unix(UnixListener, Arc<SocketFile>),
 }
 
 /// The file of a Unix socket; removed when dropped, if it is this process's own.
@@ -26,7 +26,7 @@ pub enum Listener {
 pub struct SocketFile {
     path: PathBuf,
     /// Not that of a socket which the process was given, or has given to another.
-    is_own: Arc<AtomicBool>,
+    is_own: AtomicBool,
 }
 
 impl Drop for SocketFile {
@@ -38,12 +38,13 @@ impl Drop for SocketFile {
     }
 }
 
-/// The sockets of a listener once more, for another process that is to accept from them.
+/// The sockets of a listener once more, for another process that is to accept from them. Clients can connect to them, and
+/// wait, for as long as this lives, also when the listener has gone: the file of a Unix socket stays as well.
 #[derive(Debug)]
 pub struct SharedSockets {
+    /// Of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
+    file: Option<Arc<SocketFile>>,
     sockets: Vec<OwnedFd>,
-    /// Of the file of a Unix socket.
-    is_own: Option<Arc<AtomicBool>>,
 }
 
 impl SharedSockets {
@@ -54,13 +55,13 @@ impl SharedSockets {
 
     /// Whether the listener has a file, whose end makes its socket unreachable.
     pub fn has_file(&self) -> bool {
-        self.is_own.is_some()
+        self.file.is_some()
     }
 
     /// Says whose the file of a Unix socket is: that of another process, which may accept now, is not removed.
     pub fn set_own(&self, is_own: bool) {
-        if let Some(flag) = &self.is_own {
-            flag.store(is_own, Ordering::Relaxed);
+        if let Some(file) = &self.file {
+            file.is_own.store(is_own, Ordering::Relaxed);
         }
     }
 }
@@ -92,8 +93,8 @@ impl Listener {
                 other => other,
             },
         }?;
-        let file = SocketFile { path: path.to_owned(), is_own: Arc::new(AtomicBool::new(is_own)) };
-        Ok(Self::Unix(listener, file))
+        let file = SocketFile { path: path.to_owned(), is_own: AtomicBool::new(is_own) };
+        Ok(Self::Unix(listener, Arc::new(file)))
     }
 
     /// The bound TCP addresses, in order; none for a Unix socket.
@@ -110,10 +111,10 @@ impl Listener {
     /// There is no file descriptor left.
     pub fn share(&self) -> io::Result<SharedSockets> {
         match self {
-            Self::Tcp(listeners) => Ok(SharedSockets { sockets: listeners.share()?, is_own: None }),
+            Self::Tcp(listeners) => Ok(SharedSockets { file: None, sockets: listeners.share()? }),
             Self::Unix(listener, file) => Ok(SharedSockets {
+                file: Some(Arc::clone(file)),
                 sockets: vec![listener.as_fd().try_clone_to_owned()?],
-                is_own: Some(Arc::clone(&file.is_own)),
             }),
         }
     }
@@ -199,6 +200,24 @@ mod tests {
         assert!(after.accept().await.is_ok());
         after.share().unwrap().set_own(true);
         drop((after, client));
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_comes_when_the_listener_has_gone_waits_for_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
+        let shared = before.share().unwrap();
+        drop(before);
+        let _client = UnixStream::connect(&path).await.unwrap();
+        let inherited = Inherited::default();
+        inherited.add(shared.sockets()[0].try_clone().unwrap()).unwrap();
+        let after = Listener::bind_unix(&path, &inherited).await.unwrap();
+        assert!(after.accept().await.is_ok());
+        drop(after);
+        assert!(path.exists(), "another process may still be given the socket");
+        drop(shared);
         assert!(!path.exists());
     }
 

@@ -115,7 +115,8 @@ impl Offer {
         self.0.is_found
     }
 
-    /// Has successors wait: one that started now would not know yet whether it is to be a broker.
+    /// Has successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at the
+    /// sockets that are held for a successor, with their files, when listeners have ended.
     pub(crate) fn pause(&self) {
         self.set_paused(true);
     }
@@ -137,7 +138,7 @@ impl Offer {
     }
 
     /// Closes the sockets that are held for a successor, so that no other process holds them while this one drains; one that
-    /// has come has them already.
+    /// has come has them already. The files of Unix sockets go with the last of their holders, unless a successor has come.
     pub(crate) fn withdraw(&self) {
         self.set(Place::Withdrawn);
     }
