@@ -39,4 +39,5 @@ def test_a_broker_moves_and_stays_a_pool(tmp_path, movable, cluster, page):
     # And back.
     movable.flags = ("--upstream", "off")
     movable.restart()
+    movable.server.child.wait_line("upstream is off: this is the broker again")
     movable.server.child.wait_line("mode: broker")

@@ -215,6 +215,25 @@ def test_queues_that_end_by_themselves_are_there_at_the_end(movable, cluster):
     assert bodies(take_all(movable, "ending")) == [b"0"]
 
 
+def test_a_broker_again_stays_one_and_can_move_again(movable, cluster):
+    """Its queues are empty, and messages that come to them are not left behind by the record of the first move."""
+    fill(movable, "again", numbers(5))
+    movable.ctl(*to(cluster))
+    movable.end_successor()
+    wait_until(lambda: not list(movable.successors()))
+    movable.flags = ("--upstream", "off")
+    movable.restart()
+    movable.server.child.wait_line("upstream is off: this is the broker again")
+    fill(movable, "again", numbers(5, first=5))
+    movable.flags = ()
+    movable.restart()
+    movable.server.child.wait_line("mode: broker")
+    assert "this server is a pool" in movable.ctl(*to(cluster))
+    found = take_all(cluster, "again")
+    assert bodies(found) == numbers(10)
+    assert len({properties.headers["x-leveret-move-id"] for _, properties, _ in found}) == 10
+
+
 def test_nothing_of_a_password_is_in_the_folder(movable, cluster):
     word = "hush-hush"
     api = Management(cluster, cluster.http)

@@ -361,6 +361,7 @@ fn open_backend(
         if migration::is_outdated(config, effective).map_err(ServeError::Setting)? {
             return Err(ServeError::HasMoved);
         }
+        migration::forget_if_off(config, effective).map_err(ServeError::Setting)?;
         let logins = Logins::set_up(&broker, config, clock).map_err(ServeError::Setting)?;
         log_mode(config);
         return Ok((Backend::Broker(broker), folder, logins));

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 
 pub(crate) use cut_over::NoSuccessor;
-pub(crate) use record::{RecordFile, is_outdated, obey};
+pub(crate) use record::{RecordFile, forget_if_off, is_outdated, obey};
 
 use self::record::MoveRecord;
 use crate::config::{Config, UpstreamUrl};

@@ -92,7 +92,13 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
         return Ok(config);
     };
     if effective.is_set("upstream") {
-        tracing::info!(record = path, "upstream is set: the record that this broker has moved has no effect");
+        // Set to off, the record is about to be forgotten.
+        if !config.upstream.is_empty() {
+            tracing::info!(
+                record = path,
+                "upstream is set: the record that this broker has moved has no effect"
+            );
+        }
         return Ok(config);
     }
     config.upstream = UpstreamUrl::of_cluster(&upstream)
@@ -122,11 +128,66 @@ pub(crate) fn is_outdated(config: &Config, effective: &Effective) -> Result<bool
     Ok(!obey(effective)?.upstream.is_empty())
 }
 
+/// Forgets that everything has moved, if `upstream` is set to `off`: an operator has gone back to the broker, and messages
+/// come here again. By the record the first start without the setting would be the pool again, with these messages left
+/// behind. Called once the data folder is this process's alone.
+///
+/// # Errors
+///
+/// The record cannot be read or written.
+pub(crate) fn forget_if_off(config: &Config, effective: &Effective) -> Result<(), SettingError> {
+    if !config.upstream.is_empty() || !effective.is_set("upstream") {
+        return Ok(());
+    }
+    let Ok(Some(file)) = RecordFile::of(config) else { return Ok(()) };
+    let path = file.path().display().to_string();
+    let at_fault = |error: io::Error| SettingError::new("data_dir", error).about(&path);
+    let Some(mut record) = file.read().map_err(at_fault)? else { return Ok(()) };
+    let Some(moved) = record.moved.take() else { return Ok(()) };
+    file.write(&record).map_err(at_fault)?;
+    tracing::info!(
+        record = path,
+        "upstream is off: this is the broker again, and the record that it has moved to {} is removed",
+        moved.upstream.join(", "),
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::{Environment, Flags, load};
+
+    /// The settings of a start with this folder, and with `upstream` if that is given.
+    fn settings(folder: &Path, upstream: Option<&str>) -> Effective {
+        let folder = ("data_dir", vec![folder.display().to_string()]);
+        let upstream = upstream.map(|address| ("upstream", vec![address.to_owned()]));
+        let values = BTreeMap::from_iter([folder].into_iter().chain(upstream));
+        load(&Flags { file: None, values }, &Environment::default()).unwrap()
+    }
+
+    #[test]
+    fn a_broker_that_is_one_again_stays_one_without_the_setting() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = RecordFile(folder.path().join(NAME));
+        let moved = MovedTo { upstream: vec!["amqp://rabbit:5672".to_owned()], queues: Value::Null };
+        file.write(&MoveRecord { broker_id: "b".to_owned(), moved: Some(moved) }).unwrap();
+        let start = |upstream| {
+            let effective = settings(folder.path(), upstream);
+            let config = obey(&effective).unwrap();
+            forget_if_off(&config, &effective).unwrap();
+            config
+        };
+        let is_pool = |config: Config| !config.upstream.is_empty();
+        assert!(is_pool(start(None)) && is_pool(start(Some("amqp://other:5672"))) && is_pool(start(None)));
+        assert!(!is_pool(start(Some("off"))));
+        assert!(!is_pool(start(None)), "messages that came meanwhile would be left behind");
+        let record = MoveRecord { broker_id: "b".to_owned(), moved: None };
+        assert_eq!(file.read().unwrap(), Some(record), "its messages keep their ids");
+    }
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_is_its_owners() {
