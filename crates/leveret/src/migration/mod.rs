@@ -6,6 +6,7 @@
 
 mod cut_over;
 mod record;
+mod state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +22,10 @@ use tokio::sync::Mutex as AsyncMutex;
 
 pub(crate) use cut_over::NoSuccessor;
 pub(crate) use record::{RecordFile, forget_if_off, is_outdated, obey};
+pub(crate) use state::{MoveError, direction_name, is_same_cluster};
 
 use self::record::MoveRecord;
+use self::state::{MovePhase, MoveState};
 use crate::config::{Config, UpstreamUrl};
 use crate::serve;
 use crate::signals::Drainer;
@@ -63,87 +66,6 @@ pub(crate) struct MigratorConfig {
     pub(crate) offer: Offer,
 }
 
-/// The move that is under way.
-#[derive(Default)]
-struct MoveState {
-    phase: MovePhase,
-    /// The number of starts and stops: a start that another one of them has overtaken begins nothing.
-    attempt: u64,
-    migration: Option<Arc<Migration>>,
-    /// The other broker, without its password.
-    addresses: Vec<String>,
-    /// When anybody has asked for the state last.
-    asked_at: Option<Instant>,
-}
-
-/// How far a move is.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-enum MovePhase {
-    #[default]
-    None,
-    /// The login at the other broker is checked.
-    Starting,
-    /// Messages move, and clients are served.
-    Moving,
-    /// Clients are asked to leave.
-    Closing,
-    /// All clients have left: definitions may be copied for the last time.
-    LastDefinitions,
-    /// Messages that clients had are moved.
-    MovingRest,
-    /// The record is written, and a successor starts.
-    HandingOver,
-    Failed(String),
-}
-
-impl MovePhase {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Starting => "starting",
-            Self::Moving => "moving",
-            Self::Closing => "closing",
-            Self::LastDefinitions => "last_definitions",
-            Self::MovingRest => "moving_rest",
-            Self::HandingOver => "handing_over",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
-/// Why a request of an operator is refused.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MoveError {
-    /// In front of an upstream there are no messages here.
-    #[error("this process is a pool: its messages are in the brokers behind it")]
-    Pool,
-    /// The request lacks something.
-    #[error("{0}")]
-    Wrong(String),
-    /// It does not fit what is under way.
-    #[error("the move is {0}: this is not the time for it")]
-    NotNow(&'static str),
-    /// The process could not be a pool after a restart.
-    #[error("data_dir is off: nothing could make this process a pool after a restart")]
-    NoFolder,
-    /// A setting would make the next process the broker again.
-    #[error(
-        "upstream is set (to off, or to another address), which a successor would follow: remove the setting and restart"
-    )]
-    UpstreamSet,
-    /// No successor could take over.
-    #[error(
-        "no listener has an address with a port of its own, by which a successor could find this process"
-    )]
-    NoSuccessor,
-    /// The record cannot be written.
-    #[error("the record of the move: {0}")]
-    Record(#[from] std::io::Error),
-    /// The files for TLS cannot be used.
-    #[error("TLS to the other broker: {0}")]
-    Tls(String),
-}
-
 impl Migrator {
     pub(crate) fn new(config: MigratorConfig) -> Arc<Self> {
         let MigratorConfig { broker, server, clock, config, is_upstream_set, drainer, offer } = config;
@@ -169,7 +91,7 @@ impl Migrator {
     }
 
     /// Starts to move messages, with the other broker's addresses and a login there, of all virtual hosts or of those given. If
-    /// the same move is under way, what was refused is tried again with the new login.
+    /// the same move is under way, what was refused is tried again with the new login. Another one has to be stopped first.
     ///
     /// # Errors
     ///
@@ -192,9 +114,11 @@ impl Migrator {
         let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
         let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
+        let addresses: Vec<_> = upstreams.iter().map(ToString::to_string).collect();
         let mut state = self.state.lock();
         match &state.phase {
-            MovePhase::None | MovePhase::Moving | MovePhase::Failed(_) => {}
+            MovePhase::None | MovePhase::Failed(_) => {}
+            MovePhase::Moving => state.check_same(direction, &addresses)?,
             other => return Err(MoveError::NotNow(other.name())),
         }
         let pool = self.pool(&upstreams)?;
@@ -214,7 +138,7 @@ impl Migrator {
         state.phase = MovePhase::Starting;
         state.attempt += 1;
         let attempt = state.attempt;
-        state.addresses = upstreams.iter().map(ToString::to_string).collect();
+        (state.direction, state.addresses) = (Some(direction), addresses);
         drop(state);
         let (broker, this) = (Arc::clone(broker), Arc::clone(self));
         self.runtime.spawn(async move {
@@ -361,14 +285,15 @@ impl Migrator {
         let mut state = self.state.lock();
         state.asked_at = Some(Instant::now());
         let (phase, migration) = (state.phase.clone(), state.migration.clone());
-        let addresses = state.addresses.clone();
+        let (direction, addresses) = (state.direction.map(direction_name), state.addresses.clone());
         drop(state);
         let process = std::process::id();
         if self.broker.is_none() {
             let record = self.file.as_ref().and_then(|file| file.read().ok().flatten());
             return match record.and_then(|record| record.moved) {
                 Some(moved) => json!({
-                    "phase": "moved", "process": process, "addresses": moved.upstream, "queues": moved.queues,
+                    "phase": "moved", "process": process, "direction": direction_name(MoveDirection::Out),
+                    "addresses": moved.upstream, "queues": moved.queues,
                 }),
                 None => json!({ "phase": "none", "process": process, "addresses": [], "queues": [] }),
             };
@@ -379,7 +304,8 @@ impl Migrator {
         };
         let queues = migration.as_ref().map(|migration| migration.queues()).unwrap_or_default();
         json!({
-            "phase": phase.name(), "failure": failure, "process": process, "addresses": addresses,
+            "phase": phase.name(), "failure": failure, "process": process,
+            "direction": direction, "addresses": addresses,
             "is_done": migration.as_ref().is_some_and(|migration| migration.is_done()),
             "can_be_pool": self.file.is_some() && !self.is_upstream_set && self.offer.is_found(),
             "upstream_is_set": self.is_upstream_set,
