@@ -123,6 +123,36 @@ def test_a_setting_that_would_undo_the_move_is_found_before_it(tmp_path, movable
     assert api.status("POST", "leveret/migration/cut-over") == 400
 
 
+def test_a_move_is_not_replaced_by_another(movable, cluster):
+    fill(movable, "first", numbers(10))
+    movable.ctl(*to(cluster, "--stay"))
+    wait_until(lambda: movable.moved() == 10)
+    api, other = management(movable), "amqp://127.0.0.1:1"
+    login = {"user": "guest", "password": "guest"}
+    for direction, address in (("to", other), ("from", f"amqp://127.0.0.1:{cluster.port}")):
+        request = {"direction": direction, "addresses": [address], **login}
+        status, _, told = api.ask("POST", "leveret/migration", request)
+        assert status == 400 and "--stop first" in told["reason"], told
+    words = ("migrate", "--to", other, "--to-management", cluster.http)
+    assert "--stop first" in movable.ctl.fails(*words)
+    assert phase(movable) == "moving" and movable.moved() == 10, "the first one goes on"
+    assert api.status("POST", "leveret/migration/cut-over") == 200
+    wait_until(lambda: phase(movable) == "last_definitions")
+    assert f"everything moves to amqp://127.0.0.1:{cluster.port}" in movable.ctl.fails(*words)
+    assert "nothing was changed" in movable.ctl(*to(cluster, "--dry-run"))
+    assert phase(movable) == "last_definitions"
+    assert "this server is a pool" in movable.ctl(*to(cluster))
+    assert f"everything has moved to amqp://127.0.0.1:{cluster.port}" in movable.ctl.fails(*words)
+
+
+def test_of_two_equal_commands_each_may_end_the_move(movable, cluster):
+    closed(movable, cluster, "two")
+    both = [Running(movable, to(cluster)) for _ in range(2)]
+    for code, out, error in [running.end() for running in both]:
+        assert code == 0 and "this server is a pool" in out, out + error
+    becomes_pool(movable, cluster, "two")
+
+
 def test_a_start_that_was_stopped_begins_nothing(movable, cluster):
     fill(movable, "started", numbers(10))
     way = Forwarder(cluster.port)

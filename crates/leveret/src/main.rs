@@ -86,9 +86,12 @@ fn main() -> ExitCode {
 }
 
 /// The error of a command, which determines the exit code.
+#[derive(Debug)]
 enum Failure {
     Usage(String),
     Run(String),
+    /// A server does not answer, or cannot at the moment: the same may do well later.
+    Passing(String),
 }
 
 impl Failure {
@@ -102,14 +105,14 @@ impl Failure {
 
     fn into_line(self) -> String {
         match self {
-            Self::Usage(line) | Self::Run(line) => line,
+            Self::Usage(line) | Self::Run(line) | Self::Passing(line) => line,
         }
     }
 
     fn report(self) -> ExitCode {
         let code = match self {
             Self::Usage(_) => WRONG_USAGE,
-            Self::Run(_) => FAILED,
+            Self::Run(_) | Self::Passing(_) => FAILED,
         };
         let line = self.into_line();
         let _ = writeln!(io::stderr(), "leveret: {line}");

@@ -191,7 +191,7 @@ impl Api {
         let answer = self
             .client
             .ask(ask)
-            .map_err(|error| Failure::Run(format!("{}: {error}", self.client.endpoint())))?;
+            .map_err(|error| Failure::Passing(format!("{}: {error}", self.client.endpoint())))?;
         let value: Option<Value> = serde_json::from_slice(&answer.body).ok();
         match answer.status {
             200..=299 if answer.body.is_empty() => Ok(Reply::Done(Value::Null)),
@@ -205,6 +205,8 @@ impl Api {
                 Err(Failure::Run(format!("user '{}' is refused: {why}", self.user)))
             }
             404 => Ok(Reply::Missing(format!("{path}: {}", reason(404, value.as_ref())))),
+            // Too many requests, or a gateway's errors (RFC 6585, section 4; RFC 9110, sections 15.6.3 to 15.6.5).
+            status @ (429 | 502..=504) => Err(Failure::Passing(reason(status, value.as_ref()))),
             // The request is what the user has asked for, in other words.
             status => Err(Failure::Run(reason(status, value.as_ref()))),
         }

@@ -1,17 +1,12 @@
 //! The definitions are made that one side lacks.
 
-use std::time::{Duration, Instant};
-
 use serde_json::json;
 use server::MoveDirection;
 
+use super::Migrate;
 use super::definitions::DefinitionPlan;
-use super::{Migrate, PATH};
 use crate::Failure;
 use crate::ctl::api::path;
-
-/// Interval at which the server is asked for its state meanwhile: it waits for the last definitions.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 impl Migrate<'_> {
     /// Definitions that the other broker is known to refuse.
@@ -29,8 +24,12 @@ impl Migrate<'_> {
 
     /// Makes what is missing, and lists all that is refused before anything is moved. Returns the queues, by virtual host and
     /// name, that could not be made.
+    ///
+    /// # Errors
+    ///
+    /// One side does not answer; or this is the first time, and something is refused.
     pub(super) fn define(&self, is_first: bool) -> Result<Vec<Vec<String>>, Failure> {
-        let (mut asked, mut skipped) = (Instant::now(), Vec::new());
+        let mut skipped = Vec::new();
         let plan = self.plan()?;
         let mut refused = plan.conflicting.clone();
         let mut made = 0;
@@ -41,16 +40,14 @@ impl Migrate<'_> {
             }
             match definition.make(self.target()) {
                 Ok(()) => made += 1,
+                // Listed as refused, it would be missing for good.
+                Err(failure @ Failure::Passing(_)) if !is_first => return Err(failure),
                 Err(failure) => {
                     refused.push(format!("{}: {}", definition.line(), failure.into_line()));
                     if definition.kind == "queue" {
                         skipped.push(definition.names.clone());
                     }
                 }
-            }
-            if asked.elapsed() >= SIGN_OF_LIFE {
-                asked = Instant::now();
-                self.api.get(&path(&PATH))?;
             }
         }
         for line in &plan.different {

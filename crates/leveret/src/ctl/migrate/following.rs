@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use server::MoveDirection;
 
-use super::{Migrate, PATH, report};
+use super::{END_PHASES, Migrate, PATH, report};
 use crate::Failure;
 use crate::ctl::api::path;
 
-/// Interval of questions about the progress.
-const LOOK: Duration = Duration::from_millis(200);
 /// Interval of lines about it.
 const REPORT: Duration = Duration::from_secs(5);
 /// Clients are asked to leave when what is left moves in this time.
@@ -22,7 +20,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 const FEW: u64 = 100;
 /// How long nothing may move while other consumers are served first, or queues are missing.
 const STUCK_TIME: Duration = Duration::from_secs(60);
-/// How long a successor may take to serve.
+/// How long nothing may change during the change to a pool. A successor may take that long to serve.
 const SUCCESSOR_TIME: Duration = Duration::from_mins(6);
 
 impl Migrate<'_> {
@@ -30,7 +28,7 @@ impl Migrate<'_> {
         loop {
             let status = self.api.get(&path(&PATH))?;
             match status["phase"].as_str() {
-                Some("starting") => thread::sleep(LOOK),
+                Some("starting") => thread::sleep(self.intervals.look),
                 Some("failed") => return Err(failure(&status)),
                 _ => return Ok(()),
             }
@@ -44,19 +42,29 @@ impl Migrate<'_> {
         let mut few_since = None;
         loop {
             let status = self.api.get(&path(&PATH))?;
-            if status["phase"] != "moving" {
-                return Err(failure(&status));
+            self.check_same(&status)?;
+            match status["phase"].as_str().unwrap_or_default() {
+                "moving" => {}
+                // Another command has begun the same move again,
+                "starting" => {
+                    thread::sleep(self.intervals.look);
+                    continue;
+                }
+                // or its end.
+                phase if END_PHASES.contains(&phase) && !self.command.stay => return Ok(status),
+                _ => return Err(failure(&status)),
             }
             let left = match self.way {
                 MoveDirection::Out => status["left"].as_u64().unwrap_or(0),
                 MoveDirection::In => u64::MAX,
             };
-            let moved: u64 = queues(&status).filter_map(|queue| queue["moved"].as_u64()).sum();
+            let moved = moved(&status);
             if moved != last {
                 (last, since) = (moved, Instant::now());
             }
-            // At the rate since the beginning.
-            let rate = (moved - *first.get_or_insert(moved)) as f64 / begun.elapsed().as_secs_f64();
+            // Few are those that move in a moment at the rate since the beginning.
+            let moved_since = moved.saturating_sub(*first.get_or_insert(moved));
+            let rate = moved_since as f64 / begun.elapsed().as_secs_f64();
             let few = FEW.max((rate * REST_TIME.as_secs_f64()) as u64);
             if left > few || queues(&status).any(is_troubled) {
                 few_since = None;
@@ -76,7 +84,7 @@ impl Migrate<'_> {
                 reported = Instant::now();
                 self.report(&status, moved)?;
             }
-            thread::sleep(LOOK);
+            thread::sleep(self.intervals.look);
         }
     }
 
@@ -85,7 +93,11 @@ impl Migrate<'_> {
         self.output.remark(&format!("{moved} messages have moved"))?;
         // Clients may have declared queues meanwhile.
         if queues(status).any(|queue| queue["cause"] == "missing") {
-            self.define(false)?;
+            match self.define(false) {
+                // They are still missing at the next report.
+                Err(Failure::Passing(line)) => self.output.remark(&line)?,
+                defined => drop(defined?),
+            }
         }
         for queue in queues(status).filter(|queue| is_troubled(queue)) {
             let text = |key: &str| queue[key].as_str().unwrap_or_default();
@@ -100,23 +112,25 @@ impl Migrate<'_> {
         if self.command.stay {
             return self.output.done("few messages are left; the move goes on until --stop");
         }
-        self.api.post(&path(&["leveret", "migration", "cut-over"]), Vec::new())?;
+        let begun = self.api.post(&path(&["leveret", "migration", "cut-over"]), Vec::new());
+        begun.map(drop).or_else(|failure| self.unless_in(&END_PHASES, failure))?;
         self.output.remark("clients are asked to leave, and the rest moves")?;
         self.wait_for_pool(&before)
     }
 
     /// Sees the change to a pool through.
     pub(super) fn wait_for_pool(&self, before: &Value) -> Result<(), Failure> {
-        let deadline = Instant::now() + SUCCESSOR_TIME;
+        let mut progress = Progress::default();
         loop {
             // While one process has gone and the other starts, nobody answers.
             let status = self.api.get(&path(&PATH));
             let known = status.as_ref().ok();
+            let idle = progress.idle(known, Instant::now());
+            if let Some(status) = known {
+                self.check_same(status)?;
+            }
             match known.and_then(|status| status["phase"].as_str()) {
-                Some("last_definitions") => {
-                    self.define(false)?;
-                    self.api.post(&path(&["leveret", "migration", "finish"]), Vec::new())?;
-                }
+                Some("last_definitions") => self.define_last()?,
                 Some("moved") => {
                     let status = status?;
                     self.output
@@ -131,12 +145,12 @@ impl Migrate<'_> {
                             .to_owned(),
                     ));
                 }
-                _ if Instant::now() > deadline => {
+                _ if idle > SUCCESSOR_TIME => {
                     return status.and(Err(Failure::Run("no pool has taken over".to_owned())));
                 }
                 _ => {}
             }
-            thread::sleep(LOOK);
+            thread::sleep(self.intervals.look);
         }
     }
 
@@ -145,6 +159,30 @@ impl Migrate<'_> {
         self.api.remove(&path(&PATH))?;
         report::compare(&status, self.way, self.output)
     }
+}
+
+/// The last change of a server that becomes a pool.
+#[derive(Default)]
+struct Progress {
+    /// Its phase, its process, and how many messages have moved.
+    seen: Option<(Value, Value, u64)>,
+    since: Option<Instant>,
+}
+
+impl Progress {
+    /// Returns for how long nothing has changed. A server that does not answer has not.
+    fn idle(&mut self, status: Option<&Value>, now: Instant) -> Duration {
+        let seen = status.map(|status| (status["phase"].clone(), status["process"].clone(), moved(status)));
+        if seen.is_some() && seen != self.seen {
+            (self.seen, self.since) = (seen, Some(now));
+        }
+        now.duration_since(*self.since.get_or_insert(now))
+    }
+}
+
+/// Messages that have moved.
+fn moved(status: &Value) -> u64 {
+    queues(status).filter_map(|queue| queue["moved"].as_u64()).sum()
 }
 
 fn failure(status: &Value) -> Failure {
@@ -193,5 +231,26 @@ mod tests {
         let consumers = status(&[refused, ("waiting", Some("consumers")), ("waiting", Some("missing"))]);
         assert!(!is_stuck(&consumers, soon) && is_stuck(&consumers, late));
         assert!(!is_stuck(&status(&[("empty", None)]), late));
+        // Others have their turn.
+        assert!(!is_stuck(&status(&[refused, ("waiting", None)]), late));
+    }
+
+    #[test]
+    fn a_long_change_to_a_pool_is_waited_for_while_it_goes_on() {
+        let status =
+            |phase: &str, moved: u64| json!({"phase": phase, "process": 1, "queues": [{"moved": moved}]});
+        let (mut progress, begun) = (Progress::default(), Instant::now());
+        let mut idle = |status: Option<Value>, minutes| {
+            progress.idle(status.as_ref(), begun + Duration::from_mins(minutes))
+        };
+        let minutes = Duration::from_mins;
+        assert_eq!(idle(None, 0), minutes(0));
+        assert_eq!(idle(None, 5), minutes(5), "it counts from the beginning if nobody has ever answered");
+        assert_eq!(idle(Some(status("moving_rest", 10)), 5), minutes(0));
+        assert_eq!(idle(Some(status("moving_rest", 10)), 10), minutes(5));
+        assert_eq!(idle(Some(status("moving_rest", 11)), 10), minutes(0));
+        assert_eq!(idle(Some(status("handing_over", 11)), 15), minutes(0));
+        assert_eq!(idle(None, 20), minutes(5));
+        assert_eq!(idle(Some(status("handing_over", 11)), 21), minutes(6), "the same as before");
     }
 }

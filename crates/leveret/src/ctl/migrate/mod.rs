@@ -3,9 +3,13 @@
 mod defining;
 mod definitions;
 mod following;
+mod last_definitions;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -18,6 +22,7 @@ use super::secret;
 use crate::Failure;
 use crate::config::UpstreamUrl;
 use crate::http_client::Endpoint;
+use crate::migration::{direction_name, is_same_cluster};
 
 /// Another broker, and what to do with it.
 #[derive(Debug, Args)]
@@ -77,13 +82,14 @@ pub(super) fn run(
         MoveDirection::Out => (&command.to, &command.to_management),
         MoveDirection::In => (&command.from, &command.from_management),
     };
-    check_addresses(addresses)?;
+    let addresses = checked_addresses(addresses)?;
     let management = management.as_deref().unwrap_or_default();
     let endpoint = Endpoint::parse(management)
         .map_err(|reason| Failure::Usage(format!("the URL of the management API {reason}")))?;
     let password = secret::other(&command.other_user, command.other_password_file.as_deref())?;
     let other = Api::of(connection, endpoint, &command.other_user, &password)?;
-    let migrate = Migrate { command, api, other, way, addresses, password: &password, output };
+    let intervals = Intervals::default();
+    let migrate = Migrate { command, api, other, way, addresses, password: &password, output, intervals };
     migrate.run()
 }
 
@@ -93,8 +99,11 @@ const CANNOT_CHANGE: &str = "this server could not become a pool: it needs a dat
 
 const PATH: [&str; 2] = ["leveret", "migration"];
 
-/// Checks the AMQP addresses. Everybody on the machine can read command lines, so they hold no password.
-fn check_addresses(addresses: &[String]) -> Result<(), Failure> {
+/// The phases from the moment in which clients are closed: what follows is the same for all commands with that target.
+const END_PHASES: [&str; 5] = ["closing", "last_definitions", "moving_rest", "handing_over", "moved"];
+
+/// The AMQP addresses as the server shows them. Everybody on the machine can read command lines, so they hold no password.
+fn checked_addresses(addresses: &[String]) -> Result<Vec<String>, Failure> {
     let urls = UpstreamUrl::of_cluster(addresses)
         .map_err(|error| Failure::Usage(format!("the AMQP address {error}")))?;
     if urls.iter().any(|url| url.has_unused_parts) {
@@ -103,7 +112,7 @@ fn check_addresses(addresses: &[String]) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
-    Ok(())
+    Ok(urls.iter().map(ToString::to_string).collect())
 }
 
 fn status(api: &Api, output: &Output) -> Result<(), Failure> {
@@ -120,22 +129,27 @@ struct Migrate<'a> {
     api: &'a Api,
     other: Api,
     way: MoveDirection,
-    addresses: &'a [String],
+    /// Those of the other broker, as the server shows them.
+    addresses: Vec<String>,
     password: &'a str,
     output: &'a Output,
+    intervals: Intervals,
 }
 
 impl Migrate<'_> {
     fn run(&self) -> Result<(), Failure> {
         let status = self.api.get(&path(&PATH))?;
+        if !self.command.dry_run {
+            self.check_same(&status)?;
+        }
         match status["phase"].as_str() {
             Some("moved") if self.way == MoveDirection::Out => {
                 self.output.remark("everything has moved already: this server is a pool")?;
                 return report::compare(&status, self.way, self.output);
             }
             // Another command has begun the end, and may be gone.
-            Some("closing" | "last_definitions" | "moving_rest" | "handing_over")
-                if self.way == MoveDirection::Out =>
+            Some(phase)
+                if self.way == MoveDirection::Out && END_PHASES.contains(&phase) && !self.command.dry_run =>
             {
                 return self.wait_for_pool(&status);
             }
@@ -161,15 +175,51 @@ impl Migrate<'_> {
         };
         let request = json!({
             "vhosts": vhosts, "skip": skipped,
-            "direction": if self.way == MoveDirection::Out { "to" } else { "from" }, "addresses": self.addresses,
+            "direction": direction_name(self.way), "addresses": self.addresses,
             "user": self.command.other_user, "password": self.password,
         });
-        self.api.post(&path(&PATH), request.to_string().into_bytes())?;
+        let started = self.api.post(&path(&PATH), request.to_string().into_bytes());
+        let later = [&["starting"], &END_PHASES[..]].concat();
+        started.map(drop).or_else(|failure| self.unless_in(&later, failure))?;
         self.wait_for_start()?;
         match self.way {
             MoveDirection::Out => self.move_out(),
             MoveDirection::In => self.move_in(),
         }
+    }
+
+    /// Checks that a move under way, or one that has made a pool of this server, is the one of this command.
+    fn check_same(&self, status: &Value) -> Result<(), Failure> {
+        let phase = status["phase"].as_str().unwrap_or_default();
+        if !["starting", "moving"].contains(&phase) && !END_PHASES.contains(&phase) {
+            return Ok(());
+        }
+        let addresses = status["addresses"].as_array().into_iter().flatten();
+        let addresses: Vec<_> = addresses.filter_map(Value::as_str).map(str::to_owned).collect();
+        let direction = status["direction"].as_str().unwrap_or(direction_name(self.way));
+        if direction == direction_name(self.way) && is_same_cluster(&addresses, &self.addresses) {
+            return Ok(());
+        }
+        let to = addresses.join(", ");
+        Err(Failure::Run(match phase {
+            "starting" | "moving" => {
+                format!("messages move {direction} {to} already: end that move with --stop first")
+            }
+            "moved" => {
+                format!("everything has moved to {to} already, and this server is the pool in front of it")
+            }
+            _ => format!("everything moves to {to}, and this server is about to be the pool in front of it"),
+        }))
+    }
+
+    /// The outcome of a step that was refused: none, if another command with the same target has taken it before, to one of
+    /// these phases.
+    fn unless_in(&self, phases: &[&str], failure: Failure) -> Result<(), Failure> {
+        let status = self.api.get(&path(&PATH))?;
+        if !status["phase"].as_str().is_some_and(|phase| phases.contains(&phase)) {
+            return Err(failure);
+        }
+        self.check_same(&status)
     }
 
     /// Checks, before anything moves, that this server can become a pool, and that its API can be asked then.
@@ -237,6 +287,27 @@ impl Migrate<'_> {
             self.output.remark(CANNOT_CHANGE)?;
         }
         self.output.remark("nothing was changed")
+    }
+}
+
+/// Pauses between requests.
+struct Intervals {
+    /// Between questions about the progress.
+    look: Duration,
+    /// Between signs of life to a server that waits for the last definitions.
+    sign_of_life: Duration,
+    /// Before the last definitions are tried again.
+    retry: Duration,
+}
+
+impl Default for Intervals {
+    fn default() -> Self {
+        Self {
+            look: Duration::from_millis(200),
+            // Six of them in the time for which the server waits for one.
+            sign_of_life: Duration::from_secs(5),
+            retry: Duration::from_secs(1),
+        }
     }
 }
 
