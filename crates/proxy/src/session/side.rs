@@ -53,6 +53,8 @@ pub(super) struct Side {
     settled: Option<Box<Settled>>,
     /// The meaning of an empty queue name, if the client has told it, or the channel was moved since the broker did.
     last_queue: Option<Box<str>>,
+    /// Whether the broker makes a name up for the queue declared last, and does not tell it.
+    is_last_untold: bool,
 }
 
 /// The placement of a side.
@@ -219,6 +221,7 @@ impl Side {
     /// is not answered, and may be sent again at any time.
     fn needs_name(&self, payload: &[u8]) -> bool {
         self.last_queue.is_none()
+            && !self.is_last_untold
             && !awaits_reply(payload)
             && Method::decode(payload).is_ok_and(|method| names_last_queue(&method))
     }
@@ -515,7 +518,7 @@ impl Side {
         self.unproven = false;
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
-        self.has_sent_mandatory = false;
+        (self.has_sent_mandatory, self.is_last_untold) = (false, false);
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
         let held = std::mem::take(&mut self.held);
@@ -629,12 +632,13 @@ impl Side {
                 }
             }
             [0, 50, 0, 10, ..] => {
-                // A name that the broker makes up comes with its answer.
-                self.last_queue = match Method::decode(payload) {
+                // A name that the broker makes up comes with its answer, if there is one.
+                (self.last_queue, self.is_last_untold) = match Method::decode(payload) {
                     Ok(Method::QueueDeclare(declare)) if !declare.queue.is_empty() => {
-                        Some(declare.queue.into())
+                        (Some(declare.queue.into()), false)
                     }
-                    _ => None,
+                    Ok(Method::QueueDeclare(declare)) => (None, declare.no_wait),
+                    _ => (None, false),
                 };
             }
             [0, 60, 0, 20 | 70 | 80 | 90 | 100 | 110 | 120, ..] | [0, 90, 0, 10, ..] => {

@@ -140,3 +140,22 @@ async fn what_is_made_without_an_answer_names_the_last_declared_queue() {
         assert_eq!((consume.queue, consume.consumer_tag), (queue, "c"));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_name_stays_empty_where_the_broker_alone_knows_the_queue() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, queue::Declare { queue: "", durable: true, ..Default::default() }).await;
+    client.expect("queue.declare-ok").await;
+    client.send(1, queue::Declare { queue: "", durable: true, no_wait: true, ..Default::default() }).await;
+    client.send(1, queue::Delete { no_wait: true, ..Default::default() }).await;
+    for name in ["channel.open", "queue.declare", "queue.declare"] {
+        upstream.expect(name).await;
+    }
+    let delete = upstream.expect("queue.delete").await;
+    let Method::QueueDelete(delete) = delete.method() else { unreachable!() };
+    assert_eq!(delete.queue, "", "not the queue that was declared before");
+}

@@ -29,27 +29,40 @@ pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
         ask(context, &vhost, &queues, |queue, there| {
             context.progress.note(&vhost, queue, |shown| shown.there = there);
         })
-        .await?;
+        .await
+        .map_err(|error| match error {
+            AskError::Login(error) => error,
+            AskError::Queue(_, text) => MoveLoginError::Unreachable(text),
+        })?;
     }
     Ok(())
+}
+
+/// Why not all queues were asked for.
+pub(super) enum AskError {
+    /// There is no session at the other broker.
+    Login(MoveLoginError),
+    /// The queue with this index was not asked for, nor were those behind it.
+    Queue(usize, String),
 }
 
 /// Passes the number of messages of each queue's namesake at the other broker to `each`, and `None` if there is no such queue.
 ///
 /// # Errors
-/// The other broker cannot be asked.
+/// The other broker cannot be asked, or answers something else for one of them.
 pub(super) async fn ask(
     context: &MoveContext,
     vhost: &VirtualHost,
     queues: &[Arc<Queue>],
     mut each: impl FnMut(&Queue, Option<u64>),
-) -> Result<(), MoveLoginError> {
+) -> Result<(), AskError> {
     if queues.is_empty() {
         return Ok(());
     }
-    let mut client = context.connect(vhost.name(), false).await?;
+    let connected = context.connect(vhost.name(), false).await;
+    let mut client = connected.map_err(|error| AskError::Login(error.into()))?;
     let mut is_open = false;
-    for queue in queues {
+    for (at, queue) in queues.iter().enumerate() {
         if !std::mem::replace(&mut is_open, true) {
             client.send(CHANNEL, channel::Open { reserved_1: "" });
         }
@@ -62,8 +75,8 @@ pub(super) async fn ask(
                 is_open = false;
                 None
             }
-            Ok(Err(fault)) => return Err(MoveLoginError::Unreachable(fault.reply_text())),
-            Err(_) => return Err(MoveLoginError::Unreachable("it does not answer".to_owned())),
+            Ok(Err(fault)) => return Err(AskError::Queue(at, fault.reply_text())),
+            Err(_) => return Err(AskError::Queue(at, "it does not answer".to_owned())),
         };
         each(queue, there);
     }

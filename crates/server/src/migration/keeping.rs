@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use broker::Queue;
 
-use super::counting::ask;
+use super::counting::{AskError, ask};
 use super::{LookPause, MoveContext};
 
 /// A queue is asked for this often in the time after which it would be deleted.
@@ -33,13 +33,23 @@ pub(super) async fn keep(context: &MoveContext) {
                 due.retain(is_due);
                 due
             });
-            let outcome = ask(context, &vhost, &due, |queue, _| {
-                asked.insert((Arc::clone(&name), Arc::clone(queue.name())), transport::now());
-            })
-            .await;
-            if let Err(error) = outcome {
-                tracing::debug!(%error, vhost = &*name, "queues with x-expires are not asked for");
+            let mut rest = &due[..];
+            while let Err(error) = ask(context, &vhost, rest, |_, _| {}).await {
+                let (next, error) = match error {
+                    AskError::Login(error) => (rest.len(), error.to_string()),
+                    // One that is refused is no reason to lose the others.
+                    AskError::Queue(at, text) => (at + 1, text),
+                };
+                tracing::warn!(
+                    vhost = &*name,
+                    error,
+                    "a queue with x-expires may be deleted at the other broker"
+                );
+                rest = &rest[next..];
             }
+            // Those without an answer are asked for again as late as the others.
+            let key = |queue: &Arc<Queue>| (Arc::clone(&name), Arc::clone(queue.name()));
+            asked.extend(due.iter().map(|queue| (key(queue), transport::now())));
         }
         // Of those that are deleted nothing is kept.
         let broker = &context.broker;

@@ -286,6 +286,25 @@ async fn a_queue_is_used_there_while_others_have_their_turns() {
     assert!(brokers.upstream.vhost().queue(SessionId(1), QUEUE).is_ok());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_used_there_whatever_the_other_broker_says_of_others() {
+    let expires: FieldTable = [("x-expires", FieldValue::I64(60_000))].into_iter().collect();
+    let encoded = expires.encode();
+    let brokers = Brokers::with(MoveDirection::Out, &with_arguments(&encoded), &expires);
+    for number in 0..20 {
+        let name = &*format!("refused{number}");
+        let here = QueueDeclare { name, ..with_arguments(&encoded) };
+        brokers.context.broker.vhost("/").unwrap().declare_queue(SessionId(77), &here, Timestamp(1)).unwrap();
+        let there = QueueDeclare { name, exclusive: true, ..QueueDeclare::default() };
+        brokers.upstream.vhost().declare_queue(SessionId(78), &there, Timestamp(1)).unwrap();
+    }
+    for _ in 0..60 {
+        pass(Duration::from_secs(10)).await;
+        brokers.upstream.expire();
+    }
+    assert!(brokers.upstream.vhost().queue(SessionId(1), QUEUE).is_ok());
+}
+
 /// More queues than move at a time.
 const MANY: usize = AT_ONCE + 1;
 

@@ -178,7 +178,12 @@ impl Migrate<'_> {
             "direction": direction_name(self.way), "addresses": self.addresses,
             "user": self.command.other_user, "password": self.password,
         });
-        let started = self.api.post(&path(&PATH), request.to_string().into_bytes());
+        let start = || self.api.post(&path(&PATH), request.to_string().into_bytes());
+        // Another command may have been about to begin the same move.
+        let started = start().or_else(|failure| {
+            let is_begun = self.api.get(&path(&PATH))?["phase"] == "moving";
+            if is_begun { start() } else { Err(failure) }
+        });
         let later = [&["starting"], &END_PHASES[..]].concat();
         started.map(drop).or_else(|failure| self.unless_in(&later, failure))?;
         self.wait_for_start()?;
