@@ -42,7 +42,8 @@ class Child:
             start_new_session=True,
             pass_fds=pass_fds,
         )
-        self.reader = threading.Thread(target=self._read, daemon=True)
+        # Opened here: a child may end, and its folder be removed, before the thread runs.
+        self.reader = threading.Thread(target=self._read, args=[self.log.open("w")], daemon=True)
         self.reader.start()
         started.append(self)
 
@@ -50,8 +51,8 @@ class Child:
     def pid(self):
         return self.process.pid
 
-    def _read(self):
-        with self.log.open("w") as log:
+    def _read(self, log):
+        with log:
             for line in self.process.stdout:
                 log.write(line)
                 log.flush()
