@@ -70,7 +70,7 @@ pub(crate) enum MoveError {
     NotNow(&'static str),
     /// Another one is under way.
     #[error("messages move {direction} {addresses} already: end that move with --stop first")]
-    OtherMove { direction: &'static str, addresses: String },
+    OtherMove { direction: String, addresses: String },
     /// The process could not be a pool after a restart.
     #[error("data_dir is off: nothing could make this process a pool after a restart")]
     NoFolder,
@@ -98,7 +98,7 @@ impl MoveState {
         match self.direction {
             Some(known) if known != direction || !is_same_cluster(&self.addresses, addresses) => {
                 let addresses = self.addresses.join(", ");
-                Err(MoveError::OtherMove { direction: direction_name(known), addresses })
+                Err(MoveError::OtherMove { direction: direction_name(known).to_owned(), addresses })
             }
             _ => Ok(()),
         }

@@ -13,7 +13,9 @@ use amqp::{Fault, FrameKind, Method};
 pub(super) use self::state::SideState;
 use super::acks::Settled;
 use super::output::Output;
-use super::validate::{awaits_reply, is_mandatory, is_publish, is_removal, is_settling, names_last_queue};
+use super::validate::{
+    awaits_reply, is_mandatory, is_publish, is_removal, is_settling, may_name_last_queue, names_last_queue,
+};
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
@@ -222,6 +224,7 @@ impl Side {
     fn needs_name(&self, payload: &[u8]) -> bool {
         self.last_queue.is_none()
             && !self.is_last_untold
+            && may_name_last_queue(payload)
             && !awaits_reply(payload)
             && Method::decode(payload).is_ok_and(|method| names_last_queue(&method))
     }
@@ -681,9 +684,15 @@ impl Side {
     /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means, here or where the
     /// method may be sent again.
     fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>, upstream: &Upstream, channel: u16) -> Cow<'p, [u8]> {
+        if !may_name_last_queue(&payload) {
+            return payload;
+        }
         let told = if self.needs_name(&payload) { upstream.last_queue(channel) } else { None };
         let Some(queue) = self.last_queue.as_ref().or(told.as_ref()) else { return payload };
         let Ok(method) = Method::decode(&payload) else { return payload };
+        if !names_last_queue(&method) {
+            return payload;
+        }
         let mut out = Vec::new();
         with_queue(method, queue).encode(&mut out);
         out.into()

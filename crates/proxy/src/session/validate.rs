@@ -184,6 +184,12 @@ pub(super) fn awaits_reply(payload: &[u8]) -> bool {
     }
 }
 
+/// Whether [`names_last_queue`] may be so, by class and method alone: most frames are not worth decoding.
+#[inline]
+pub(super) fn may_name_last_queue(payload: &[u8]) -> bool {
+    matches!(payload, [0, 50, 0, 20 | 30 | 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
+}
+
 /// Whether an empty queue name in the method means the queue that was declared last on the channel.
 pub(super) fn names_last_queue(method: &Method<'_>) -> bool {
     match method {

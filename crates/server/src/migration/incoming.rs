@@ -197,7 +197,7 @@ impl<'m> IncomingMove<'m> {
                     }
                     (true, _) if queue.room_before_refusal() == Some(0) => Err(RunEnd::Full),
                     (true, _) => {
-                        let is_careful = context.progress.care(vhost, queue).messages > 0;
+                        let is_careful = self.moving.care().messages > 0;
                         let room = queue.room_before_refusal().map(|room| room.min(PREFETCH.into()));
                         self.limit = if is_careful { Some(1) } else { room };
                         self.is_wanted = true;

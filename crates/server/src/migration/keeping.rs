@@ -21,13 +21,13 @@ pub(super) async fn keep(context: &MoveContext) {
         for vhost in context.vhosts() {
             let now = transport::now();
             let name: Arc<str> = vhost.name().into();
+            let key = |queue: &Arc<Queue>| (Arc::clone(&name), Arc::clone(queue.name()));
             let due = pause.look(|| {
                 let is_due = |queue: &Arc<Queue>| {
-                    let key = (Arc::clone(&name), Arc::clone(queue.name()));
-                    let interval =
-                        queue.arguments().expires.map(|after| Duration::from_millis(after) / ASKED);
-                    let last = asked.get(&key);
-                    interval.is_some_and(|interval| last.is_none_or(|last| now - *last >= interval))
+                    queue.arguments().expires.is_some_and(|after| {
+                        let interval = Duration::from_millis(after) / ASKED;
+                        asked.get(&key(queue)).is_none_or(|last| now - *last >= interval)
+                    })
                 };
                 let mut due = context.queues_of(&vhost);
                 due.retain(is_due);
@@ -48,13 +48,14 @@ pub(super) async fn keep(context: &MoveContext) {
                 rest = &rest[next..];
             }
             // Those without an answer are asked for again as late as the others.
-            let key = |queue: &Arc<Queue>| (Arc::clone(&name), Arc::clone(queue.name()));
             asked.extend(due.iter().map(|queue| (key(queue), transport::now())));
         }
         // Of those that are deleted nothing is kept.
         let broker = &context.broker;
-        asked.retain(|(vhost, queue), _| {
-            broker.vhost(vhost).is_some_and(|vhost| vhost.find_queue(queue).is_some())
+        pause.look(|| {
+            asked.retain(|(vhost, queue), _| {
+                broker.vhost(vhost).is_some_and(|vhost| vhost.find_queue(queue).is_some())
+            });
         });
         tokio::time::sleep(pause.take()).await;
     }

@@ -81,8 +81,6 @@ pub(super) struct OutgoingMove<'m> {
     next: Option<InFlight<Delivery>>,
     /// Whether the connection is shared with no other run.
     is_isolated: bool,
-    /// As in [`super::progress::Care`].
-    renews_exchange: bool,
     /// Set by confirm.select-ok.
     is_open: bool,
     /// Whether nothing was left when it was looked at last.
@@ -94,7 +92,7 @@ pub(super) struct OutgoingMove<'m> {
 
 impl<'m> OutgoingMove<'m> {
     pub(super) fn new(moving: &'m MovingQueue, client: AmqpClient) -> Self {
-        let care = moving.context.progress.care(&moving.vhost, &moving.queue);
+        let care = moving.care();
         let now = transport::now();
         Self {
             moving,
@@ -102,7 +100,6 @@ impl<'m> OutgoingMove<'m> {
             exchange: exchange_for(moving.queue.name()),
             window: Window::new(care.messages),
             is_isolated: care.is_isolated,
-            renews_exchange: care.renews_exchange,
             next: None,
             is_open: false,
             is_empty: false,
@@ -124,7 +121,7 @@ impl<'m> OutgoingMove<'m> {
         client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });
         // Not durable: it ends with the broker there, if not with the move.
         let declare = exchange::Declare { exchange, kind: "fanout", ..Default::default() };
-        if self.renews_exchange {
+        if self.moving.care().renews_exchange {
             // Not every broker deletes what is not there.
             client.send(CHANNEL, declare);
             client.send(CHANNEL, exchange::Delete { exchange, ..Default::default() });

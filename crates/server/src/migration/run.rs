@@ -10,6 +10,7 @@ use spool::{Blame, MessageRefusal};
 use sync::work;
 
 use super::MovingQueue;
+use super::progress::Care;
 use crate::upstream::client::AmqpClient;
 
 /// After this time a run ends, and its queue is behind those that wait for their turns.
@@ -165,13 +166,17 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
 }
 
 impl MovingQueue {
+    /// How carefully this run begins.
+    pub(super) fn care(&self) -> Care {
+        self.context.progress.care(&self.vhost, &self.queue)
+    }
+
     /// Opens a connection for the queue.
     ///
     /// # Errors
     /// The end of the run.
     pub(super) async fn connect(&self) -> Result<AmqpClient, RunEnd> {
-        let care = self.context.progress.care(&self.vhost, &self.queue);
-        let connected = self.context.connect(self.vhost.name(), care.is_isolated).await;
+        let connected = self.context.connect(self.vhost.name(), self.care().is_isolated).await;
         connected.map_err(|error| RunEnd::Lost(super::MoveLoginError::from(error).to_string()))
     }
 }

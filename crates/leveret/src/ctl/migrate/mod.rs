@@ -22,7 +22,7 @@ use super::secret;
 use crate::Failure;
 use crate::config::UpstreamUrl;
 use crate::http_client::Endpoint;
-use crate::migration::{direction_name, is_same_cluster};
+use crate::migration::{MoveError, direction_name, is_same_cluster};
 
 /// Another broker, and what to do with it.
 #[derive(Debug, Args)]
@@ -208,7 +208,7 @@ impl Migrate<'_> {
         let to = addresses.join(", ");
         Err(Failure::Run(match phase {
             "starting" | "moving" => {
-                format!("messages move {direction} {to} already: end that move with --stop first")
+                MoveError::OtherMove { direction: direction.to_owned(), addresses: to }.to_string()
             }
             "moved" => {
                 format!("everything has moved to {to} already, and this server is the pool in front of it")
