@@ -50,9 +50,10 @@ pub(crate) async fn exclusive_queue(session: &Session) -> Observed {
     let delete = async |channel: &Channel| {
         channel.queue_delete(queue.clone(), QueueDeleteOptions::default()).await.map(drop)
     };
+    let look = async |channel: &Channel| passive(channel, &queue).await.map(drop);
     let mut answers = json!({
         "declare": session.refused(async |channel| declare_queue(channel, &queue, exclusive()).await.map(drop)).await?,
-        "passive": session.refused(async |channel| passive(channel, &queue).await.map(drop)).await?,
+        "passive": session.refused(look).await?,
         "bind": session.refused(async |channel| bind(channel, &queue, &"amq.direct".into(), "any").await).await?,
         "get": session.refused(get).await?,
         "consume": session.refused(async |channel| consume(channel, &queue).await.map(drop)).await?,
@@ -62,8 +63,7 @@ pub(crate) async fn exclusive_queue(session: &Session) -> Observed {
     session.store(&queue, &["publishing is open to all"]).await?;
     answers["received"] = json!(drain(&owning, &queue).await?);
     owner.close(200, "".into()).await?;
-    answers["after_close"] =
-        session.refused(async |channel| passive(channel, &queue).await.map(drop)).await?;
+    answers["after_close"] = session.refused_otherwise(look, &answers["passive"]).await?;
     let again = session.channel().await?;
     answers["redeclared"] = json!(*declare_queue(&again, &queue, exclusive()).await?.name() == queue);
     Ok(answers)

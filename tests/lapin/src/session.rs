@@ -92,6 +92,25 @@ impl Session {
         Ok(answer)
     }
 
+    /// What [`Self::refused`] gives as soon as that is not `before`: RabbitMQ 4 deletes an exclusive queue some time after it has
+    /// answered its owner's close.
+    pub(crate) async fn refused_otherwise(
+        &self,
+        action: impl AsyncFn(&Channel) -> lapin::Result<()>,
+        before: &Value,
+    ) -> Observed {
+        in_time(async {
+            loop {
+                let now = self.refused(async |channel| action(channel).await).await?;
+                if now != *before {
+                    return Ok(now);
+                }
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+    }
+
     /// Publishes and returns once the queue has them all, for what is to be counted or taken on another channel.
     pub(crate) async fn store(&self, queue: &ShortString, bodies: &[&str]) -> Result<()> {
         let channel = self.channel().await?;

@@ -9,7 +9,7 @@ use lapin::{
 use serde_json::json;
 
 use crate::session::{
-    FIVE, Observed, Result, Session, close, connection_refused, get_all, marked, publish, ready, seen,
+    FIVE, Observed, Result, Session, close, connection_refused, drain, get_all, marked, publish, seen,
     seen_again,
 };
 
@@ -26,8 +26,11 @@ pub(crate) async fn ack_multiple(session: &Session) -> Observed {
 pub(crate) async fn ack_all_outstanding(session: &Session) -> Observed {
     let (channel, queue, _taken) = holding_five(session).await?;
     channel.basic_ack(0, ALL_UP_TO).await?;
-    close(channel).await?;
-    Ok(json!({ "left": ready(&session.channel().await?, &queue).await? }))
+    // What was left would come back, and before what is published behind it.
+    channel.basic_recover(BasicRecoverOptions { requeue: true }).await?;
+    publish(&channel, &queue, &["marker"]).await?;
+    let left = drain(&channel, &queue).await?;
+    Ok(json!({ "left": left.iter().position(|body| body == "marker") }))
 }
 
 pub(crate) async fn nack_requeue_order(session: &Session) -> Observed {
