@@ -1,10 +1,12 @@
 """Operators pause the spool, resume it and empty it, and see its age and rates."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
 from harness.ctl import Ctl
+from harness.disks import FailingDisk
 from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
@@ -128,3 +130,37 @@ def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, chann
     channel.basic_publish("", QUEUE, "direct")
     assert take(direct) == ("direct", False), "it is drained"
     direct.queue_delete("stuck")
+
+
+@pytest.mark.parametrize("what", ["waiting", "parked"])
+def test_what_is_dropped_does_not_come_again_after_a_kill_behind_the_answer(tmp_path, broker, direct, what):
+    """While the disk takes nothing there is no answer: after a kill the messages would be there."""
+    direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    exchange, key, command = {
+        "waiting": ("", "stuck", ["purge", "--waiting", "--yes", "--of-user", "guest"]),
+        "parked": ("no-such-exchange", "key", ["purge"]),
+    }[what]
+    disk = FailingDisk.without_room(tmp_path / "failing")
+    upstream, flags = f"amqp://127.0.0.1:{broker.port}", ["--disk-free-limit", "0"]
+    place = {"data": disk.folder / "data", "env": disk.environment}
+    left = lambda: (metric(server, "leveret_spool_deferred_messages"), metric(server, "leveret_spool_parked_messages"))
+    with spooling(tmp_path, upstream, *flags, **place) as server, ThreadPoolExecutor(1) as executor:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for _ in range(3):
+                channel.basic_publish(exchange, key, "never")
+        wait_until(lambda: sum(left()) == 3)
+        disk.fail()
+        answer = executor.submit(Ctl(server.http), "spool", *command)
+        wait_until(lambda: left() == (0, 0) and metric(server, 'leveret_store_failing{cause="full"}') == 1)
+        assert not answer.done()
+        disk.mend()
+        assert answer.result().startswith("3 ")
+        server.kill()
+    with spooling(tmp_path, upstream, *flags, data=disk.folder / "data") as server:
+        messages = [row["messages"] for row in Ctl(server.http).json("spool", "list", "messages")]
+        assert (sum(messages), metric(server, "leveret_spool_parked_messages")) == (0, 0)
+        server.stop()
+    direct.queue_delete("stuck")
+    disk.remove()

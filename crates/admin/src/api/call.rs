@@ -6,7 +6,7 @@ use amqp::RawTable;
 use amqp::frame::max_body_payload;
 use axum::http::StatusCode;
 use broker::{
-    AuthorisedSession, Broker, Compatibility, DiskPoint, Lsn, Section, Ticket, Timestamp, VirtualHost,
+    AuthorisedSession, Broker, Compatibility, DiskPoint, Lsn, Section, Store, Ticket, Timestamp, VirtualHost,
     arguments_of,
 };
 use bytes::Bytes;
@@ -43,6 +43,8 @@ pub(super) struct Reply {
     pub(super) allow: Option<String>,
     /// The reply is sent once this is on disk.
     pub(super) until: DiskPoint,
+    /// The store that writes it; `None` for the embedded broker's.
+    pub(super) store: Option<Arc<Store>>,
 }
 
 impl Reply {
@@ -59,6 +61,7 @@ impl Reply {
             location: None,
             allow: None,
             until: DiskPoint::default(),
+            store: None,
         }
     }
 
@@ -69,6 +72,7 @@ impl Reply {
             location: None,
             allow: None,
             until: DiskPoint::default(),
+            store: None,
         }
     }
 
@@ -89,6 +93,13 @@ impl Reply {
 
     pub(super) fn when_stored(mut self, lsn: Option<Lsn>) -> Self {
         self.until.lsn = lsn;
+        self
+    }
+
+    /// Waits for everything that was written to the journal of `store` so far.
+    pub(super) fn when_stored_in(mut self, store: Option<Arc<Store>>) -> Self {
+        self.until.lsn = store.as_ref().map(|store| store.end());
+        self.store = store;
         self
     }
 }

@@ -8,13 +8,15 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 use super::Api;
+use super::call::Reply;
 use super::error::ApiError;
 
-/// Returns once everything in `until` is on disk, or fails after `DISK_TIME`.
-pub(super) async fn wait(api: &Api, until: DiskPoint) -> Result<(), ApiError> {
-    let Some(store) = api.broker.as_ref().and_then(|broker| broker.store()) else { return Ok(()) };
+/// Returns once everything that a reply waits for is on disk, or fails after `DISK_TIME`.
+pub(super) async fn wait(api: &Api, reply: &Reply) -> Result<(), ApiError> {
+    let of_broker = || api.broker.as_ref().and_then(|broker| broker.store());
+    let Some(store) = reply.store.as_ref().or_else(of_broker) else { return Ok(()) };
     let woken = Arc::new(Woken::default());
-    tokio::time::timeout(DISK_TIME, wait_for(store, until, &woken))
+    tokio::time::timeout(DISK_TIME, wait_for(store, reply.until, &woken))
         .await
         .map_err(|_| ApiError::not_yet("the change is in effect but not on disk, and may be lost in a crash"))
 }

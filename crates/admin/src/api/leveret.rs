@@ -93,6 +93,11 @@ fn found(object: Option<Value>) -> ApiAnswer {
     object.map(Reply::json).ok_or_else(ApiError::not_found)
 }
 
+/// The same for what was changed in the spool: sent once that is on disk.
+fn changed(call: &Call, object: Option<Value>) -> ApiAnswer {
+    found(object).map(|reply| reply.when_stored_in(call.api.process.spool_store()))
+}
+
 /// `GET /api/leveret/spool/parked`.
 pub(super) fn parked(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.parked_messages(), "exchange")
@@ -101,7 +106,7 @@ pub(super) fn parked(call: &Call) -> ApiAnswer {
 /// `POST /api/leveret/spool/parked/requeue`.
 pub(super) fn requeue_parked(call: &Call) -> ApiAnswer {
     let (user, vhost) = selection(call)?;
-    found(call.api.process.requeue_parked(user, vhost))
+    changed(call, call.api.process.requeue_parked(user, vhost))
 }
 
 /// `POST /api/leveret/spool/pause`.
@@ -126,14 +131,14 @@ fn steer_spool(call: &Call, action: &str) -> ApiAnswer {
 /// `DELETE /api/leveret/spool/parked`.
 pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
     let (user, vhost) = selection(call)?;
-    found(call.api.process.purge_parked(user, vhost))
+    changed(call, call.api.process.purge_parked(user, vhost))
 }
 
 /// `DELETE /api/leveret/spool/waiting`. The user has to be given, so that nobody drops everything by accident.
 pub(super) fn purge_waiting(call: &Call) -> ApiAnswer {
     let (user, vhost) = selection(call)?;
     let user = user.ok_or_else(|| ApiError::bad_request("user is missing"))?;
-    found(call.api.process.purge_waiting(user, vhost))
+    changed(call, call.api.process.purge_waiting(user, vhost))
 }
 
 /// `GET /api/leveret/leases`.

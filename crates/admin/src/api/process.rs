@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{MessageCounts, Timestamp};
+use broker::{MessageCounts, Store, Timestamp};
 use serde_json::{Map, Value};
 
 /// The process that the API runs in. No method may block for long.
@@ -64,6 +64,9 @@ pub trait Process: Send + Sync + 'static {
 
     /// The queues of the spool, as objects; empty without a spool.
     fn spool_queues(&self) -> Vec<Value>;
+
+    /// The store of the spool's messages; `None` without a spool.
+    fn spool_store(&self) -> Option<Arc<Store>>;
 
     /// The first messages that the spool has parked, as objects.
     fn parked_messages(&self) -> Vec<Value>;

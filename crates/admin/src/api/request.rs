@@ -131,7 +131,7 @@ async fn answer(
             continue;
         }
         let (reply, body) = outcome?;
-        durable::wait(&api, reply.until).await?;
+        durable::wait(&api, &reply).await?;
         drop(permit);
         return Ok(response(reply, body));
     }

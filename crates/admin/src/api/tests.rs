@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use broker::{BrokerConfig, QueueDeclare, Timestamp};
+use broker::{BrokerConfig, QueueDeclare, Store, Timestamp};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -107,6 +107,10 @@ impl Process for Quiet {
 
     fn spool_queues(&self) -> Vec<Value> {
         Vec::new()
+    }
+
+    fn spool_store(&self) -> Option<Arc<Store>> {
+        None
     }
 
     fn parked_messages(&self) -> Vec<Value> {

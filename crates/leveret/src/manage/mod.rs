@@ -11,7 +11,7 @@ use admin::{
     ApiProcess, ChangePermit, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationStep,
     NoMigration, NoUpgrade, NodeInfo, TlsListener,
 };
-use broker::Timestamp;
+use broker::{Store, Timestamp};
 use serde_json::{Map, Value, json};
 use server::{
     Backend, ClientProtocol, Clock, ForwardingMode, InUse, Limits, PROTOCOLS, Resource, Scopes, Server,
@@ -192,6 +192,10 @@ impl ApiProcess for Manager {
         let Some(spool) = self.server.spool() else { return Vec::new() };
         let mode = spool.mode();
         spool.status().iter().map(|queue| pool::spool_queue(queue, mode)).collect()
+    }
+
+    fn spool_store(&self) -> Option<Arc<Store>> {
+        self.server.spool()?.store().cloned()
     }
 
     fn parked_messages(&self) -> Vec<Value> {
