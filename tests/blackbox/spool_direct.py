@@ -85,14 +85,40 @@ def test_mandatory_large_and_transactional_messages_are_not_spooled(connection, 
         channel.basic_publish("amq.direct", "no such key", b"returned", mandatory=True)
     channel.basic_publish("amq.direct", "key", b"mandatory", mandatory=True)
     channel.basic_publish("amq.direct", "key", b"L" * 1001)
+    # Of several frames, of which the first do not say how large it is.
+    channel.basic_publish("amq.direct", "key", b"M" * 500_000)
     other = connection.channel()
     other.tx_select()
     other.basic_publish("amq.direct", "key", b"transactional")
     other.tx_rollback()
     other.basic_publish("amq.direct", "key", b"tx")
     other.tx_commit()
-    assert drained(channel, 3) == [(b"L" * 1001, False), (b"mandatory", False), (b"tx", False)]
+    found = [(b"L" * 1001, False), (b"M" * 500_000, False), (b"mandatory", False), (b"tx", False)]
+    assert drained(channel, 4) == found
     assert metric(server, "leveret_spool_forwarded_messages_total") == 0
+
+
+def test_an_immediate_message_ends_its_connection_as_at_the_broker_and_nothing_before_it_is_lost(connection, server, channel):
+    """It is in the middle of others: those before it are spooled, and no other client is concerned."""
+    with pika.BlockingConnection(pika.URLParameters(server.uri)) as another:
+        spared = another.channel()
+        spared.confirm_delivery()
+        spared.basic_publish("amq.fanout", "key", b"direct")
+        publisher = connection.channel()
+        publisher.basic_publish("amq.direct", "key", b"before")
+        publish_immediate(publisher)
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+            connection.process_data_events(PATIENCE)
+        assert (closed.value.reply_code, closed.value.reply_text) == (540, "NOT_IMPLEMENTED - immediate=true")
+        spared.basic_publish("amq.direct", "key", b"behind")
+        spared.basic_publish("amq.fanout", "key", b"direct, too")
+        assert drained(spared, 4) == [(b"before", True), (b"behind", True), (b"direct", False), (b"direct, too", False)]
+
+
+def publish_immediate(channel):
+    """pika's own method does not offer the flag."""
+    method = pika.spec.Basic.Publish(exchange="amq.direct", routing_key="key", immediate=True)
+    channel._impl._send_method(method, (pika.BasicProperties(), b"immediate"))
 
 
 def test_requests_by_direct_reply_to_work_as_before(connection, channel):
@@ -170,7 +196,14 @@ def strict(tmp_path, broker):
 
 
 @pytest.mark.parametrize(
-    "what", ["mandatory messages", "messages of a transaction", "messages of this size", "messages of this size in frames"]
+    "what",
+    [
+        "mandatory messages",
+        "immediate messages",
+        "messages of a transaction",
+        "messages of this size",
+        "messages of this size in frames",
+    ],
 )
 def test_what_cannot_be_spooled_is_refused_if_the_setting_says_so(strict, what):
     channel = strict.channel()
@@ -179,7 +212,10 @@ def test_what_cannot_be_spooled_is_refused_if_the_setting_says_so(strict, what):
     if what == "messages of a transaction":
         channel.tx_select()
     body = "x" * {"messages of this size": 1001, "messages of this size in frames": 500_000}.get(what, 10)
-    channel.basic_publish("amq.direct", "key", body, mandatory=what == "mandatory messages")
+    if what == "immediate messages":
+        publish_immediate(channel)
+    else:
+        channel.basic_publish("amq.direct", "key", body, mandatory=what == "mandatory messages")
     wait_until(lambda: strict.process_data_events(0.05) or closed)
     text = f"PRECONDITION_FAILED - {what.removesuffix(' in frames')} to exchange 'amq.direct' in vhost '/' cannot be spooled"
     assert (closed[0].reply_code, closed[0].reply_text) == (406, text)
