@@ -5,6 +5,7 @@ import contextlib
 
 import pika
 import pytest
+from harness.ctl import Ctl
 from harness.disks import FailingDisk
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
@@ -71,6 +72,13 @@ def collect(broker, count):
     return list(found)
 
 
+def collect_with(broker, numbers):
+    """These numbers in the order of their first arrival, among others that may come again."""
+    found = {}
+    wait_until(lambda: found.update(dict.fromkeys(arrived(broker))) or found.keys() >= set(numbers))
+    return [number for number in found if number in numbers]
+
+
 def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, broker, link, language):
     with spooling(tmp_path, link.url) as server:
         with publisher(language, server) as stays:
@@ -95,21 +103,74 @@ def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, bro
         server.stop()
 
 
-def test_poison_is_parked_and_a_deleted_exchange_concerns_nobody_else(tmp_path, broker, link, language):
+POISONED = "short-lived"
+
+
+def delete_exchange(broker, _):
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
-        direct.channel().exchange_declare("short-lived", "fanout")
-        direct.channel().queue_bind(QUEUE, "short-lived")
+        direct.channel().exchange_delete(POISONED)
+
+
+def take_permission(broker, link):
+    broker.control("set_permissions", "edge", ".*", f"^(?!{POISONED}$)", ".*")
+    # A channel that has written there may do so for as long as the broker remembers it.
+    link.cut()
+
+
+# What makes the broker refuse messages for good, the user id that they have, and the reason. A user id is refused whatever an
+# operator does, and the other messages can be forwarded again.
+POISONS = {
+    "a deleted exchange": (delete_exchange, "", f"NOT_FOUND - no exchange '{POISONED}' in vhost '/'"),
+    "a lost permission": (take_permission, "", f"access to exchange '{POISONED}' in vhost '/' refused for user 'edge'"),
+    "another user's id": (
+        lambda *_: None,
+        "somebody",
+        "PRECONDITION_FAILED - user_id property set to 'somebody' but authenticated user was 'edge'",
+    ),
+}
+
+
+@pytest.fixture
+def poisoned(broker):
+    """Declares the exchange."""
+
+    def declare():
+        with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+            direct.channel().exchange_declare(POISONED, "fanout")
+            direct.channel().queue_bind(QUEUE, POISONED)
+
+    declare()
+    yield declare
+    delete_exchange(broker, None)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poison_is_parked_and_concerns_nobody_else(tmp_path, broker, link, poisoned, language, poison):
+    poison, user_id, reason = POISONS[poison]
     with spooling(tmp_path, link.url) as server:
+        ctl, parked = Ctl(server.http), lambda: metric(server, "leveret_spool_parked_messages")
         with publisher(language, server) as application:
-            application.publish("", range(10), exchange="short-lived")
+            application.publish("", range(10), exchange=POISONED)
             assert collect(broker, 10) == list(range(10))
-            with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
-                direct.channel().exchange_delete("short-lived")
-            application.publish("", range(10, 20), exchange="short-lived")
+            poison(broker, link)
+            application.publish("", range(10, 20), exchange=POISONED, user_id=user_id)
             application.publish(QUEUE, range(20, 30))
-            assert collect(broker, 10) == list(range(20, 30))
-            wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 10)
+            assert collect_with(broker, range(20, 30)) == list(range(20, 30))
+            wait_until(lambda: parked() == 10)
             wait_until(lambda: waiting(server) == 0)
+            assert [reason in row["reason"] for row in ctl.json("spool", "parked", "reason")] == 10 * [True]
+            poisoned()
+            broker.control("set_permissions", "edge", ".*", ".*", ".*")
+            link.cut()
+            assert ctl("spool", "requeue").startswith("10 parked messages are forwarded again")
+            if user_id:
+                wait_until(lambda: parked() == 10)
+                assert ctl("spool", "purge") == "10 parked messages are dropped\n"
+                assert not set(arrived(broker)) & set(range(10, 20))
+            else:
+                assert collect_with(broker, range(10, 20)) == list(range(10, 20))
+            wait_until(lambda: waiting(server) == 0)
+            assert parked() == 0
             application.close()
         server.stop()
 
@@ -119,6 +180,8 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
         with publisher(language, server) as known:
             known.publish(QUEUE, range(5))
             assert collect(broker, 5) == list(range(5))
+            # Their confirms are here, too, or they would come again.
+            wait_until(lambda: waiting(server) == 0)
             known.close()
         cut(link, True)
         broker.control("change_password", "edge", "changed")
@@ -149,6 +212,9 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
         with publisher(language, server) as application:
             application.publish(QUEUE, range(10))
             assert collect(broker, 10) == list(range(10))
+            # Their confirms are here, too, and on disk with this answer: the next write is that of a publish.
+            wait_until(lambda: waiting(server) == 0)
+            Ctl(server.http)("spool", "purge")
             cut(link, True)
             disk.fail()
             application.send(QUEUE, range(10, 60))

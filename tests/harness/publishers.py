@@ -17,7 +17,7 @@ class NotConnected(Exception):
 
 
 class ConfirmedPublisher:
-    """An exchange, a routing key, and the range of the numbers a line; so many words back."""
+    """An exchange, a routing key, the range of the numbers and the user id, which may be empty, a line; so many words back."""
 
     def __init__(self, client, uri):
         argv = ["setpriv", "--pdeathsig", "KILL", "--", *map(str, COMMANDS[client]), uri]
@@ -39,17 +39,17 @@ class ConfirmedPublisher:
             rest, _ = self.process.communicate()
             raise NotConnected(f"{line}\n{rest}")
 
-    def send(self, key, numbers, exchange=""):
+    def send(self, key, numbers, exchange="", user_id=""):
         """Publishes, without waiting."""
-        self.process.stdin.write(f"{exchange}\t{key}\t{numbers.start}\t{numbers.stop}\n")
+        self.process.stdin.write(f"{exchange}\t{key}\t{numbers.start}\t{numbers.stop}\t{user_id}\n")
         self.process.stdin.flush()
 
     def confirmed(self):
         """Waits until that is confirmed."""
         self._expect("confirmed")
 
-    def publish(self, key, numbers, exchange=""):
-        self.send(key, numbers, exchange)
+    def publish(self, key, numbers, exchange="", user_id=""):
+        self.send(key, numbers, exchange, user_id)
         self.confirmed()
 
     def close(self):

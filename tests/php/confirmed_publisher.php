@@ -24,9 +24,12 @@ try {
     $channel->confirm_select();
     echo "connected\n";
     while (($line = fgets(STDIN)) !== false) {
-        [$exchange, $key, $from, $to] = explode("\t", rtrim($line, "\n"));
+        [$exchange, $key, $from, $to, $user] = explode("\t", rtrim($line, "\n"));
+        $properties = ['delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT];
+        if ($user !== '') {
+            $properties['user_id'] = $user;
+        }
         for ($number = (int) $from; $number < (int) $to; $number++) {
-            $properties = ['delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT];
             $channel->basic_publish(new AMQPMessage((string) $number, $properties), $exchange, $key);
         }
         $channel->wait_for_pending_acks(PATIENCE_SECONDS);

@@ -4,8 +4,6 @@ import sys
 
 import pika
 
-PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
-
 
 def main(uri):
     with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
@@ -13,9 +11,10 @@ def main(uri):
         channel.confirm_delivery()
         print("connected", flush=True)
         for line in sys.stdin:
-            exchange, key, first, end = line.rstrip("\n").split("\t")
+            exchange, key, first, end, user_id = line.rstrip("\n").split("\t")
+            properties = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent, user_id=user_id or None)
             for number in range(int(first), int(end)):
-                channel.basic_publish(exchange, key, str(number), PERSISTENT)
+                channel.basic_publish(exchange, key, str(number), properties)
             print("confirmed", flush=True)
 
 

@@ -1,3 +1,4 @@
+import com.rabbitmq.client.AMQP.BasicProperties;
 import com.rabbitmq.client.Channel;
 import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.ConnectionFactory;
@@ -19,9 +20,13 @@ public final class ConfirmedPublisher {
             BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
             for (String line = in.readLine(); line != null; line = in.readLine()) {
                 String[] parts = line.split("\t", -1);
+                BasicProperties properties = MessageProperties.PERSISTENT_BASIC;
+                if (!parts[4].isEmpty()) {
+                    properties = properties.builder().userId(parts[4]).build();
+                }
                 for (int number = Integer.parseInt(parts[2]); number < Integer.parseInt(parts[3]); number++) {
                     byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
-                    channel.basicPublish(parts[0], parts[1], MessageProperties.PERSISTENT_BASIC, body);
+                    channel.basicPublish(parts[0], parts[1], properties, body);
                 }
                 channel.waitForConfirmsOrDie(Session.WAIT_MILLISECONDS);
                 System.out.println("confirmed");
