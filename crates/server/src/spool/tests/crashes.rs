@@ -1,5 +1,6 @@
-//! A spool whose process dies again and again, at any write to its disk, while the upstream vanishes, refuses and comes back:
-//! nothing confirmed is lost, the order is kept, and a message comes twice only where docs/spool.md says so.
+//! A spool whose process dies again and again, at any write to its disk, while the upstream vanishes, refuses and comes back,
+//! and an operator has parked messages forwarded again: nothing confirmed is lost, the order is kept, and a message comes twice
+//! only where docs/spool.md says so.
 //!
 //! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
 
@@ -34,12 +35,13 @@ fn nothing_confirmed_is_lost_and_the_order_is_kept() {
         }
     }
     println!("{seeds} seeds, {sum:?}");
-    let Outcome { confirmed, deaths, repeated, parked, lost_links } = sum;
+    let Outcome { confirmed, deaths, repeated, parked, requeued, lost_links } = sum;
     for (what, count) in [
         ("confirmed", confirmed),
         ("deaths", deaths),
         ("repeated", repeated),
         ("parked", parked),
+        ("requeued", requeued),
         ("lost links", lost_links),
     ] {
         assert!(count >= seeds / 2, "{what}: {sum:?}");
@@ -69,6 +71,8 @@ struct Outcome {
     /// Messages that came again.
     repeated: u64,
     parked: u64,
+    /// Parked messages that were forwarded again.
+    requeued: u64,
     lost_links: u64,
 }
 
@@ -78,6 +82,7 @@ impl Outcome {
         self.deaths += other.deaths;
         self.repeated += other.repeated;
         self.parked += other.parked;
+        self.requeued += other.requeued;
         self.lost_links += other.lost_links;
     }
 }
@@ -167,7 +172,7 @@ impl Run {
         }
         for _ in 0..steps {
             let durable = store.durable();
-            match self.dice.below(10) {
+            match self.dice.below(11) {
                 0..4 => {
                     let numbers = self.publish(&site.spool, &local);
                     waiting.push((store.end(), numbers));
@@ -175,6 +180,8 @@ impl Run {
                 4..6 => drop(site.rounds.step()),
                 6 => drop(site.rounds.retire()),
                 7 => self.disturb(&site),
+                // They are refused again.
+                8 => self.outcome.requeued += site.spool.requeue_parked(SpoolSelection::default()),
                 _ => {
                     let time = Duration::from_millis([0, 1, 5, 200][self.dice.below(4) as usize]);
                     tokio::time::sleep(time).await;
