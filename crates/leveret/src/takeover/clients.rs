@@ -1,6 +1,7 @@
 //! Clients whose sockets go from a process to its successor.
 
 use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -52,12 +53,34 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
     Ok(())
 }
 
+/// Hands a client over. On an error the successor does not serve it, now or later, and takes no more clients.
 fn send_state(stream: &mut UnixStream, state: &[u8], socket: &OwnedFd) -> io::Result<()> {
-    send(stream, &Client { bytes: state.len() })?;
-    stream.write_all(state)?;
-    send_with_sockets(stream, &Socket {}, &[socket.as_fd()])?;
-    receive::<Taken>(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(())
+    let mut offer = || {
+        send(stream, &Client { bytes: state.len() })?;
+        stream.write_all(state)?;
+        send_with_sockets(stream, &Socket {}, &[socket.as_fd()])?;
+        is_taken(stream)
+    };
+    match offer() {
+        Ok(true) => Ok(()),
+        outcome => take_back(stream, outcome.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// Whether the successor has the client; false if it has ended.
+fn is_taken(stream: &mut UnixStream) -> io::Result<bool> {
+    Ok(receive::<Taken>(stream)?.is_some())
+}
+
+/// Takes the client back that the successor has not answered for, so that one process at most reads its socket. A successor
+/// serves it only after its answer has been sent: from the shutdown on that fails, and an answer before it is here.
+///
+/// # Errors
+/// `error`, if there is no answer.
+fn take_back(stream: &mut UnixStream, error: io::Error) -> io::Result<()> {
+    // It fails only if the connection has ended.
+    let _ = stream.shutdown(Shutdown::Both);
+    if matches!(is_taken(stream), Ok(true)) { Ok(()) } else { Err(error) }
 }
 
 /// Serves the clients that the predecessor at the other end of `stream` hands over, until it ends.
@@ -83,7 +106,7 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
         match ended {
             Ok(()) => tracing::info!(clients, "the predecessor has ended; its clients are served here"),
             Err(error) => {
-                tracing::warn!(clients, %error, "the predecessor has ended in the middle of a client")
+                tracing::warn!(clients, %error, "the predecessor has ended, or given up, in the middle of a client")
             }
         }
     };
@@ -99,6 +122,7 @@ fn receive_client(stream: &mut UnixStream) -> io::Result<Option<(Vec<u8>, OwnedF
     stream.read_exact(&mut state)?;
     let (Socket {}, mut sockets) = receive_with_sockets(stream)?;
     let socket = sockets.pop().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no socket came"))?;
+    // If this fails, the predecessor has taken the client back.
     send(stream, &Taken {})?;
     Ok(Some((state, socket)))
 }
@@ -130,5 +154,26 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         drop(other);
         send_state(&mut one, &[1], &near.into()).unwrap_err();
+    }
+
+    #[test]
+    fn a_successor_that_comes_too_late_does_not_serve_the_client() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        let (near, _far) = UnixStream::pair().unwrap();
+        // Nobody answers meanwhile.
+        one.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        send_state(&mut one, b"state", &near.into()).unwrap_err();
+        receive_client(&mut other).unwrap_err();
+    }
+
+    #[test]
+    fn an_answer_at_the_last_moment_counts() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        send(&mut other, &Taken {}).unwrap();
+        take_back(&mut one, io::ErrorKind::WouldBlock.into()).unwrap();
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        let error = take_back(&mut one, io::ErrorKind::WouldBlock.into()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        send(&mut other, &Taken {}).unwrap_err();
     }
 }

@@ -13,6 +13,9 @@
 //! | otherwise goes on with the clients: answers each with `Taken` | `Client` for each that it can hand over: its state, then its socket |
 //! | | ends |
 //!
+//! A client whose `Taken` does not come in time is taken back: the connection is shut down, so that a later `Taken` fails, and
+//! the successor does not serve it. Of two processes one at most reads a client's socket.
+//!
 //! Each message is a line of JSON. A successor that ends before `Leave` changes nothing, and one whose predecessor has ended by
 //! itself goes on.
 
