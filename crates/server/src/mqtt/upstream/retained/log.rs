@@ -422,17 +422,7 @@ impl LogClient {
     /// Whether it is known whether messages are retained, or the client is not to wait for that any longer. If not, its outbox
     /// is nudged when that is so: it may have been known when the client came.
     pub(in super::super) fn is_decided(&self, outbox: &Arc<Outbox>) -> bool {
-        let end = self.since + MAX_DECISION;
-        let mut state = self.log.state.lock();
-        if state.status != LogStatus::Undecided || transport::now() >= end {
-            return true;
-        }
-        if state.wait_until(end, outbox) {
-            drop(state);
-            // The task may wait for a later time, or for none.
-            self.log.waker.wake();
-        }
-        false
+        transport::now() >= self.since + MAX_DECISION || !self.must_wait(outbox)
     }
 
     /// Whether messages are retained, or may be.
@@ -440,15 +430,32 @@ impl LogClient {
         self.status() != LogStatus::Refused
     }
 
-    /// Whether a message that is to be retained has to wait for the log. If so, the outbox is nudged when it need not.
+    /// Whether a message that is to be retained has to wait for the log. If so, the outbox is nudged when it need not, and now
+    /// and then before that.
     pub(in super::super) fn must_wait(&self, outbox: &Arc<Outbox>) -> bool {
         let mut state = self.log.state.lock();
-        let waits = state.status == LogStatus::Undecided;
-        if waits && !state.undecided.back().is_some_and(|(_, last)| Arc::ptr_eq(last, outbox)) {
-            // It is nudged at the end of a client's wait, too, which does no harm.
-            state.undecided.push_back((transport::now() + MAX_DECISION, Arc::clone(outbox)));
+        if state.status != LogStatus::Undecided {
+            return false;
         }
-        waits
+        if state.wait_until(self.next_end(transport::now()), outbox) {
+            drop(state);
+            // The task may wait for a later time, or for none.
+            self.log.waker.wake();
+        }
+        true
+    }
+
+    /// When the outbox of a client that waits is nudged again: always the same time until that has come, so that a client
+    /// waits once however often it asks.
+    fn next_end(&self, now: Instant) -> Instant {
+        let passed = now.saturating_duration_since(self.since).as_nanos() / MAX_DECISION.as_nanos();
+        self.since + MAX_DECISION * u32::try_from(passed + 1).unwrap_or(u32::MAX)
+    }
+
+    /// Entries of all clients that wait for another status.
+    #[cfg(test)]
+    pub(super) fn waits(&self) -> usize {
+        self.log.state.lock().undecided.len()
     }
 
     /// Whether a message with this key and size may be retained.

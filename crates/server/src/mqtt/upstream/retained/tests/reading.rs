@@ -153,3 +153,18 @@ async fn a_marker_that_the_upstream_has_dropped_is_published_again() {
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     assert!(client.has_reached(ticket));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_waits_once_however_often_it_asks() {
+    let log = log();
+    let clients = [client(&log, USER), client(&log, USER)];
+    for _ in 0..10 {
+        log.expire(transport::now());
+        for (client, outbox) in &clients {
+            assert!(client.must_wait(outbox));
+            client.is_decided(outbox);
+        }
+        assert_eq!(clients[0].0.waits(), clients.len());
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+}
