@@ -198,5 +198,17 @@ fn release(
     {
         left.taken(by);
     }
+    let user = left.as_ref().map(|left| left.user.clone());
     hub.release(owner, claim, left);
+    leave(hub, owner, user.as_deref(), watched);
+}
+
+/// Gives up the entry by which a connection has heard of its client elsewhere, once the hub has the session that `user` leaves,
+/// if one does: whatever is announced meanwhile is heard of here, and what comes later reaches the hub.
+pub(super) fn leave(hub: &UpstreamHub, owner: &Owner, user: Option<&str>, watched: Option<Watched>) {
+    if let Some(by) = watched.and_then(Watched::leave)
+        && let Some(user) = user
+    {
+        hub.forget(owner, user, by);
+    }
 }

@@ -18,6 +18,7 @@ use super::{EXCHANGE, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::claims::{Claim, Owner, SessionUser};
+use crate::mqtt::upstream::farewell::leave;
 use crate::mqtt::upstream::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
@@ -59,6 +60,24 @@ impl Process {
         let upstream = |_: &SharedLogin| self.upstream.clone();
         let watched = self.takeovers().announce_by(&self.hub.weak, &login(user), watcher, upstream);
         TestConnection { owner, claim, watched }
+    }
+
+    /// The hub gets the session of a connection, with a will: the receiver tells what becomes of that.
+    fn detach(&self, connection: &TestConnection) -> oneshot::Receiver<()> {
+        let (will, is_due) = oneshot::channel();
+        let since = self.hub.clock.timestamp(transport::now());
+        let left = DetachedUpstream {
+            user: USER.into(),
+            session: Session::new(),
+            has_queue: true,
+            expiry: u32::MAX,
+            since,
+            will: Some(will),
+            age: None,
+            is_forgotten: false,
+        };
+        self.hub.release(&connection.owner, &connection.claim, Some(Box::new(left)));
+        is_due
     }
 
     fn watcher(&self, user: &str, client_id: &str, at: u64, resumes: bool) -> (Arc<UpstreamClaim>, Watcher) {
@@ -166,20 +185,7 @@ async fn what_is_known_of_a_detached_session_is_forgotten_when_its_client_is_els
     for (resumes, will) in [(true, Err(oneshot::error::TryRecvError::Closed)), (false, Ok(()))] {
         let first = one.connect("me", 1000);
         settle().await;
-        let (now_due, mut is_due) = oneshot::channel();
-        let (user, session, since) = (USER.into(), Session::new(), one.hub.clock.timestamp(transport::now()));
-        let (has_queue, expiry, will_of) = (true, u32::MAX, Some(now_due));
-        let left = DetachedUpstream {
-            user,
-            session,
-            has_queue,
-            expiry,
-            since,
-            will: will_of,
-            age: None,
-            is_forgotten: false,
-        };
-        one.hub.release(&first.owner, &first.claim, Some(Box::new(left)));
+        let mut is_due = one.detach(&first);
         drop(first);
         let second = other.connect_as(USER, "me", 1000, resumes);
         settle().await;
@@ -189,6 +195,25 @@ async fn what_is_known_of_a_detached_session_is_forgotten_when_its_client_is_els
         let third = one.connect("me", 1000);
         assert!(third.claim.take_granted().unwrap().is_none(), "the session is asked for upstream");
         one.hub.release(&third.owner, &third.claim, None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_announcement_that_comes_while_a_connection_leaves_is_heard() {
+    use oneshot::error::TryRecvError::{Closed, Empty};
+    let upstream = Upstream::new();
+    let (one, other) = (Process::new(&upstream), Process::new(&upstream));
+    for (resumes, fate) in [(true, Err(Closed)), (false, Ok(()))] {
+        let first = one.connect("me", 1000);
+        settle().await;
+        // Nobody has taken it over so far.
+        let mut will = one.detach(&first);
+        let second = other.connect_as(USER, "me", 1000, resumes);
+        settle().await;
+        assert_eq!((first.watched.taken().is_some(), will.try_recv()), (true, Err(Empty)));
+        leave(&one.hub, &first.owner, Some(USER), Some(first.watched));
+        assert_eq!(will.try_recv(), fate);
+        other.hub.release(&second.owner, &second.claim, None);
     }
 }
 

@@ -180,7 +180,9 @@ impl Watch {
 
     /// An announcement of the login's own user has come.
     pub(super) fn handle_announcement(&self, announcement: &Announcement<'_>) {
-        let member = self.state.lock().members.get(announcement.client_id).cloned();
+        // Locked until a connection has heard of it: one that leaves finds all that it had an entry for.
+        let state = self.state.lock();
+        let member = state.members.get(announcement.client_id);
         if announcement.process == &*self.process {
             member
                 .filter(|member| member.number == announcement.number)
@@ -189,8 +191,9 @@ impl Watch {
         }
         let by = if announcement.resumes { TakenBy::Resuming } else { TakenBy::Clean };
         match member {
-            Some(member) => self.supersede(&member, announcement, by),
+            Some(member) => self.supersede(member, announcement, by),
             None => {
+                drop(state);
                 let Some(hub) = self.hub.upgrade() else { return };
                 let (vhost, client_id) = ((*self.login.vhost).into(), announcement.client_id.into());
                 hub.forget(&Owner { vhost, client_id }, &self.login.credentials.username, by);
@@ -302,6 +305,14 @@ impl WatchedConnection {
         self.wait.load(Ordering::Acquire) == WAITING
     }
 
+    fn taken(&self) -> Option<TakenBy> {
+        match self.taken.load(Ordering::Acquire) {
+            RESUMING => Some(TakenBy::Resuming),
+            CLEAN => Some(TakenBy::Clean),
+            _ => None,
+        }
+    }
+
     fn answer(&self, answer: u8) {
         let answered = self.wait.compare_exchange(WAITING, answer, Ordering::AcqRel, Ordering::Relaxed);
         if answered.is_ok() {
@@ -348,11 +359,15 @@ impl Watched {
 
     /// The connection to another server that has taken the client over, if one has.
     pub(in super::super) fn taken(&self) -> Option<TakenBy> {
-        match self.member.taken.load(Ordering::Acquire) {
-            RESUMING => Some(TakenBy::Resuming),
-            CLEAN => Some(TakenBy::Clean),
-            _ => None,
-        }
+        self.member.taken()
+    }
+
+    /// Removes the entry. Returns what [`Self::taken`] is at the end: an announcement that comes later is about the client's
+    /// detached session.
+    pub(in super::super) fn leave(self) -> Option<TakenBy> {
+        let member = Arc::clone(&self.member);
+        drop(self);
+        member.taken()
     }
 }
 
