@@ -60,7 +60,7 @@ struct Claiming {
     claim: Arc<UpstreamClaim>,
     uplink: Uplink,
     shared_login: SharedLogin,
-    /// Its announcement to other servers, unless its identifier is a new one.
+    /// Its announcement to other servers, if its client may come there.
     watched: Option<Watched>,
     /// The wait for the client's connection to another server.
     earlier: EarlierConsumer,
@@ -122,7 +122,7 @@ impl UpstreamAdmission {
         };
         let log = self.hub.retained.join(pool, &shared_login, &core.outbox);
         let watched = match &core.shared.backend {
-            Backend::Upstream(pool) if self.login.assigned().is_none() => {
+            Backend::Upstream(pool) if self.may_come_elsewhere() => {
                 let watcher = Watcher {
                     owner: Arc::clone(&self.owner),
                     claim: Arc::clone(&claim),
@@ -251,6 +251,12 @@ impl UpstreamAdmission {
     /// The name of the state queue: that of a queue of the client's, with the level of its messages in place of theirs.
     fn state_queue(&self) -> String {
         queue_name(&self.owner.client_id, 2)
+    }
+
+    /// Whether a connection to another server may be the same client's. One whose identifier was assigned here learns it from
+    /// CONNACK, and can resume its session by it wherever it likes; without a session there is nothing to come back for.
+    fn may_come_elsewhere(&self) -> bool {
+        self.login.assigned().is_none() || self.login.session_expiry(&self.hub.config) > 0
     }
 
     fn foreign(&self, core: &ConnectionCore, why: String) -> MqttRefused {

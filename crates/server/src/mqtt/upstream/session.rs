@@ -49,7 +49,7 @@ pub(super) struct UpstreamSession {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
     claim: Arc<UpstreamClaim>,
-    /// By which other servers take the client over, if its identifier is its own.
+    /// By which other servers take the client over, if it may come there.
     watched: Option<Watched>,
     user: Box<str>,
     pub(super) outbox: Arc<Outbox>,

@@ -155,20 +155,41 @@ async fn a_delayed_will_is_published_when_the_server_shuts_down() {
 #[tokio::test(start_paused = true)]
 async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_nobody_else_is_connected_here()
 {
-    for (resumes, expected) in [(true, 0), (false, 1)] {
+    for (client_id, resumes, expected) in [("me", true, 0), ("me", false, 1), ("", true, 0), ("", false, 1)] {
         let mut world = World::new();
         let (mut other, listener) = (world.beside(), world.listen("w"));
         let mut client = world.client(V5);
-        client.connect_with_will("me", "w", 60);
+        client.connect_with_will(client_id, "w", 60);
         assert_eq!(client.answers().await, ["connack Success"]);
         drop(client);
         tokio::time::sleep(2 * IDLE_TIME).await;
-        let (_client, answer) = other.connect("me", !resumes, 3600).await;
+        // Perhaps it was assigned, of which CONNACK has told the client.
+        let client_id = world.hub.detached().remove(0).client_id;
+        let (_client, answer) = other.connect(&client_id, !resumes, 3600).await;
         assert!(answer[0].starts_with("connack Success"), "{answer:?}");
         assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (expected, 0), "{resumes}");
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(listener.message_count(), expected, "{resumes}");
         assert_eq!(world.hub.takeovers.watches(), 0, "the queue is kept for the will alone");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_with_an_assigned_identifier_is_taken_over_elsewhere_if_it_has_a_session() {
+    for (expiry, watches) in [(0, 0), (3600, 1)] {
+        let mut world = World::new();
+        let mut other = world.beside();
+        let (mut client, _) = world.connect("", true, expiry).await;
+        assert_eq!(world.hub.takeovers.watches(), watches);
+        if expiry > 0 {
+            client.subscribe("a", QoS::AtLeastOnce);
+            assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+            let queues = world.vhost().all_queues();
+            let mut names = queues.iter().map(|queue| queue.name().trim_start_matches("mqtt-subscription-"));
+            let client_id = names.find_map(|name| name.strip_suffix("qos1")).unwrap();
+            let (_, answer) = other.connect(client_id, false, expiry).await;
+            assert_eq!(client.answers().await, ["disconnect Session taken over"], "{answer:?}");
+        }
     }
 }
 
