@@ -135,9 +135,15 @@ def test_a_move_is_not_replaced_by_another(movable, cluster):
         assert status == 400 and "--stop first" in told["reason"], told
     words = ("migrate", "--to", other, "--to-management", cluster.http)
     assert "--stop first" in movable.ctl.fails(*words)
+    # A request that was meant for another one.
+    for named in ({"direction": "from"}, {"direction": "to", "addresses": [other]}):
+        status, _, told = api.ask("POST", "leveret/migration/cut-over", named)
+        assert status == 409 and "not the one that the request names" in told["reason"], told
     assert phase(movable) == "moving" and movable.moved() == 10, "the first one goes on"
-    assert api.status("POST", "leveret/migration/cut-over") == 200
+    named = {"direction": "to", "addresses": [f"amqp://127.0.0.1:{cluster.port}"]}
+    assert api.status("POST", "leveret/migration/cut-over", named) == 200
     wait_until(lambda: phase(movable) == "last_definitions")
+    assert api.status("POST", "leveret/migration/finish", {"addresses": [other]}) == 409
     assert f"everything moves to amqp://127.0.0.1:{cluster.port}" in movable.ctl.fails(*words)
     assert "nothing was changed" in movable.ctl(*to(cluster, "--dry-run"))
     assert phase(movable) == "last_definitions"

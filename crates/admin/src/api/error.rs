@@ -89,6 +89,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
     }
 
+    /// 409 for a request that is about another object than the one that is there.
+    pub(super) fn conflict(reason: String) -> Self {
+        Self::new(StatusCode::CONFLICT, "conflict", reason)
+    }
+
     /// 412 for an object whose state forbids the change.
     pub(super) fn precondition_failed(reason: String) -> Self {
         Self::new(StatusCode::PRECONDITION_FAILED, "precondition_failed", reason)

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
-use super::process::MigrationStep;
+use super::process::{MigrationStep, NoMigration};
 use super::sessions;
 
 /// `GET /api/leveret/clients`.
@@ -191,17 +191,20 @@ pub(super) fn stop_migration(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/migration/cut-over`.
 pub(super) fn cut_over(call: &Call) -> ApiAnswer {
-    steer_migration(call, MigrationStep::CutOver)
+    steer_migration(call, MigrationStep::CutOver(&call.object()?))
 }
 
 /// `POST /api/leveret/migration/finish`.
 pub(super) fn finish_migration(call: &Call) -> ApiAnswer {
-    steer_migration(call, MigrationStep::Finish)
+    steer_migration(call, MigrationStep::Finish(&call.object()?))
 }
 
 fn steer_migration(call: &Call, step: MigrationStep<'_>) -> ApiAnswer {
     let step = call.api.process.steer_migration(step);
-    step.map(Reply::json).map_err(|error| ApiError::bad_request(error.to_string()))
+    step.map(Reply::json).map_err(|error| match error {
+        NoMigration::Refused(_) => ApiError::bad_request(error.to_string()),
+        NoMigration::OtherMove(_) => ApiError::conflict(error.to_string()),
+    })
 }
 
 /// Replies with objects that are sorted by the member that is their name.

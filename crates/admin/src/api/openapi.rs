@@ -128,6 +128,9 @@ fn responses(route: &Route, action: &Action) -> Value {
     put("403", refused("The request comes from a page of another origin, or from another machine"));
     put("404", refused("It is not there"));
     put("408", refused("The body did not come in time"));
+    if names_move(route) {
+        put("409", refused("Another move is under way than the one that is named"));
+    }
     if action.verb == Verb::Delete && route.path == "vhosts/{vhost}" {
         put("412", refused("It is protected from deletion"));
     }
@@ -138,6 +141,11 @@ fn responses(route: &Route, action: &Action) -> Value {
     Value::Object(responses)
 }
 
+/// Whether requests may name the move that they are about.
+fn names_move(route: &Route) -> bool {
+    matches!(route.path, "leveret/migration/cut-over" | "leveret/migration/finish")
+}
+
 /// The schema of an action's body, if it takes one.
 fn body_of(route: &Route, action: &Action) -> Option<Value> {
     let name = match (action.verb, route.path) {
@@ -145,6 +153,7 @@ fn body_of(route: &Route, action: &Action) -> Option<Value> {
         _ if action.size == Size::Nothing => return None,
         (_, path) if path.starts_with("definitions") || path == "all-configuration" => "Definitions",
         (_, path) if path.starts_with("feature-flags/") => "Anything",
+        _ if names_move(route) => "Move",
         (_, path) if path.ends_with("/grow") => "Growth",
         (_, path) if path.contains("/replicas/") => "Replica",
         (_, path) if path.ends_with("/publish") => "Publish",
@@ -170,6 +179,12 @@ fn body_of(route: &Route, action: &Action) -> Option<Value> {
         reference.insert("required".to_owned(), schemas[name]["required"].clone());
     }
     Some(reference)
+}
+
+/// The members by which a request names a move.
+fn move_names() -> Value {
+    let direction = json!({"type": "string", "enum": ["to", "from"]});
+    json!({"direction": direction, "addresses": {"type": "array", "items": {"type": "string"}}})
 }
 
 fn schemas() -> Value {
@@ -234,6 +249,7 @@ fn schemas() -> Value {
             ]},
         }), &["pattern", "definition"]),
         "Limit": object(json!({"value": {"type": "integer"}}), &["value"]),
+        "Move": object(move_names(), &[]),
         "Growth": object(json!({
             "vhost_pattern": text(), "queue_pattern": text(), "strategy": {"type": "string", "enum": ["all", "even"]},
         }), &["vhost_pattern", "queue_pattern", "strategy"]),

@@ -153,16 +153,23 @@ pub enum MigrationStep<'a> {
     Start(&'a Map<String, Value>),
     /// Ends it; messages that have moved stay there.
     Stop,
-    /// Closes all clients: the rest is to move.
-    CutOver,
-    /// The last definitions have been copied.
-    Finish,
+    /// Closes all clients: the rest is to move. With the `direction` and the `addresses` of the move that is meant, if they are
+    /// named.
+    CutOver(&'a Map<String, Value>),
+    /// The last definitions have been copied. Names the move as `CutOver` does.
+    Finish(&'a Map<String, Value>),
 }
 
 /// Why a step of a move is not taken, in words for operators.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NoMigration(pub Box<dyn std::error::Error + Send + Sync>);
+pub enum NoMigration {
+    /// It is wrong, or not the time for it.
+    #[error("{0}")]
+    Refused(Box<dyn std::error::Error + Send + Sync>),
+    /// Another move is under way than the one that it names.
+    #[error("{0}")]
+    OtherMove(Box<dyn std::error::Error + Send + Sync>),
+}
 
 /// Why no successor is started, in words for operators.
 #[derive(Debug, thiserror::Error)]

@@ -124,3 +124,19 @@ async fn what_would_be_lost_by_a_move_is_refused() {
     // It answers that a test moves nothing.
     assert_eq!(status(Method::POST, "/api/leveret/migration/finish").await, StatusCode::BAD_REQUEST);
 }
+
+#[tokio::test]
+async fn a_step_of_another_move_than_the_one_that_is_named_is_a_conflict() {
+    let api = super::super::tests::moved_world();
+    for (body, expected) in [
+        ("", StatusCode::BAD_REQUEST),
+        ("{}", StatusCode::BAD_REQUEST),
+        (r#"{"addresses": ["amqp://other"]}"#, StatusCode::CONFLICT),
+    ] {
+        let mut head = parts("POST", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+        head.extensions.insert(Caller { ip: None, is_local: true });
+        let found = routes::find("/api/leveret/migration/cut-over", api.served());
+        let answer = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::from(body)).await;
+        assert_eq!(answer.unwrap_err().into_response().status(), expected, "{body}");
+    }
+}

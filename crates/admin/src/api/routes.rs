@@ -479,10 +479,10 @@ pub(super) static ROUTES: &[Route] = &[
         delete(Administrator, leveret::stop_migration, "End it; messages that have moved stay there"),
     ]),
     anywhere("leveret/migration/cut-over", &[
-        bare(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
+        post(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
     ]),
     anywhere("leveret/migration/finish", &[
-        bare(Administrator, leveret::finish_migration, "Go on after the cut-over: the last definitions are copied"),
+        post(Administrator, leveret::finish_migration, "Go on after the cut-over: the last definitions are copied"),
     ]),
 ];
 

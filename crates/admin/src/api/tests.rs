@@ -187,8 +187,13 @@ impl Process for Quiet {
         (!self.has_moved).then(ChangePermit::default)
     }
 
-    fn steer_migration(&self, _: MigrationStep<'_>) -> Result<Value, NoMigration> {
-        Err(NoMigration("a test moves nothing".into()))
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {
+        match step {
+            MigrationStep::CutOver(named) if !named.is_empty() => {
+                Err(NoMigration::OtherMove("a test moves nothing there".into()))
+            }
+            _ => Err(NoMigration::Refused("a test moves nothing".into())),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
 use crate::announce::announced;
-use crate::migration::Migrator;
+use crate::migration::{Migrator, MoveError};
 use crate::signals::Drainer;
 use crate::takeover::Upgrades;
 use connection::ManagementView;
@@ -309,10 +309,13 @@ impl ApiProcess for Manager {
         let done = match step {
             MigrationStep::Start(request) => migrator.start(request),
             MigrationStep::Stop => migrator.stop(),
-            MigrationStep::CutOver => migrator.cut_over(),
-            MigrationStep::Finish => migrator.finish(),
+            MigrationStep::CutOver(named) => migrator.cut_over(named),
+            MigrationStep::Finish(named) => migrator.finish(named),
         };
-        done.map_err(|error| NoMigration(error.into()))
+        done.map_err(|error| match error {
+            MoveError::NotNamed { .. } => NoMigration::OtherMove(error.into()),
+            error => NoMigration::Refused(error.into()),
+        })
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use record::{RecordFile, forget_if_off, is_outdated, obey};
 pub(crate) use state::{MoveError, direction_name, is_same_cluster};
 
 use self::record::MoveRecord;
-use self::state::{MovePhase, MoveState};
+use self::state::{MovePhase, MoveState, read_addresses, read_direction};
 use crate::config::{Config, UpstreamUrl};
 use crate::serve;
 use crate::signals::Drainer;
@@ -98,19 +98,10 @@ impl Migrator {
     /// The request is wrong, or does not fit what is under way.
     pub(crate) fn start(self: &Arc<Self>, request: &Map<String, Value>) -> Result<Value, MoveError> {
         let broker = self.broker.as_ref().ok_or(MoveError::Pool)?;
-        let wrong = |what: &str| MoveError::Wrong(format!("{what} is missing or wrong"));
-        let text = |key: &str| request.get(key).and_then(Value::as_str).ok_or_else(|| wrong(key));
-        let direction = match text("direction")? {
-            "to" => MoveDirection::Out,
-            "from" => MoveDirection::In,
-            _ => return Err(wrong("direction")),
-        };
-        let addresses: Vec<String> = request
-            .get("addresses")
-            .and_then(|addresses| serde_json::from_value(addresses.clone()).ok())
-            .ok_or_else(|| wrong("addresses"))?;
-        let upstreams =
-            UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))?;
+        let text =
+            |key: &str| request.get(key).and_then(Value::as_str).ok_or_else(|| MoveError::missing(key));
+        let direction = read_direction(request.get("direction").unwrap_or(&Value::Null))?;
+        let upstreams = read_addresses(request.get("addresses").unwrap_or(&Value::Null))?;
         let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
         let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
@@ -233,12 +224,12 @@ impl Migrator {
         }
     }
 
-    /// Asks for the change to a pool.
+    /// Asks for the change to a pool. The request may name the move that it is about.
     ///
     /// # Errors
     ///
-    /// It is not possible, or not the time for it.
-    pub(crate) fn cut_over(&self) -> Result<Value, MoveError> {
+    /// It is not possible, or not the time for it, or another move is under way.
+    pub(crate) fn cut_over(&self, request: &Map<String, Value>) -> Result<Value, MoveError> {
         if self.file.is_none() {
             return Err(MoveError::NoFolder);
         }
@@ -249,6 +240,7 @@ impl Migrator {
             return Err(MoveError::NoSuccessor);
         }
         let mut state = self.state.lock();
+        state.check_named(request)?;
         let is_out = state.migration.as_ref().is_some_and(|of| of.direction() == MoveDirection::Out);
         if state.phase != MovePhase::Moving || !is_out {
             return Err(MoveError::NotNow(state.phase.name()));
@@ -265,13 +257,14 @@ impl Migrator {
         Ok(self.status())
     }
 
-    /// The last definitions have been copied.
+    /// The last definitions have been copied. The request may name the move that it is about.
     ///
     /// # Errors
     ///
-    /// It is not the time for it.
-    pub(crate) fn finish(&self) -> Result<Value, MoveError> {
+    /// It is not the time for it, or another move is under way.
+    pub(crate) fn finish(&self, request: &Map<String, Value>) -> Result<Value, MoveError> {
         let mut state = self.state.lock();
+        state.check_named(request)?;
         if state.phase != MovePhase::LastDefinitions {
             return Err(MoveError::NotNow(state.phase.name()));
         }

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde_json::{Map, Value};
 use server::{Migration, MoveDirection};
+
+use crate::config::UpstreamUrl;
 
 /// The move that is under way.
 #[derive(Default)]
@@ -54,6 +57,10 @@ impl MovePhase {
             Self::Failed(_) => "failed",
         }
     }
+
+    fn is_under_way(&self) -> bool {
+        !matches!(self, Self::None | Self::Failed(_))
+    }
 }
 
 /// Why a request of an operator is refused.
@@ -71,6 +78,9 @@ pub(crate) enum MoveError {
     /// Another one is under way.
     #[error("messages move {direction} {addresses} already: end that move with --stop first")]
     OtherMove { direction: String, addresses: String },
+    /// The request names another one.
+    #[error("the move under way is one {direction} {addresses}, and not the one that the request names")]
+    NotNamed { direction: String, addresses: String },
     /// The process could not be a pool after a restart.
     #[error("data_dir is off: nothing could make this process a pool after a restart")]
     NoFolder,
@@ -95,13 +105,37 @@ pub(crate) enum MoveError {
 impl MoveState {
     /// Checks that the move under way is one between the same brokers.
     pub(super) fn check_same(&self, direction: MoveDirection, addresses: &[String]) -> Result<(), MoveError> {
-        match self.direction {
-            Some(known) if known != direction || !is_same_cluster(&self.addresses, addresses) => {
-                let addresses = self.addresses.join(", ");
-                Err(MoveError::OtherMove { direction: direction_name(known).to_owned(), addresses })
+        match self.other_than(Some(direction), Some(addresses)) {
+            Some((direction, addresses)) => Err(MoveError::OtherMove { direction, addresses }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the move under way is the one that a request names, if it names one: another may have replaced it since
+    /// that was asked for.
+    pub(super) fn check_named(&self, request: &Map<String, Value>) -> Result<(), MoveError> {
+        let direction = request.get("direction").map(read_direction).transpose()?;
+        let addresses = request.get("addresses").map(read_addresses).transpose()?;
+        let addresses =
+            addresses.map(|addresses| addresses.iter().map(ToString::to_string).collect::<Vec<_>>());
+        match self.other_than(direction, addresses.as_deref()) {
+            Some((direction, addresses)) if self.phase.is_under_way() => {
+                Err(MoveError::NotNamed { direction, addresses })
             }
             _ => Ok(()),
         }
+    }
+
+    /// The direction and the addresses of the last move, if it differs from what is given.
+    fn other_than(
+        &self,
+        direction: Option<MoveDirection>,
+        addresses: Option<&[String]>,
+    ) -> Option<(String, String)> {
+        let known = self.direction?;
+        let is_same = direction.is_none_or(|direction| direction == known)
+            && addresses.is_none_or(|addresses| is_same_cluster(&self.addresses, addresses));
+        (!is_same).then(|| (direction_name(known).to_owned(), self.addresses.join(", ")))
     }
 }
 
@@ -118,8 +152,33 @@ pub(crate) fn direction_name(direction: MoveDirection) -> &'static str {
     }
 }
 
+/// The direction in a request.
+pub(super) fn read_direction(direction: &Value) -> Result<MoveDirection, MoveError> {
+    match direction.as_str() {
+        Some("to") => Ok(MoveDirection::Out),
+        Some("from") => Ok(MoveDirection::In),
+        _ => Err(MoveError::missing("direction")),
+    }
+}
+
+/// The addresses in a request.
+pub(super) fn read_addresses(addresses: &Value) -> Result<Vec<UpstreamUrl>, MoveError> {
+    let addresses: Vec<String> =
+        serde_json::from_value(addresses.clone()).map_err(|_| MoveError::missing("addresses"))?;
+    UpstreamUrl::of_cluster(&addresses).map_err(|error| MoveError::Wrong(error.to_string()))
+}
+
+impl MoveError {
+    /// A member of a request is missing or wrong.
+    pub(super) fn missing(member: &str) -> Self {
+        Self::Wrong(format!("{member} is missing or wrong"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -136,5 +195,28 @@ mod tests {
         assert_eq!(refusal(MoveDirection::Out, &["amqp://c:5672"]).as_deref(), Some(expected));
         let reverse = refusal(MoveDirection::In, &["amqp://a:5672", "amqp://b:5672"]);
         assert_eq!(reverse.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn a_request_that_names_another_move_is_refused() {
+        let (direction, addresses) = (Some(MoveDirection::Out), vec!["amqp://a:5672".to_owned()]);
+        let mut state = MoveState { phase: MovePhase::Moving, direction, addresses, ..MoveState::default() };
+        let refusal = |state: &MoveState, request: Value| {
+            state.check_named(request.as_object().unwrap()).err().map(|error| error.to_string())
+        };
+        let this = json!({"direction": "to", "addresses": ["amqp://a"]});
+        for request in
+            [json!({}), this.clone(), json!({"direction": "to"}), json!({"addresses": ["amqp://a:5672"]})]
+        {
+            assert_eq!(refusal(&state, request), None);
+        }
+        let expected = "the move under way is one to amqp://a:5672, and not the one that the request names";
+        for other in [json!({"direction": "from"}), json!({"addresses": ["amqp://b"]})] {
+            assert_eq!(refusal(&state, other).as_deref(), Some(expected));
+        }
+        assert!(refusal(&state, json!({"addresses": 7})).is_some_and(|text| text.contains("wrong")));
+        // There is none that could be another.
+        state.phase = MovePhase::None;
+        assert_eq!(refusal(&state, json!({"direction": "from"})), None);
     }
 }

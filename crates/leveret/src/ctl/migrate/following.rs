@@ -112,8 +112,7 @@ impl Migrate<'_> {
         if self.command.stay {
             return self.output.done("few messages are left; the move goes on until --stop");
         }
-        let begun = self.api.post(&path(&["leveret", "migration", "cut-over"]), Vec::new());
-        begun.map(drop).or_else(|failure| self.unless_in(&END_PHASES, failure))?;
+        self.step("cut-over").or_else(|failure| self.unless_in(&END_PHASES, failure))?;
         self.output.remark("clients are asked to leave, and the rest moves")?;
         self.wait_for_pool(&before)
     }

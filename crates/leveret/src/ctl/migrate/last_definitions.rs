@@ -24,8 +24,8 @@ impl Migrate<'_> {
             }
             Err(failure) => return Err(failure),
         }
-        match self.api.post(&path(&["leveret", "migration", "finish"]), Vec::new()) {
-            Ok(_) | Err(Failure::Passing(_)) => Ok(()),
+        match self.step("finish") {
+            Ok(()) | Err(Failure::Passing(_)) => Ok(()),
             // Another command with the same target has been first, or the server has given up: its phase says which.
             Err(failure) => match self.api.get(&path(&PATH)) {
                 Ok(status) if status["phase"] == "last_definitions" => Err(failure),

@@ -173,11 +173,11 @@ impl Migrate<'_> {
             MoveDirection::Out => Value::Null,
             MoveDirection::In => names(&self.other.get("/api/vhosts")?),
         };
-        let request = json!({
-            "vhosts": vhosts, "skip": skipped,
-            "direction": direction_name(self.way), "addresses": self.addresses,
-            "user": self.command.other_user, "password": self.password,
-        });
+        let mut request = self.named();
+        request["vhosts"] = vhosts;
+        request["skip"] = json!(skipped);
+        request["user"] = json!(self.command.other_user);
+        request["password"] = json!(self.password);
         let start = || self.api.post(&path(&PATH), request.to_string().into_bytes());
         // Another command may have been about to begin the same move.
         let started = start().or_else(|failure| {
@@ -191,6 +191,17 @@ impl Migrate<'_> {
             MoveDirection::Out => self.move_out(),
             MoveDirection::In => self.move_in(),
         }
+    }
+
+    /// The members of a request by which the server knows the move of this command.
+    fn named(&self) -> Value {
+        json!({"direction": direction_name(self.way), "addresses": self.addresses})
+    }
+
+    /// Takes a step of this command's move.
+    fn step(&self, step: &str) -> Result<(), Failure> {
+        let named = self.named().to_string().into_bytes();
+        self.api.post(&path(&[PATH[0], PATH[1], step]), named).map(drop)
     }
 
     /// Checks that a move under way, or one that has made a pool of this server, is the one of this command.

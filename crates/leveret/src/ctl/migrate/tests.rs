@@ -25,8 +25,8 @@ const TARGET: &str = "amqp://rabbit:5672";
 /// How long a test waits for something before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Serves a management API, each request in a thread of its own. `answer` is given method and path, and returns status and
-/// body.
+/// Serves a management API, each request in a thread of its own. `answer` is given method and path, and the body behind them
+/// if there is one; it returns status and body.
 fn serve(answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -54,7 +54,8 @@ fn serve_one(stream: TcpStream, answer: &dyn Fn(&str) -> (u16, Value)) -> io::Re
     let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
     reader.read_exact(&mut body)?;
     let request = head.lines().next().unwrap().trim_end_matches(" http/1.1");
-    let (status, body) = answer(request);
+    let body = String::from_utf8(body).unwrap();
+    let (status, body) = answer(format!("{request} {body}").trim_end());
     let body = body.to_string();
     let head = format!("HTTP/1.1 {status} -\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     reader.get_mut().write_all((head + &body).as_bytes())
@@ -82,7 +83,8 @@ impl Broker {
     fn answer(&self, request: &str) -> (u16, Value) {
         match request {
             "get /api/leveret/migration" => (200, self.state()),
-            "post /api/leveret/migration/finish" => {
+            // It names the move.
+            r#"post /api/leveret/migration/finish {"addresses":["amqp://rabbit:5672"],"direction":"to"}"# => {
                 self.finishes.fetch_add(1, Ordering::SeqCst);
                 (200, self.state())
             }
@@ -162,7 +164,7 @@ fn a_cluster_that_cannot_answer_for_a_moment_is_asked_again() {
         if is_first { (503, json!({"reason": "starting"})) } else { empty(request) }
     });
     assert_eq!(see_through(serve(move |request| here.answer(request)), there, TARGET), Ok(()));
-    let is_made = |request: &&String| *request == "put /api/queues/%2f/q";
+    let is_made = |request: &&String| request.starts_with("put /api/queues/%2f/q ");
     assert_eq!(requests.lock().iter().filter(is_made).count(), 2);
     assert_eq!(broker.finishes(), 1);
 }
