@@ -56,6 +56,36 @@ def test_the_server_and_its_operator_may_be_killed_at_any_moment(tmp_path, movab
         link.stop()
 
 
+def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move(tmp_path, movable, cluster):
+    def exchanges():
+        names = cluster.control("list_exchanges", "name").splitlines()
+        return [name for name in names if name.startswith("leveret.move.")]
+
+    fill(movable, "killed", numbers(COUNT), pika.BasicProperties(delivery_mode=2, content_type="x" * 200))
+    # That of another broker, which may be moving to there.
+    foreign = "leveret.move.00000000.e6016d3a248dd039"
+    with connect(cluster) as client:
+        client.channel().exchange_declare(foreign, "fanout")
+        link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH))
+        words = to(cluster, "--stay", port=int(link.address.rpartition(":")[2]))
+        try:
+            running = Running(movable, words)
+            wait_until(lambda: movable.moved() > 300)
+            movable.restart()
+            running.end()
+            assert len(exchanges()) == 2
+            # Without its queue, nothing moves by it again.
+            with connect(movable) as mine:
+                mine.channel().queue_delete("killed")
+            movable.ctl(*words)
+            assert exchanges() == [foreign]
+            assert not (movable.folder / "data" / "migration-exchanges.jsonl").exists()
+        finally:
+            link.stop()
+            client.channel().exchange_delete(foreign)
+            take_all(cluster, "killed")
+
+
 def test_a_target_that_goes_away_is_waited_for(movable, cluster):
     fill(movable, "patient", numbers(20_000))
     way = Forwarder(cluster.port)

@@ -53,7 +53,9 @@ pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };
 pub use metrics::{Confirms, Counter, ServerMetrics};
-pub use migration::{Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, MovedQueueState};
+pub use migration::{
+    ExchangeRecord, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, MovedQueueState,
+};
 pub use mqtt::{
     DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,
     RetainedState, RetainedStatus,

@@ -16,7 +16,9 @@ use broker::Broker;
 use parking_lot::Mutex;
 use proxy::Pool;
 use serde_json::{Map, Value, json};
-use server::{Clock, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, Server};
+use server::{
+    Clock, ExchangeRecord, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, Server,
+};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -114,6 +116,7 @@ impl Migrator {
         }
         let pool = self.pool(&upstreams)?;
         let broker_id = self.broker_id()?;
+        let exchanges = ExchangeRecord::new(self.file.as_ref().map(RecordFile::exchanges), &addresses);
         let before = state.migration.take();
         let alarms = Arc::clone(self.server.alarms());
         let config = MigrationConfig {
@@ -125,6 +128,7 @@ impl Migrator {
             vhosts,
             skipped: skipped.unwrap_or_default(),
             broker_id,
+            exchanges,
         };
         state.phase = MovePhase::Starting;
         state.attempt += 1;
@@ -142,10 +146,13 @@ impl Migrator {
         Ok(self.status())
     }
 
-    /// Checks the login in every virtual host, then starts.
+    /// Checks the login in every virtual host, removes what an earlier move has left, then starts.
     async fn begin(&self, attempt: u64, broker: Arc<Broker>, config: MigrationConfig) {
         let migration = Migration::new(broker, self.clock, config);
         let checked = migration.check_logins().await;
+        if checked.is_ok() {
+            migration.delete_left_exchanges().await;
+        }
         if !self.begin_checked(attempt, &migration, checked) {
             migration.stop().await;
         }

@@ -13,6 +13,9 @@ use crate::config::{Config, Effective, SettingError, UpstreamUrl, ValueError, wi
 /// The file's name.
 const NAME: &str = "migration.json";
 
+/// The name of the file for exchanges: a line of JSON for those that are made together.
+const EXCHANGES: &str = "migration-exchanges.jsonl";
+
 /// A broker's record of its moves. It has no password: clients log in with their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MoveRecord {
@@ -44,6 +47,11 @@ impl RecordFile {
     /// The setting names no folder.
     pub(crate) fn of(config: &Config) -> Result<Option<Self>, ValueError> {
         Ok(config.data_dir.folder()?.map(|folder| Self(folder.join(NAME))))
+    }
+
+    /// The file beside it for exchanges that may be at other brokers.
+    pub(super) fn exchanges(&self) -> PathBuf {
+        self.0.with_file_name(EXCHANGES)
     }
 
     pub(super) fn path(&self) -> &Path {

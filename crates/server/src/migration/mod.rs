@@ -5,6 +5,7 @@
 //! - [`origin`]: headers with what a message loses by its move.
 //! - [`run`]: the turns of a conversation with the other broker about one queue.
 //! - [`outgoing`]: one queue's messages on their way there.
+//! - [`exchanges`]: those that the messages leave by, on record and deleted.
 //! - [`incoming`]: one queue's messages on their way here.
 //! - [`counting`]: how many messages queues have there.
 //! - [`keeping`]: queues that expire there are used.
@@ -17,6 +18,7 @@
 //! Out of scope: definitions (`leveret ctl migrate` copies them), and the process's change to a pool.
 
 mod counting;
+mod exchanges;
 mod incoming;
 mod keeping;
 mod origin;
@@ -40,6 +42,8 @@ use proxy::Pool;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
+pub use self::exchanges::ExchangeRecord;
+use self::origin::exchange_for;
 use self::progress::ProgressTable;
 pub use self::progress::{MovedQueue, MovedQueueState};
 use crate::alarms::Alarms;
@@ -104,6 +108,8 @@ pub struct MigrationConfig {
     pub skipped: Vec<(String, String)>,
     /// A text that tells this broker's messages apart from those of others, for their ids.
     pub broker_id: String,
+    /// The exchanges that may be at the other broker, on disk.
+    pub exchanges: ExchangeRecord,
 }
 
 /// A move of all queues, until it is stopped.
@@ -132,6 +138,7 @@ struct MoveContext {
     vhosts: Option<Vec<String>>,
     skipped: Vec<(String, String)>,
     broker_id: String,
+    exchanges: ExchangeRecord,
     progress: ProgressTable,
     permits: Arc<Semaphore>,
     /// Ends the pause before the next look.
@@ -153,7 +160,17 @@ struct MovingQueue {
 impl Migration {
     /// A move of messages of all queues but exclusive ones, which does not [`begin`](Self::begin) by itself.
     pub fn new(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
-        let MigrationConfig { direction, alarms, pool, user, password, vhosts, skipped, broker_id } = config;
+        let MigrationConfig {
+            direction,
+            alarms,
+            pool,
+            user,
+            password,
+            vhosts,
+            skipped,
+            broker_id,
+            exchanges,
+        } = config;
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
         let connect = move |vhost: &str, is_isolated: bool| -> ConnectingThere {
@@ -172,6 +189,7 @@ impl Migration {
             vhosts,
             skipped,
             broker_id,
+            exchanges,
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
             retried: Notify::new(),
@@ -202,6 +220,12 @@ impl Migration {
             run::close(self.context.connect(vhost.name(), false).await?).await;
         }
         Ok(())
+    }
+
+    /// Deletes the exchanges that a crash in the middle of an earlier move has left at the other broker, as far as it answers.
+    /// To be called before [`Self::begin`].
+    pub async fn delete_left_exchanges(&self) {
+        exchanges::delete_left(&self.context).await;
     }
 
     /// The queues that have had messages since the start, in order. `ready` and `unacked` are those of this moment.
@@ -253,7 +277,9 @@ impl Migration {
         }
         drop(all);
         // Past the limit, exchanges that lead to one queue each are left there until the next move or restart.
-        let _ = tokio::time::timeout(run::CLOSE_TIME, outgoing::delete_exchanges(&self.context)).await;
+        if self.context.direction == MoveDirection::Out {
+            let _ = tokio::time::timeout(run::CLOSE_TIME, exchanges::delete_own(&self.context)).await;
+        }
         self.pool.drain(run::CLOSE_TIME, run::CLOSE_TIME).await;
     }
 }
@@ -342,14 +368,26 @@ impl MoveContext {
                     queues.retain(|queue| self.is_wanted(queue) && self.progress.is_due(&vhost, queue));
                     queues
                 });
-                for queue in due {
-                    self.start_move(&vhost, queue).await;
+                for some in due.chunks(exchanges::AT_ONCE) {
+                    self.record_exchanges(&vhost, some).await;
+                    for queue in some {
+                        self.start_move(&vhost, Arc::clone(queue)).await;
+                    }
                 }
                 // Others have their turns between the virtual hosts.
                 tokio::task::yield_now().await;
             }
             // A retry may come at any time.
             let _ = tokio::time::timeout(pause.take(), self.retried.notified()).await;
+        }
+    }
+
+    /// Records the exchanges of queues that are tried for the first time.
+    async fn record_exchanges(&self, vhost: &VirtualHost, queues: &[Arc<Queue>]) {
+        if self.direction == MoveDirection::Out {
+            let new = queues.iter().filter(|queue| !self.progress.is_known(vhost, queue));
+            let names = new.map(|queue| exchange_for(&self.broker_id, queue.name())).collect();
+            self.exchanges.will_make(vhost.name(), names).await;
         }
     }
 

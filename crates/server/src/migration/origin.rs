@@ -22,9 +22,10 @@ const PREFIX: &str = "leveret.move.";
 /// frame and header. Properties that are nearly as large keep their exchange for themselves.
 const MAX_PROPERTIES: usize = 128 * 1024 - 64;
 
-/// The exchange through which messages for a queue move.
-pub(super) fn exchange_for(queue: &str) -> String {
-    format!("{PREFIX}{:016x}", fnv(&[queue.as_bytes()]))
+/// The exchange through which messages for a queue move. `broker_id` tells it apart from those of other brokers that move to
+/// the same one.
+pub(super) fn exchange_for(broker_id: &str, queue: &str) -> String {
+    format!("{PREFIX}{broker_id}.{:016x}", fnv(&[queue.as_bytes()]))
 }
 
 /// FNV-1a of 64 bits over the parts with their lengths: the same after every restart, in every release.
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn names_are_the_same_in_every_release() {
-        assert_eq!(exchange_for("q"), "leveret.move.e6016d3a248dd039");
+        assert_eq!(exchange_for("b", "q"), "leveret.move.b.e6016d3a248dd039");
         assert_ne!(fnv(&[b"a", b"b"]), fnv(&[b"ab", b""]), "their lengths count");
     }
 
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(headers.get(EXCHANGE), Some(&FieldValue::text("events")));
         assert_eq!(headers.get(REDELIVERED), Some(&FieldValue::Boolean(true)));
         assert_eq!(headers.get(ID), Some(&FieldValue::text("b-0-7")));
-        assert_eq!(first_exchange(&exchange_for("q"), &moved), "events");
+        assert_eq!(first_exchange(&exchange_for("b", "q"), &moved), "events");
         assert_eq!(first_exchange("other", &moved), "other");
         // A second move keeps the first one's.
         let again = with_origin(&moved, origin("leveret.move.0", false));

@@ -14,10 +14,11 @@ use amqp::{Method, Properties};
 use broker::{Delivery, Fetched, Overflow, Returned, Waiter};
 use sync::work;
 
+use super::MovingQueue;
+use super::exchanges::delete_one;
 use super::origin::{Origin, exchange_for, with_origin};
-use super::run::{CHANNEL, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
+use super::run::{CHANNEL, CLOSE_TIME, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
 use super::window::{InFlight, Window};
-use super::{MoveContext, MoveDirection, MovingQueue};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
 
 /// Nanoseconds charged for a message that is read and published.
@@ -39,35 +40,18 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     let end = drive(&mut outgoing).await;
     let Some(mut client) = outgoing.release(&end) else { return end };
     if end.is_in_order() {
-        let exchange = exchange_for(moving.queue.name());
-        client.send(CHANNEL, exchange::Delete { exchange: &exchange, no_wait: true, ..Default::default() });
-        // If that fails, the exchange is found by the next run.
-        let _ = client.flush(transport::now());
+        let exchange = exchange_for(&moving.context.broker_id, moving.queue.name());
+        let deleted = tokio::time::timeout(CLOSE_TIME, delete_one(&mut client, exchange)).await;
+        // Otherwise the exchange is found by the next run, or at the end.
+        if deleted == Ok(true) {
+            moving.context.progress.exchange_deleted(&moving.vhost, &moving.queue);
+        }
         close(client).await;
     } else {
         // Without answers, its messages are here again.
         client.discard(transport::now());
     }
     end
-}
-
-/// Deletes the exchanges that runs have left which could not end in order.
-pub(super) async fn delete_exchanges(context: &MoveContext) {
-    for vhost in context.vhosts().iter().filter(|_| context.direction == MoveDirection::Out) {
-        let queues = context.progress.left_exchanges(vhost);
-        if queues.is_empty() {
-            continue;
-        }
-        let Ok(mut client) = context.connect(vhost.name(), false).await else { continue };
-        client.send(CHANNEL, channel::Open { reserved_1: "" });
-        for queue in &queues {
-            let exchange = &*exchange_for(queue);
-            client.send(CHANNEL, exchange::Delete { exchange, no_wait: true, ..Default::default() });
-        }
-        // If that fails, they are found by the next move.
-        let _ = client.flush(transport::now());
-        close(client).await;
-    }
 }
 
 /// A connection to the other broker, and the messages on it.
@@ -97,7 +81,7 @@ impl<'m> OutgoingMove<'m> {
         Self {
             moving,
             client: Some(client),
-            exchange: exchange_for(moving.queue.name()),
+            exchange: exchange_for(&moving.context.broker_id, moving.queue.name()),
             window: Window::new(care.messages),
             is_isolated: care.is_isolated,
             next: None,

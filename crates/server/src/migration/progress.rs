@@ -79,7 +79,7 @@ pub struct MovedQueue {
 pub(super) struct ProgressTable(Mutex<BTreeMap<QueueKey, QueueProgress>>);
 
 /// The names of a virtual host and of a queue in it.
-type QueueKey = (Arc<str>, Arc<str>);
+pub(super) type QueueKey = (Arc<str>, Arc<str>);
 
 #[derive(Debug)]
 struct QueueProgress {
@@ -91,7 +91,7 @@ struct QueueProgress {
     /// `moved` when the run began.
     moved_before: u64,
     care: Care,
-    /// Whether the exchange of the last run may still be at the other broker.
+    /// Whether the exchange may still be at the other broker. Set when a run begins, and cleared once it is deleted.
     leaves_exchange: bool,
 }
 
@@ -148,11 +148,22 @@ impl ProgressTable {
         self.0.lock().get(&key(vhost, queue)).map_or_else(Care::default, |progress| progress.care)
     }
 
-    /// The queues of a virtual host whose exchanges may still be at the other broker.
-    pub(super) fn left_exchanges(&self, vhost: &VirtualHost) -> Vec<Arc<str>> {
+    /// Whether the queue has been tried.
+    pub(super) fn is_known(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
+        self.0.lock().contains_key(&key(vhost, queue))
+    }
+
+    /// The queues whose exchanges may still be at the other broker.
+    pub(super) fn left_exchanges(&self) -> Vec<QueueKey> {
         let known = self.0.lock();
-        let left = known.iter().filter(|((name, _), left)| **name == *vhost.name() && left.leaves_exchange);
-        left.map(|((_, queue), _)| Arc::clone(queue)).collect()
+        known.iter().filter(|(_, left)| left.leaves_exchange).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The exchange of a run is not at the other broker any more.
+    pub(super) fn exchange_deleted(&self, vhost: &VirtualHost, queue: &Queue) {
+        if let Some(progress) = self.0.lock().get_mut(&key(vhost, queue)) {
+            progress.leaves_exchange = false;
+        }
     }
 
     /// Changes what is shown of a queue.
@@ -188,7 +199,6 @@ impl ProgressTable {
         // RabbitMQ 4 may go on to list a binding by which it routes nothing.
         let renews_exchange = end == RunEnd::Missing;
         progress.care = Care { messages, is_isolated, renews_exchange };
-        progress.leaves_exchange = !end.is_in_order();
         progress.shown.cause = end.cause();
         let trouble = end.trouble();
         if progress.shown.trouble != trouble {
@@ -286,11 +296,12 @@ mod tests {
         table.begun(&vhost, &queue);
         table.ended(&vhost, &queue, RunEnd::Suspect(7), now);
         assert_eq!(table.care(&vhost, &queue), careful(7, true));
-        assert_eq!(table.left_exchanges(&vhost).len(), 1);
         table.ended(&vhost, &queue, RunEnd::Missing, now);
         assert!(table.care(&vhost, &queue).renews_exchange);
         table.ended(&vhost, &queue, RunEnd::Empty, now);
         assert!(table.was_empty(&vhost, &queue) && table.care(&vhost, &queue) == Care::default());
-        assert_eq!(table.left_exchanges(&vhost), []);
+        assert_eq!(table.left_exchanges(), [key(&vhost, &queue)]);
+        table.exchange_deleted(&vhost, &queue);
+        assert_eq!(table.left_exchanges(), []);
     }
 }

@@ -4,7 +4,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{Body, BrokerConfig, ForeignMessage, Publish, QueueDeclare, SessionId};
+use broker::{Body, BrokerConfig, ExchangeDeclare, ForeignMessage, Publish, QueueDeclare, SessionId};
 use sync::work;
 
 use super::incoming::IncomingMove;
@@ -34,6 +34,15 @@ impl Brokers {
     }
 
     fn with(direction: MoveDirection, declare_here: &QueueDeclare<'_>, arguments_there: &FieldTable) -> Self {
+        Self::with_record(direction, declare_here, arguments_there, ExchangeRecord::new(None, &[]))
+    }
+
+    fn with_record(
+        direction: MoveDirection,
+        declare_here: &QueueDeclare<'_>,
+        arguments_there: &FieldTable,
+        exchanges: ExchangeRecord,
+    ) -> Self {
         let broker = Broker::new(BrokerConfig::default());
         let upstream = Upstream::new();
         let vhost = broker.vhost("/").unwrap();
@@ -54,6 +63,7 @@ impl Brokers {
             vhosts: None,
             skipped: Vec::new(),
             broker_id: "b".to_owned(),
+            exchanges,
             progress: ProgressTable::default(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
             retried: Notify::new(),
@@ -92,6 +102,15 @@ impl Brokers {
         let queue = vhost.declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue;
         fill(&queue, messages);
         queue
+    }
+
+    /// The exchanges for moves at the other broker.
+    fn exchanges(&self) -> Vec<String> {
+        let all = self.upstream.vhost().all_exchanges();
+        all.iter()
+            .map(|exchange| exchange.name.to_string())
+            .filter(|name| name.starts_with("leveret."))
+            .collect()
     }
 
     fn shown(&self) -> MovedQueue {
@@ -155,8 +174,7 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
     let shown = brokers.shown();
     assert_eq!((shown.moved, shown.before, shown.maybe_twice), (5_000, Some(0), 0));
     // The way there is gone with the last message.
-    let exchanges = brokers.upstream.vhost().all_exchanges();
-    assert!(exchanges.iter().all(|exchange| !exchange.name.starts_with("leveret.")), "{exchanges:?}");
+    assert_eq!(brokers.exchanges(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,6 +195,54 @@ async fn a_lost_connection_costs_nothing_but_duplicates() {
     let mut seen = std::collections::HashSet::new();
     arrived.retain(|number| seen.insert(number.clone()));
     assert_eq!(arrived, numbers(0..20_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_crash_has_left_is_deleted_by_the_next_move_to_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("exchanges");
+    let record = |other: &str| ExchangeRecord::new(Some(file.clone()), &[other.to_owned()]);
+    let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
+    let left = |number: u32| format!("leveret.move.b.{number}");
+    record("there").will_make("/", (0..200).map(left).collect()).await;
+    record("elsewhere").will_make("/", vec![left(300)]).await;
+    record("there").will_make("gone", vec![left(400)]).await;
+    let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record("there"));
+    // Not all of them are there any more; one is another broker's.
+    for name in [left(7), left(199), left(300), "leveret.move.c.7".to_owned()] {
+        let declare = ExchangeDeclare { name: &name, kind: "fanout", ..ExchangeDeclare::default() };
+        brokers.upstream.vhost().declare_exchange(&declare).unwrap();
+    }
+    exchanges::delete_left(&brokers.context).await;
+    assert_eq!(brokers.exchanges(), ["leveret.move.b.300", "leveret.move.c.7"]);
+    brokers.publish_here(0..10);
+    until(|| brokers.there.message_count() == 10).await;
+    let on_record = || std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(on_record().contains(&exchange_for("b", QUEUE)), "it is on record while the move lasts");
+    exchanges::delete_own(&brokers.context).await;
+    assert_eq!(on_record().lines().count(), 1, "{}", on_record());
+    assert!(on_record().contains(&left(300)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exchange_is_on_record_until_it_is_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("exchanges");
+    let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
+    let record = ExchangeRecord::new(Some(file.clone()), &["there".to_owned()]);
+    let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record);
+    exchanges::delete_left(&brokers.context).await;
+    brokers.upstream.falls_silent();
+    brokers.publish_here(0..10);
+    until(|| brokers.here.unacked_count() > 0).await;
+    let name = exchange_for("b", QUEUE);
+    assert_eq!(brokers.exchanges(), [&*name]);
+    assert!(std::fs::read_to_string(&file).unwrap().contains(&name));
+    brokers.upstream.answers_again();
+    brokers.upstream.lose();
+    until(|| brokers.there.message_count() == 10 && brokers.exchanges().is_empty()).await;
+    exchanges::delete_own(&brokers.context).await;
+    assert!(!file.exists());
 }
 
 #[tokio::test(start_paused = true)]

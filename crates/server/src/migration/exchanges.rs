@@ -1,0 +1,292 @@
+//! The exchanges by which messages leave: their record on this disk, and their deletion at the other broker.
+//!
+//! An exchange is on record before it is made. The next move between the same brokers deletes those that a crash has left there
+//! before it makes any itself. Their names hold this broker's id, so that they are nobody else's, and of a broker one move at a
+//! time is under way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, OpenOptions};
+use std::future::poll_fn;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use amqp::method::{channel, exchange};
+use amqp::{Fault, Method, ReplyCode};
+use serde::{Deserialize, Serialize};
+
+use super::MoveContext;
+use super::origin::exchange_for;
+use super::run::{CHANNEL, close};
+use crate::upstream::client::{AmqpClient, ClientEvent, announced};
+
+/// Deletions that are under way at a time on a channel.
+const WINDOW: usize = 64;
+
+/// How long the other broker may take for an answer.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+
+/// Interval of looks at the time.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Exchanges of a virtual host that are written to the record at once: a line of it.
+pub(super) const AT_ONCE: usize = 1_000;
+
+/// The record of exchanges that may be at other brokers.
+#[derive(Debug)]
+pub struct ExchangeRecord {
+    /// `None` if nothing is to be stored: a crash then leaves nothing that could be known later.
+    path: Option<PathBuf>,
+    /// The addresses of the other broker.
+    other: BTreeSet<String>,
+    /// The lines that remain once everything of this move is deleted. Set before the move makes its first exchange.
+    rest: OnceLock<Vec<RecordedExchanges>>,
+}
+
+/// A line of the record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct RecordedExchanges {
+    other: BTreeSet<String>,
+    vhost: String,
+    exchanges: Vec<String>,
+}
+
+impl ExchangeRecord {
+    /// The record in the file, for a move between this broker and the one with the addresses.
+    pub fn new(path: Option<PathBuf>, other: &[String]) -> Self {
+        Self { path, other: other.iter().cloned().collect(), rest: OnceLock::new() }
+    }
+
+    /// Lines that are not whole are left out: the exchanges were not made.
+    fn read(path: &Path) -> io::Result<Vec<RecordedExchanges>> {
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let lines = text.split(|byte| *byte == b'\n');
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    }
+
+    /// Adds a line, which is on disk on return.
+    fn append(path: &Path, line: &RecordedExchanges) -> io::Result<()> {
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        // A line before it that is not whole ends here.
+        let mut bytes = vec![b'\n'];
+        serde_json::to_writer(&mut bytes, line)?;
+        bytes.push(b'\n');
+        let is_new = file.metadata()?.len() == 0;
+        file.write_all(&bytes)?;
+        file.sync_data()?;
+        if is_new { sync_folder(path) } else { Ok(()) }
+    }
+
+    /// Replaces all lines.
+    fn write(path: &Path, lines: &[RecordedExchanges]) -> io::Result<()> {
+        if lines.is_empty() {
+            return match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+        }
+        let mut bytes = Vec::new();
+        for line in lines {
+            serde_json::to_writer(&mut bytes, line)?;
+            bytes.push(b'\n');
+        }
+        let draft = path.with_extension("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        fs::rename(&draft, path)?;
+        sync_folder(path)
+    }
+
+    /// Does something with the file, if there is one, in a thread of its own. Returns `None` after a failure, which is logged:
+    /// nothing but an exchange that stays at the other broker comes of it.
+    async fn with_file<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Option<T> {
+        let path = self.path.clone()?;
+        let shown = path.display().to_string();
+        let done = tokio::task::spawn_blocking(move || work(&path)).await;
+        let done = done.unwrap_or_else(|error| Err(io::Error::other(error)));
+        done.inspect_err(|error| {
+            tracing::warn!(file = shown, %error, "exchanges for moves may stay at the other broker after a crash");
+        })
+        .ok()
+    }
+
+    /// Records exchanges that are about to be made.
+    pub(super) async fn will_make(&self, vhost: &str, exchanges: Vec<String>) {
+        if exchanges.is_empty() {
+            return;
+        }
+        let line = RecordedExchanges { other: self.other.clone(), vhost: vhost.to_owned(), exchanges };
+        self.with_file(move |path| Self::append(path, &line)).await;
+    }
+
+    /// Forgets the exchanges of this move: all of them are deleted.
+    async fn all_deleted(&self) {
+        if let Some(rest) = self.rest.get().cloned() {
+            self.with_file(move |path| Self::write(path, &rest)).await;
+        }
+    }
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+/// Deletes the exchanges that earlier moves have left at the other broker. None of this move may be there yet.
+pub(super) async fn delete_left(context: &MoveContext) {
+    let record = &context.exchanges;
+    let Some(lines) = record.with_file(ExchangeRecord::read).await else { return };
+    let (left, mut rest): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.other == record.other);
+    let mut by_vhost: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in left {
+        by_vhost.entry(line.vhost).or_default().extend(line.exchanges);
+    }
+    for (vhost, names) in by_vhost {
+        let names: Vec<_> = names.into_iter().collect();
+        let mut exchanges = names.clone();
+        let deleted: BTreeSet<_> = delete_in(context, &vhost, &names).await.into_iter().collect();
+        exchanges.retain(|name| !deleted.contains(&**name));
+        tracing::info!(
+            vhost,
+            deleted = deleted.len(),
+            left = exchanges.len(),
+            "exchanges of an earlier move"
+        );
+        if !exchanges.is_empty() {
+            rest.push(RecordedExchanges { other: record.other.clone(), vhost, exchanges });
+        }
+    }
+    let remaining = rest.clone();
+    record.with_file(move |path| ExchangeRecord::write(path, &remaining)).await;
+    // This is the one place that sets it.
+    let _ = record.rest.set(rest);
+}
+
+/// Deletes the exchanges that runs of this move have left which could not end in order.
+pub(super) async fn delete_own(context: &MoveContext) {
+    let mut by_vhost: BTreeMap<Arc<str>, Vec<Arc<str>>> = BTreeMap::new();
+    for (vhost, queue) in context.progress.left_exchanges() {
+        by_vhost.entry(vhost).or_default().push(queue);
+    }
+    let mut is_done = true;
+    for (vhost, queues) in by_vhost {
+        let names: Vec<_> = queues.iter().map(|queue| exchange_for(&context.broker_id, queue)).collect();
+        is_done &= delete_in(context, &vhost, &names).await.len() == names.len();
+    }
+    if is_done {
+        context.exchanges.all_deleted().await;
+    }
+}
+
+/// Deletes exchanges of a virtual host of the other broker; returns those that are certainly not there any more.
+async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) -> Vec<&'n str> {
+    let mut client = match context.connect(vhost, false).await {
+        Ok(client) => client,
+        Err(error) => {
+            let error = super::MoveLoginError::from(error);
+            tracing::warn!(vhost, %error, "exchanges for moves stay at the other broker");
+            return Vec::new();
+        }
+    };
+    let mut deletions = Deletions::new(names, false);
+    deletions.run(&mut client).await;
+    close(client).await;
+    deletions.gone
+}
+
+/// Deletes the exchange of a run, at its connection, whose channel is open. Returns whether it is certainly not there any more.
+pub(super) async fn delete_one(client: &mut AmqpClient, name: String) -> bool {
+    let names = [name];
+    let mut deletions = Deletions::new(&names, true);
+    deletions.run(client).await;
+    !deletions.gone.is_empty()
+}
+
+/// Exchanges that are being deleted, one after the other.
+struct Deletions<'n> {
+    names: &'n [String],
+    is_open: bool,
+    /// How many have been asked for, and how many of these answered.
+    sent: usize,
+    answered: usize,
+    /// Those that are not there any more.
+    gone: Vec<&'n str>,
+}
+
+impl<'n> Deletions<'n> {
+    fn new(names: &'n [String], is_open: bool) -> Self {
+        Self { names, is_open, sent: 0, answered: 0, gone: Vec::new() }
+    }
+
+    /// Deletes them, as far as the other broker answers.
+    async fn run(&mut self, client: &mut AmqpClient) {
+        let (mut answered, mut since) = (0, transport::now());
+        while self.answered < self.names.len() {
+            let turn = poll_fn(|cx| {
+                let before = self.answered;
+                match self.take_turn(client, cx.waker(), transport::now()) {
+                    Ok(()) if self.answered == before => Poll::Pending,
+                    turn => Poll::Ready(turn),
+                }
+            });
+            // Elapsed, it is time for another look.
+            if let Ok(Err(fault)) = tokio::time::timeout(LOOK, turn).await {
+                return tracing::warn!(%fault, "exchanges for moves stay at the other broker");
+            }
+            if self.answered > answered {
+                (answered, since) = (self.answered, transport::now());
+            } else if transport::now() - since > ANSWER_TIME {
+                return tracing::warn!("exchanges for moves stay at the other broker, which does not answer");
+            }
+        }
+    }
+
+    fn take_turn(&mut self, client: &mut AmqpClient, waker: &Waker, now: Instant) -> Result<(), Fault> {
+        client.handle_nudge(waker, now)?;
+        let mut received = client.take_received();
+        while let Some(event) = received.next(client)? {
+            match event {
+                ClientEvent::Method(CHANNEL, Method::ExchangeDeleteOk(_)) => self.handle_answer(Ok(())),
+                ClientEvent::Method(CHANNEL, Method::ChannelClose(close)) => {
+                    // It has taken those behind it with it.
+                    (self.sent, self.is_open) = (self.answered + 1, false);
+                    self.handle_answer(Err(announced(&close)));
+                }
+                _ => {}
+            }
+        }
+        client.put_back(received);
+        while self.sent < self.names.len() && self.sent < self.answered + WINDOW && client.has_room() {
+            if !std::mem::replace(&mut self.is_open, true) {
+                client.send(CHANNEL, channel::Open { reserved_1: "" });
+            }
+            let exchange = &*self.names[self.sent];
+            client.send(CHANNEL, exchange::Delete { exchange, ..Default::default() });
+            self.sent += 1;
+        }
+        client.flush(now)
+    }
+
+    fn handle_answer(&mut self, answer: Result<(), Fault>) {
+        let Some(name) = self.names.get(self.answered) else { return };
+        self.answered += 1;
+        match answer {
+            Ok(()) => self.gone.push(name),
+            // Not every broker deletes what is not there.
+            Err(fault) if fault.code == ReplyCode::NotFound => self.gone.push(name),
+            Err(fault) => {
+                tracing::warn!(exchange = name, %fault, "an exchange for moves stays at the other broker")
+            }
+        }
+    }
+}
