@@ -150,6 +150,8 @@ impl Side {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
             let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
             let payload = self.spelt_out(payload, &upstream, channel);
+            // A name may have made it longer.
+            check_fits(kind, &payload, frame_max)?;
             self.note(&payload, &upstream, channel);
             put_frame(output.to(&upstream), FrameKind::Method, channel, &payload, 0);
             return Ok(());

@@ -1,9 +1,9 @@
 //! P8.
 
 use amqp::frame::{write_content_header, write_frame, write_method};
-use amqp::method::basic;
+use amqp::method::{basic, queue};
 use amqp::properties::NO_PROPERTIES;
-use amqp::{Capabilities, FrameKind};
+use amqp::{Capabilities, FieldTable, FieldValue, FrameKind, Method, RawTable};
 use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners, message};
@@ -76,4 +76,41 @@ async fn p8_smaller_frames_than_the_brokers_pass_as_they_are() {
     for name in ["channel.open", "basic.publish", "header", "body", "body", "body"] {
         upstream.expect(name).await;
     }
+}
+
+/// A method that has to say which queue it means is longer than what the client has sent.
+#[tokio::test(start_paused = true)]
+async fn p8_a_method_that_fits_no_longer_once_it_names_its_queue_is_not_passed_on() {
+    let mut broker = Broker::start(Manners { frame_max: 4096, declares: true, ..Default::default() });
+    let pool = Pool::new(broker.config());
+    let (mut client, mut neighbour) = (Client::connect(&pool).await, Client::connect(&pool).await);
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    let queue = "q".repeat(100);
+    client.send(1, queue::Declare { queue: &queue, ..Default::default() }).await;
+    client.expect("queue.declare-ok").await;
+    let padding = |length| FieldTable::from_iter([("a", FieldValue::text("x".repeat(length)))]).encode();
+    let bind = |arguments: &[u8]| {
+        let arguments = RawTable::check(arguments).unwrap();
+        let mut payload = Vec::new();
+        let bind = queue::Bind { exchange: "e", routing_key: "k", arguments, ..Default::default() };
+        Method::from(bind).encode(&mut payload);
+        payload
+    };
+    let payload = bind(&padding(4088 - bind(&padding(0)).len()));
+    let mut bytes = Vec::new();
+    write_frame(&mut bytes, FrameKind::Method, 1, |out| out.extend_from_slice(&payload));
+    assert_eq!(bytes.len(), 4096, "as it is, it fits");
+    client.write(&bytes).await;
+    let text = "FRAME_ERROR - frame of 4196 bytes is larger than the upstream's frame_max 4096";
+    client.expect_close(501, text).await;
+    // Behind it, on the same connection.
+    neighbour.open_channel(1).await;
+    neighbour.send(1, queue::Declare { queue: "marker", ..Default::default() }).await;
+    neighbour.expect("queue.declare-ok").await;
+    for name in ["channel.open", "queue.declare"] {
+        upstream.expect(name).await;
+    }
+    while upstream.next().await.name() != "queue.declare" {}
+    assert!(!upstream.has_more().await);
 }
