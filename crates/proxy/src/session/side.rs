@@ -36,8 +36,6 @@ pub(super) struct Side {
     pub(super) touched: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// Whether a mandatory message went out on the present upstream channel behind the last method with a reply.
-    has_sent_mandatory: bool,
     /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
     pub(super) refused_since: Option<Instant>,
     /// When the last such refusal came. Set until a pause is over: it is not placed before.
@@ -292,13 +290,14 @@ impl Side {
         } else {
             self.unproven = true;
         }
-        self.has_sent_mandatory |= mandatory;
+        if let (true, Some(ledger)) = (mandatory, &self.ledger) {
+            ledger.sent_mandatory();
+        }
     }
 
-    /// Whether a `basic.return` may come before the reply to the client's next method, if all earlier ones are answered.
-    /// Brokers send it before they take the next frame of the channel, and before they confirm the message.
+    /// See [`Ledger::may_return`].
     pub(super) fn may_return(&self) -> bool {
-        self.has_sent_mandatory && self.has_under_way()
+        self.ledger.as_ref().is_some_and(|ledger| ledger.may_return())
     }
 
     /// Records whole messages passed on without [`Self::send`]; returns whether it is time for [`Self::prove`].
@@ -523,7 +522,7 @@ impl Side {
         self.unproven = false;
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
-        (self.has_sent_mandatory, self.is_last_untold) = (false, false);
+        self.is_last_untold = false;
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
         let held = std::mem::take(&mut self.held);
@@ -661,8 +660,6 @@ impl Side {
             // The channel will be closed instead of proven clean, so these are not needed.
         } else if has_answer {
             upstream.expect_reply(channel);
-            // `may_return` is only asked once this is answered.
-            self.has_sent_mandatory = false;
         } else {
             self.unproven = true;
         }

@@ -88,6 +88,8 @@ struct Record {
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
     unanswered: Option<Unanswered>,
+    /// The last mandatory message, as of `unanswered`. Set when it is sent, never cleared.
+    mandatory: Option<Unanswered>,
     /// Whether the session waits until the broker has processed everything. Cleared when it is notified.
     awaited: bool,
     /// Methods with no-wait that are about to change other clients' declarations.

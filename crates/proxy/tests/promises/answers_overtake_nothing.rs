@@ -131,3 +131,28 @@ async fn p6_a_close_waits_for_no_mandatory_message_that_is_confirmed() {
     client.send(1, channel::Close::default()).await;
     client.expect("channel.close-ok").await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn p6_a_close_waits_for_no_plain_message_behind_a_mandatory_one_that_is_confirmed() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    publish_mandatory(&mut client, 1).await;
+    for name in ["channel.open", "confirm.select"] {
+        upstream.expect(name).await;
+    }
+    let (number, _) = upstream.expect_message().await;
+    upstream.send(number, channel::OpenOk::default());
+    upstream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    client.expect_ack().await;
+    client.publish(1, b"plain").await;
+    upstream.expect_message().await;
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    assert!(!upstream.has_more().await, "the channel was not closed");
+}

@@ -41,6 +41,19 @@ impl Ledger {
         if is_last { Quiet::Asking } else { Quiet::Soon }
     }
 
+    /// Records that one of the messages that were recorded last is mandatory.
+    pub(crate) fn sent_mandatory(&self) {
+        let mut record = self.record.lock();
+        record.mandatory = record.unanswered;
+    }
+
+    /// Whether the broker may still send a mandatory message back. It does so before it takes the next frame of the channel,
+    /// and before it confirms the message.
+    pub(crate) fn may_return(&self) -> bool {
+        let record = self.record.lock();
+        record.mandatory.is_some_and(|mandatory| !record.is_through(mandatory))
+    }
+
     /// Notifies the session if it was waiting for this. Called when the record is unlocked.
     pub(super) fn notify(&self, is_due: bool) {
         if is_due && let Some(link) = self.link.upgrade() {
@@ -63,10 +76,12 @@ impl Record {
     }
 
     fn is_quiet(&self) -> bool {
-        let is_through = |unanswered: Unanswered| {
-            let is_confirmed = |message| self.confirms.up_to() >= message;
-            self.answered > unanswered.asked || unanswered.confirm.is_some_and(is_confirmed)
-        };
-        self.answered >= self.asked && self.unanswered.is_none_or(is_through)
+        self.answered >= self.asked && self.unanswered.is_none_or(|unanswered| self.is_through(unanswered))
+    }
+
+    /// Whether the broker has answered something behind these frames, or confirmed the last of them and all before it.
+    fn is_through(&self, frames: Unanswered) -> bool {
+        let is_confirmed = |message| self.confirms.up_to() >= message;
+        self.answered > frames.asked || frames.confirm.is_some_and(is_confirmed)
     }
 }
