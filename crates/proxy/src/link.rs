@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use amqp::frame::write_method;
 use amqp::method::connection;
-use amqp::{Credentials, Fault, Method};
+use amqp::{Credentials, Fault};
 use sync::{Mutex, Rank};
 use transport::{OutBuf, Outbox};
 
@@ -36,7 +36,7 @@ pub(crate) struct ClientLink {
     /// Bytes of this client's frames that are kept until the broker answers.
     pub(crate) kept: Arc<ReplayBuffer>,
     /// Remembers the client's declarations; `None` for a departed client.
-    declarer: Option<Declarer>,
+    declarer: Option<Arc<Declarer>>,
     /// The node of a cluster that the client is at, as it would be with a connection of its own: the others learn of what is
     /// declared there a moment later, until when a message that is published to them finds no queue.
     home: Mutex<Option<SocketAddr>, { Rank::Leaf as u8 }>,
@@ -132,24 +132,16 @@ impl ClientLink {
 
     /// Has the client's declarations remembered.
     pub(crate) fn with_declarer(self, declarer: Declarer) -> Self {
-        Self { declarer: Some(declarer), ..self }
+        Self { declarer: Some(Arc::new(declarer)), ..self }
     }
 
-    pub(crate) fn declarer(&self) -> Option<&Declarer> {
+    pub(crate) fn declarer(&self) -> Option<&Arc<Declarer>> {
         self.declarer.as_ref()
     }
 
     /// The client's number in the topology; 0 without a declarer.
     pub(crate) fn declarer_id(&self) -> u64 {
         self.declarer.as_ref().map_or(0, |declarer| declarer.id)
-    }
-
-    /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty
-    /// queue name in it means.
-    pub(crate) fn carried_out(self: &Arc<Self>, method: &Method<'_>, queue: Option<&str>) {
-        if let Some(declarer) = &self.declarer {
-            declarer.carried_out(self, method, queue);
-        }
     }
 
     /// Counts a consumer of the client, if its queue is remembered and is deleted with its last consumer.
@@ -277,6 +269,8 @@ impl ClientLink {
 
 #[cfg(test)]
 mod tests {
+    use amqp::Method;
+
     use super::*;
 
     #[test]

@@ -8,10 +8,11 @@ use amqp::Fault;
 use amqp::method::channel as channel_methods;
 
 use super::channel::{Channel, FrameTurn};
+use super::output::Output;
 use super::placement::UpstreamLink;
-use super::side::{Side, SidePlacement};
+use super::side::{Route, Side, SidePlacement};
 use super::{Life, ProxySession};
-use crate::link::Event;
+use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::upstream::Role;
 
@@ -111,6 +112,7 @@ impl ProxySession {
         self.held -= channel.held();
         for side in channel.sides() {
             if let Some(route) = side.route() {
+                note_closed(&mut self.output, &self.link, side, route);
                 // Frames lost with the connection are handled below.
                 _ = route.upstream.release(route.channel, side.usage(), self.output.now);
             }
@@ -189,6 +191,7 @@ impl ProxySession {
             side.place = SidePlacement::Closing(route);
         } else if route.upstream.release(route.channel, usage, self.output.now) {
             add(&self.pool.counters().round_trips_saved, 1);
+            note_closed(&mut self.output, &self.link, side, &route);
             side.place = SidePlacement::Nowhere;
         }
         // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event arrives.
@@ -215,5 +218,12 @@ impl ProxySession {
                 self.life = Life::Closed;
             }
         }
+    }
+}
+
+/// Notes that a channel is closed while the broker may still have to process messages of it.
+pub(super) fn note_closed(output: &mut Output, link: &Arc<ClientLink>, side: &Side, route: &Route) {
+    if side.has_under_way() {
+        output.closed.add(link, &route.upstream, route.channel, side.lease);
     }
 }

@@ -4,6 +4,7 @@ mod acks;
 mod arguments;
 mod channel;
 mod close;
+mod closed;
 mod content;
 mod export;
 mod hand_over;
@@ -41,7 +42,9 @@ pub(crate) use self::secret::MAX_UNANSWERED_SECRETS;
 use self::side::{Side, SidePlacement};
 pub use self::state::{FORMAT, SessionState};
 pub use self::validate::may_cost_connection;
-use self::validate::{Need, is_ack, is_publish, names_last_queue, validate, validate_consume};
+use self::validate::{
+    Need, is_about_queues, is_ack, is_publish, names_last_queue, validate, validate_consume,
+};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -440,6 +443,12 @@ impl ProxySession {
         self.exclusive |= need == Need::Exclusive;
         if need != Need::Any {
             self.keep_own();
+        }
+        if is_about_queues(payload) {
+            let closed = self.output.closed.ask();
+            if let Some(channel) = self.channels.get_mut(number) {
+                channel.general.come_behind(closed);
+            }
         }
         self.pass_on(number, FrameKind::Method, payload, need != Need::Any)
     }

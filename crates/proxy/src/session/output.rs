@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::closed::ClosedChannels;
 use crate::metrics::{Counters, add};
 use crate::upstream::{Share, Upstream};
 
@@ -19,11 +20,21 @@ pub(super) struct Output {
     uncounted: usize,
     /// Messages taken and not yet counted.
     messages: u64,
+    /// The channels whose messages others' methods come behind.
+    pub(super) closed: ClosedChannels,
 }
 
 impl Output {
     pub(super) fn new(now: Instant) -> Self {
-        Self { now, target: None, bytes: Vec::new(), shares: Default::default(), uncounted: 0, messages: 0 }
+        Self {
+            now,
+            target: None,
+            bytes: Vec::new(),
+            shares: Default::default(),
+            uncounted: 0,
+            messages: 0,
+            closed: ClosedChannels::default(),
+        }
     }
 
     /// The buffer to which frames for this upstream are appended. Hands over bytes gathered for another one.

@@ -7,6 +7,7 @@ use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
 use amqp::{Fault, Method, ReplyCode};
 
+use super::close::note_closed;
 use super::side::{Route, Side, SidePlacement};
 use super::{Life, ProxySession};
 use crate::frames::put_frame;
@@ -420,9 +421,9 @@ impl ProxySession {
             return Ok(());
         }
         for side in channel.sides_mut() {
-            if let Some(route) = side.route().cloned()
-                && !route.upstream.release(route.channel, side.usage(), self.output.now)
-            {
+            let Some(route) = side.route().cloned() else { continue };
+            note_closed(&mut self.output, &self.link, side, &route);
+            if !route.upstream.release(route.channel, side.usage(), self.output.now) {
                 // Its frames are gone with its connection.
                 drop(side.take_remains());
             }

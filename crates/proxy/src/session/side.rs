@@ -12,9 +12,11 @@ use amqp::{Fault, FrameKind, Method};
 
 pub(super) use self::state::SideState;
 use super::acks::Settled;
+use super::closed::ClosedChannels;
 use super::output::Output;
 use super::validate::{
-    awaits_reply, is_mandatory, is_publish, is_removal, is_settling, may_name_last_queue, names_last_queue,
+    awaits_reply, is_about_queues, is_mandatory, is_publish, is_removal, is_settling, may_name_last_queue,
+    names_last_queue,
 };
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
@@ -55,6 +57,8 @@ pub(super) struct Side {
     last_queue: Option<Box<str>>,
     /// Whether the broker makes a name up for the queue declared last, and does not tell it.
     is_last_untold: bool,
+    /// The last closed channel whose messages its methods come behind; 0 for none. Set when the client sends one.
+    behind: u64,
 }
 
 /// The placement of a side.
@@ -140,7 +144,7 @@ impl Side {
         };
         let frame_max = route.upstream.frame_max;
         check_fits(kind, payload, frame_max)?;
-        if !self.held.is_empty() || self.has_to_wait(kind, payload) {
+        if !self.held.is_empty() || self.has_to_wait(kind, payload, &mut output.closed) {
             put_frame(&mut self.held, kind, 0, payload, 0);
             return Ok(());
         }
@@ -209,11 +213,19 @@ impl Side {
         Some(taken)
     }
 
+    /// Has the next method come behind the messages of closed channels, up to this one.
+    pub(super) fn come_behind(&mut self, closed: u64) {
+        self.behind = closed;
+    }
+
     /// Whether a frame waits for answers to methods in front of it: late ones, or the one that tells the name of the queue
-    /// that it means. Then an event follows.
-    fn has_to_wait(&self, kind: FrameKind, payload: &[u8]) -> bool {
+    /// that it means; or for the broker to process messages of closed channels. Then an event follows.
+    fn has_to_wait(&self, kind: FrameKind, payload: &[u8], closed: &mut ClosedChannels) -> bool {
         if kind != FrameKind::Method || is_publish(payload) || is_settling(payload) {
             return false;
+        }
+        if is_about_queues(payload) && !closed.await_up_to(self.behind) {
+            return true;
         }
         let Some(ledger) = &self.ledger else { return false };
         !ledger.lets_pass(payload) || (self.needs_name(payload) && !ledger.await_declarations())
@@ -254,7 +266,7 @@ impl Side {
         let mut held = std::mem::take(&mut self.held);
         let (mut sent, mut result) = (0, Ok(()));
         for (kind, payload) in stored_frames(&held) {
-            if result.is_err() || self.has_to_wait(kind, payload) {
+            if result.is_err() || self.has_to_wait(kind, payload, &mut output.closed) {
                 break;
             }
             result = self.send(output, kind, payload);

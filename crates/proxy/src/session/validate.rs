@@ -208,6 +208,12 @@ pub(super) fn is_removal(payload: &[u8]) -> bool {
     matches!(payload, [0, 40, 0, 20 | 40, ..] | [0, 50, 0, 30 | 40 | 50, ..])
 }
 
+/// Whether a method has an effect on queues or exchanges, or shows what is in a queue: what the client has published
+/// before must be there.
+pub(super) fn is_about_queues(payload: &[u8]) -> bool {
+    matches!(payload, [0, 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
+}
+
 /// Whether the payload of a method frame is a well-formed `basic.ack`.
 #[inline]
 pub(super) fn is_ack(payload: &[u8]) -> bool {

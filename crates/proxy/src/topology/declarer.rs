@@ -67,8 +67,14 @@ impl Declarer {
     }
 
     /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty
-    /// queue name in it means.
-    pub(crate) fn carried_out(&self, link: &Arc<ClientLink>, method: &Method<'_>, queue: Option<&str>) {
+    /// queue name in it means. There is no `link` once the client is gone: what it declares is not remembered then, but
+    /// others' declarations go with what it deletes.
+    pub(crate) fn carried_out(
+        &self,
+        link: Option<&Arc<ClientLink>>,
+        method: &Method<'_>,
+        queue: Option<&str>,
+    ) {
         let Some(change) = change_of(method, queue) else { return };
         match change {
             TopologyChange::Settled(node) => {
@@ -125,11 +131,11 @@ impl Declarer {
             // A queue with a name of the broker's.
             Ok(Method::QueueDeclare(declare)) if declare.passive => {
                 let (node, declaration) = (Node::queue(declare.queue), self.topologies.next());
-                self.remember(link, |id, vhost| {
+                self.remember(Some(link), |id, vhost| {
                     vhost.declare(id, node, declaration, payload.to_vec(), declare.auto_delete);
                 });
             }
-            Ok(method) => self.carried_out(link, &method, None),
+            Ok(method) => self.carried_out(Some(link), &method, None),
             Err(_) => {}
         }
     }
@@ -163,11 +169,10 @@ impl Declarer {
         self.topologies.with(&self.virtual_host, |vhost| vhost.delete(node));
     }
 
-    fn remember(&self, link: &Arc<ClientLink>, change: impl FnOnce(u64, &mut super::Vhost)) {
+    /// Makes a change for the client, unless it is gone.
+    fn remember(&self, link: Option<&Arc<ClientLink>>, change: impl FnOnce(u64, &mut super::Vhost)) {
         let mut state = self.topologies.state.lock();
-        if self.left.load(Ordering::Relaxed) {
-            return;
-        }
+        let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return };
         let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
         let has_room = self.topologies.bytes() < TOTAL_BYTES_MAX;

@@ -15,7 +15,7 @@ impl Client {
     }
 
     fn did<'m>(&self, method: impl Into<Method<'m>>) {
-        self.declarer.carried_out(&self.link, &method.into(), None);
+        self.declarer.carried_out(Some(&self.link), &method.into(), None);
     }
 }
 

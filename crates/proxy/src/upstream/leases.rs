@@ -7,16 +7,18 @@
 //! closing the channel. Then the channel rests, and the next lease needs no `channel.open`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use amqp::ReplyCode;
 use amqp::method::{basic, channel};
 
+use super::ledger::Quiet;
 use super::role::Role;
 use super::slot::{Lease, Settling, Slot, Usage};
 use super::{Notified, Phase, Upstream, UpstreamState};
-use crate::link::Event;
+use crate::link::{ClientLink, Event};
 
 /// The outcome of placing a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,11 +194,13 @@ impl Upstream {
             Some(slot @ Slot::Leased(_)) => {
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return true };
                 if lease.close_sent || usage.touched {
-                    if lease.ledger.has_entries() {
-                        *slot = Slot::Closing(Some(lease.ledger.clone()));
+                    let (opening, close_sent) = (lease.opening, lease.close_sent);
+                    let settling = Settling::new(*lease, usage.published, 0);
+                    if settling.has_left() {
+                        *slot = Slot::Closing(Some(Box::new(settling)));
                     }
-                    self.opened_if(&mut state, lease.opening);
-                    if !lease.close_sent {
+                    self.opened_if(&mut state, opening);
+                    if !close_sent {
                         self.send(number, close_channel());
                     }
                     return true;
@@ -228,6 +232,27 @@ impl Upstream {
             }
         }
         fences
+    }
+
+    /// Whether the broker has processed everything that was sent on a channel under this lease of a client, which has given
+    /// it back. If not, [`Event::Answered`] follows.
+    pub(crate) fn await_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
+        let mut state = self.state.lock();
+        let Some(slot) = state.slot(number) else { return true };
+        let is_settling = matches!(slot, Slot::Settling(_));
+        let Some(settling) = slot.given_back(link, lease) else { return true };
+        let quiet = settling.await_quiet();
+        // On a channel that is being closed the reply to that tells.
+        if quiet == Quiet::Asking && is_settling {
+            settling.prove();
+            self.send(number, channel::Flow { active: true });
+        }
+        quiet == Quiet::Yes
+    }
+
+    /// Whether a channel that was given back under this lease of a client is still to be proven clean, or to be closed.
+    pub(crate) fn is_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
+        self.state.lock().slot(number).is_some_and(|slot| slot.given_back(link, lease).is_some())
     }
 
     /// Closes a channel and notifies the session when the broker has confirmed it.

@@ -35,6 +35,7 @@ use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::replay_buffer::ReplayBuffer;
+use crate::topology::Declarer;
 
 /// The record of one lease.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub(crate) struct Ledger {
     keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
+    /// Outlives the link: others' declarations go with what a departed client has deleted.
+    declarer: Option<Arc<Declarer>>,
     /// The broker's last delivery tag, of what was passed on to the client. Not in the record: each delivery sets it.
     last_delivered: AtomicU64,
     /// Whether the broker has cancelled a consumer. Beside the record for the same reason.
@@ -119,15 +122,21 @@ impl Ledger {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         let kept = link.kept.clone();
-        let (keeps_messages, link) = (kept.keeps_messages(), Arc::downgrade(link));
+        let (declarer, link) = (link.declarer().cloned(), Arc::downgrade(link));
+        let keeps_messages = kept.keeps_messages();
         let (last_delivered, has_cancelled) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { keeps_messages, kept, link, last_delivered, has_cancelled, record })
+        Arc::new(Self { keeps_messages, kept, link, declarer, last_delivered, has_cancelled, record })
+    }
+
+    /// Whether it is of a lease of this client.
+    pub(super) fn is_of(&self, link: &Arc<ClientLink>) -> bool {
+        std::ptr::eq(self.link.as_ptr(), Arc::as_ptr(link))
     }
 
     /// Has a method remembered that was carried out, or has no reply.
     fn carried_out(&self, method: &Method<'_>, queue: Option<&str>) {
-        if let Some(link) = self.link.upgrade() {
-            link.carried_out(method, queue);
+        if let Some(declarer) = &self.declarer {
+            declarer.carried_out(self.link.upgrade().as_ref(), method, queue);
         }
     }
 
@@ -360,6 +369,14 @@ impl Ledger {
         while let Some(change) = record.changes.pop() {
             self.change(&change);
         }
+        drop(record);
+        self.abandoned();
+    }
+
+    /// The broker has discarded what it has not processed: nothing more is to be waited for.
+    pub(super) fn abandoned(&self) {
+        let is_awaited = std::mem::take(&mut self.record.lock().awaited);
+        self.notify(is_awaited);
     }
 
     /// Bounds the no-wait methods kept: otherwise a client that sends nothing else would eventually never be
@@ -575,6 +592,7 @@ impl Ledger {
     /// Takes the unsettled entries, and leaves the ledger empty.
     pub(crate) fn take(&self) -> Remains {
         let mut record = std::mem::take(&mut *self.record.lock());
+        self.notify(record.awaited);
         self.kept.release(record.bytes());
         record.remains()
     }

@@ -350,7 +350,7 @@ impl Upstream {
                     }
                 }
                 Slot::Settling(settling) => left.extend(settling.into_left()),
-                Slot::Closing(Some(ledger)) => left.push(Left { remains: ledger.take(), confirming: false }),
+                Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
                 _ => {}
             }
         }

@@ -26,7 +26,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::ledger::{Ledger, Remains};
+use amqp::Method;
+
+use super::ledger::{Ledger, Quiet, Remains};
 use crate::link::ClientLink;
 
 /// The state of an upstream channel number.
@@ -42,9 +44,9 @@ pub(crate) enum Slot {
     Resting(Option<Box<Confirms>>),
     /// The broker closed it. The session is to send close-ok, behind everything else that it may still send.
     PeerClosed,
-    /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds the
-    /// unsettled frames of the client that gave the channel up.
-    Closing(Option<Arc<Ledger>>),
+    /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds what is pending of
+    /// the client that gave the channel up, if it has unsettled frames.
+    Closing(Option<Box<Settling>>),
 }
 
 impl Slot {
@@ -55,6 +57,14 @@ impl Slot {
             Self::Settling(_) | Self::PeerClosed | Self::Closing(_) => true,
             Self::Resting(_) | Self::Free => false,
         }
+    }
+
+    /// The pending part of a lease of this client, which has given the channel back with unsettled frames.
+    pub(super) fn given_back(&mut self, link: &Arc<ClientLink>, lease: u64) -> Option<&mut Settling> {
+        let (Self::Settling(settling) | Self::Closing(Some(settling))) = self else { return None };
+        let is_it =
+            settling.lease == lease && settling.left.as_ref().is_some_and(|ledger| ledger.is_of(link));
+        is_it.then_some(&mut **settling)
     }
 }
 
@@ -169,6 +179,10 @@ pub(crate) struct Settling {
     own_due: u32,
     /// The unsettled frames of the client that gave the channel back, if any, kept until they are answered.
     left: Option<Arc<Ledger>>,
+    /// The number of the lease, unique among those of its client.
+    lease: u64,
+    /// The meaning of an empty queue name on the channel.
+    last_queue: Option<Box<str>>,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
     /// Whether it was given back before the broker had opened it.
@@ -188,6 +202,8 @@ impl Settling {
             replies_due: lease.replies_due + own + lease.own_flow_ok + fences,
             own_due: own,
             left: lease.ledger.has_entries().then_some(lease.ledger),
+            lease: lease.id,
+            last_queue: lease.last_queue,
             confirms,
             opened_at: lease.opened_at,
             opening: lease.opening,
@@ -205,15 +221,53 @@ impl Settling {
     }
 
     /// Counts a reply.
-    pub(crate) fn replied(&mut self) {
+    pub(crate) fn replied(&mut self, payload: &[u8]) {
         self.replies_due = self.replies_due.saturating_sub(1);
+        let Some(ledger) = &self.left else { return };
         if self.own_due > 0 {
             self.own_due -= 1;
-        } else if let Some(ledger) = &self.left
-            && !ledger.answers_proof()
-        {
-            ledger.answered(None, None);
+            return;
         }
+        let answer = Method::decode(payload).ok();
+        if let Some(Method::QueueDeclareOk(ok)) = answer {
+            self.last_queue = Some(ok.queue.into());
+        }
+        let may_be_proof = matches!(answer, Some(Method::ChannelFlowOk(_) | Method::BasicQosOk(_)));
+        if !(may_be_proof && ledger.answers_proof()) {
+            ledger.answered(answer.as_ref(), self.last_queue.as_deref());
+        }
+    }
+
+    /// Whether the broker has processed everything that was sent; see [`Ledger::await_quiet`].
+    pub(super) fn await_quiet(&self) -> Quiet {
+        self.left.as_ref().map_or(Quiet::Yes, |ledger| ledger.await_quiet())
+    }
+
+    /// Notes that a reply is about to be requested.
+    pub(super) fn prove(&mut self) {
+        if let Some(ledger) = &self.left {
+            ledger.prove();
+            self.replies_due += 1;
+        }
+    }
+
+    /// The broker has closed the channel on request.
+    pub(super) fn closed(&self) {
+        if let Some(ledger) = &self.left {
+            ledger.closed();
+        }
+    }
+
+    /// The broker has closed the channel for a fault, and takes nothing more of what was sent.
+    pub(super) fn failed(&self) {
+        if let Some(ledger) = &self.left {
+            ledger.abandoned();
+        }
+    }
+
+    /// Whether the client that gave the channel back has unsettled frames.
+    pub(super) fn has_left(&self) -> bool {
+        self.left.is_some()
     }
 
     /// Counts a confirm.

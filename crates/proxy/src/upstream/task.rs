@@ -472,6 +472,7 @@ impl UpstreamConnection {
         match (frame.kind, frame.payload) {
             (FrameKind::Method, [0, 20, 0, 40, ..]) => {
                 let opening = settling.is_opening();
+                settling.failed();
                 self.upstream.send(frame.channel, channel::CloseOk {});
                 self.upstream.opened_if(state, opening);
                 return state.set_free(frame.channel, self.now);
@@ -483,7 +484,7 @@ impl UpstreamConnection {
             },
             // basic.cancel and channel.flow are not replies.
             (FrameKind::Method, [0, 60, 0, 30, ..] | [0, 20, 0, 20, ..]) => {}
-            (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(),
+            (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(payload),
             _ => {}
         }
         self.upstream.rest_if_clean(state, frame.channel, self.now);
@@ -501,9 +502,19 @@ impl UpstreamConnection {
     /// Handles a frame on a closing channel that is no longer leased.
     #[cold]
     fn closing_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
+        let Some(Slot::Closing(pending)) = state.slot(frame.channel) else { return };
         match (frame.kind, frame.payload) {
-            (FrameKind::Method, [0, 20, 0, 41]) => state.set_free(frame.channel, self.now),
-            (FrameKind::Method, [0, 20, 0, 40, ..]) => self.upstream.send(frame.channel, channel::CloseOk {}),
+            (FrameKind::Method, [0, 20, 0, 41]) => {
+                pending.iter().for_each(|settling| settling.closed());
+                state.set_free(frame.channel, self.now);
+            }
+            (FrameKind::Method, [0, 20, 0, 40, ..]) => {
+                pending.take().iter().for_each(|settling| settling.failed());
+                self.upstream.send(frame.channel, channel::CloseOk {});
+            }
+            (FrameKind::Method, payload) if answers_method(payload) => {
+                pending.iter_mut().for_each(|settling| settling.replied(payload));
+            }
             _ => {}
         }
     }
@@ -545,6 +556,11 @@ impl UpstreamConnection {
             Err(error) => self.broken(error.into()),
         }
     }
+}
+
+/// Whether a method from the broker answers one, rather than a message, and is none of the broker's own accord.
+fn answers_method(payload: &[u8]) -> bool {
+    !matches!(payload, [0, 60, 0, 30 | 50 | 60 | 80 | 120, ..] | [0, 20, 0, 20, ..])
 }
 
 impl Lease {

@@ -399,3 +399,47 @@ async fn p7_what_a_client_may_not_delete_is_remembered() {
     other.expect_channel_close(403, text).await;
     assert_eq!(pool.metrics().bytes_remembered, remembered);
 }
+
+/// The other client's declarations go with what was deleted, whoever hears of it.
+#[tokio::test(start_paused = true)]
+async fn p7_what_was_deleted_by_a_client_that_has_vanished_since_is_not_declared_again() {
+    for (with_consumer, no_wait) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut broker = Broker::start(declaring());
+        let pool = Pool::new(broker.config());
+        let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
+        let remembered = pool.metrics().bytes_remembered;
+        ask(&mut client, queue::Declare { queue: "q", ..Default::default() }, "queue.declare-ok").await;
+        let mut vanishing = Client::connect(&pool).await;
+        vanishing.open_channel(1).await;
+        if with_consumer {
+            // Its channel is closed rather than proven clean.
+            ask(&mut vanishing, basic::Qos { prefetch_count: 1, ..Default::default() }, "basic.qos-ok").await;
+            let consume = basic::Consume { queue: "other", consumer_tag: "c", ..Default::default() };
+            ask(&mut vanishing, consume, "basic.consume-ok").await;
+        }
+        broker.fall_silent();
+        vanishing.send(1, queue::Delete { queue: "q", no_wait, ..Default::default() }).await;
+        let number = loop {
+            let frame = shared.next().await;
+            if frame.name() == "queue.delete" {
+                break frame.channel;
+            }
+        };
+        drop(vanishing);
+        until("the client to be gone", || pool.metrics().clients == 1).await;
+        assert!(pool.metrics().bytes_remembered > remembered);
+        if !with_consumer {
+            shared.send(number, channel::OpenOk::default());
+        }
+        if !no_wait {
+            shared.send(number, queue::DeleteOk::default());
+        } else if with_consumer {
+            shared.expect("channel.close").await;
+            shared.send(number, channel::CloseOk {});
+        } else {
+            shared.expect("basic.qos").await;
+            shared.send(number, basic::QosOk {});
+        }
+        until("the queue to be forgotten", || pool.metrics().bytes_remembered == remembered).await;
+    }
+}

@@ -167,7 +167,7 @@ fn with_a_queue() -> Arc<Pool> {
     let credentials = Arc::new(amqp::Credentials::plain("user", "right"));
     let declarer = crate::topology::Declarer::new(pool.topologies.clone(), "/", credentials);
     let declare = amqp::method::queue::Declare { queue: "q", ..Default::default() };
-    declarer.carried_out(&client, &declare.into(), None);
+    declarer.carried_out(Some(&client), &declare.into(), None);
 
     pool
 }

@@ -336,7 +336,7 @@ fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
     let credentials = Arc::new(amqp::Credentials::plain("user", "right"));
     let declarer = || Declarer::new(topologies.clone(), "/", credentials.clone());
     let declare = queue::Declare { queue: "q", ..Default::default() };
-    declarer().carried_out(&ClientLink::nobody(), &declare.into(), None);
+    declarer().carried_out(Some(&ClientLink::nobody()), &declare.into(), None);
     let link = ClientLink::new(
         1,
         Arc::new(transport::Outbox::new(0)),
