@@ -93,8 +93,10 @@ impl Declarer {
                 self.remember(link, |id, vhost| vhost.declare(id, node, declaration, method, auto_delete));
             }
             TopologyChange::Bind { from, to, method } => {
-                if self.names.lock().is_binding_lost(&from, &to) {
-                    self.remember(link, |id, vhost| vhost.bind(id, from, to, method));
+                let is_lost = self.names.lock().is_binding_lost(&from, &to);
+                let source = from.clone();
+                if !is_lost || !self.remember(link, |id, vhost| vhost.bind(id, from, to, method)) {
+                    self.bound_otherwise(&source);
                 }
             }
             TopologyChange::Unbind { from: _, to, method } => {
@@ -108,6 +110,9 @@ impl Declarer {
                 self.remember(link, |id, vhost| {
                     vhost.lose(id, "what was declared has no name that is known")
                 });
+                if let Method::QueueBind(bind) = method {
+                    self.bound_otherwise(&Node::exchange(bind.exchange));
+                }
             }
         }
     }
@@ -169,10 +174,14 @@ impl Declarer {
         self.topologies.with(&self.virtual_host, |vhost| vhost.delete(node));
     }
 
-    /// Makes a change for the client, unless it is gone.
-    fn remember(&self, link: Option<&Arc<ClientLink>>, change: impl FnOnce(u64, &mut super::Vhost)) {
+    fn bound_otherwise(&self, from: &Node) {
+        self.topologies.with(&self.virtual_host, |vhost| vhost.bound_otherwise(from));
+    }
+
+    /// Makes a change for the client; returns false if it is gone, or if there is no room.
+    fn remember(&self, link: Option<&Arc<ClientLink>>, change: impl FnOnce(u64, &mut super::Vhost)) -> bool {
         let mut state = self.topologies.state.lock();
-        let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return };
+        let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return false };
         let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
         let has_room = self.topologies.bytes() < TOTAL_BYTES_MAX;
@@ -183,6 +192,7 @@ impl Declarer {
                 vhost.lose(self.id, "all clients together declared too much of that");
             }
         });
+        has_room
     }
 }
 

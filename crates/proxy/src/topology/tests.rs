@@ -251,3 +251,89 @@ fn what_is_declared_in_different_words_costs_each_owner_the_same() {
         assert_eq!(topologies.bytes(), 0);
     }
 }
+
+fn auto_delete_exchange(name: &str) -> exchange::Declare<'_> {
+    exchange::Declare { auto_delete: true, ..exchange(name) }
+}
+
+#[test]
+fn an_auto_delete_exchange_goes_with_its_last_binding_and_takes_others_along() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    let inner = exchange::Bind { destination: "inner", source: "outer", ..Default::default() };
+    let declare = || {
+        for name in ["outer", "inner"] {
+            client.did(auto_delete_exchange(name));
+        }
+        client.did(inner);
+        client.did(queue("q"));
+        client.did(bind("q", "inner"));
+    };
+    declare();
+    client.did(queue("other"));
+    client.did(bind("other", "inner"));
+    client.did(queue::Delete { queue: "q", ..Default::default() });
+    let left = ["exchange 'inner'", "exchange 'outer'", "queue 'other'"];
+    assert_eq!(all(&topologies)[..3], left, "one binding is left");
+    client.did(queue::Unbind { queue: "other", exchange: "inner", ..Default::default() });
+    assert_eq!(all(&topologies), ["queue 'other'"]);
+    client.did(queue::Delete { queue: "other", ..Default::default() });
+
+    declare();
+    client.did(exchange::Unbind { destination: "inner", source: "outer", ..Default::default() });
+    assert_eq!(all(&topologies)[..2], ["exchange 'inner'", "queue 'q'"]);
+    client.did(exchange::Delete { exchange: "inner", ..Default::default() });
+    assert_eq!(all(&topologies), ["queue 'q'"]);
+    client.did(auto_delete_exchange("outer"));
+    assert_eq!(all(&topologies), ["exchange 'outer'", "queue 'q'"], "it has had no binding yet");
+    client.did(exchange("inner"));
+    client.did(inner);
+    client.did(exchange::Delete { exchange: "inner", ..Default::default() });
+    client.did(queue::Delete { queue: "q", ..Default::default() });
+    assert_eq!((topologies.bytes(), all(&topologies)), (0, Vec::new()));
+}
+
+#[test]
+fn an_auto_delete_exchange_stays_while_bindings_may_be_there_that_are_not_remembered() {
+    let unbind = || queue::Unbind { queue: "q", exchange: "e", ..Default::default() };
+    for case in 0..3 {
+        let topologies = Arc::<Topologies>::default();
+        let (client, other) = (Client::new(&topologies), Client::new(&topologies));
+        client.did(auto_delete_exchange("e"));
+        client.did(queue("q"));
+        client.did(bind("q", "e"));
+        match case {
+            0 => {
+                other.did(queue::Declare { exclusive: true, ..queue("own") });
+                other.did(bind("own", "e"));
+            }
+            // The binding outlives the client.
+            1 => {
+                other.did(bind("lasts", "e"));
+                other.declarer.leave();
+            }
+            // Its answer comes after the client.
+            _ => {
+                other.declarer.leave();
+                other.did(bind("lasts", "e"));
+            }
+        }
+        client.did(unbind());
+        assert_eq!(all(&topologies), ["exchange 'e'", "queue 'q'"], "case {case}");
+    }
+}
+
+#[test]
+fn a_long_chain_of_auto_delete_exchanges_can_go_at_once() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    let names: Vec<String> = (0..1500).map(|number| number.to_string()).collect();
+    for name in &names {
+        client.did(auto_delete_exchange(name));
+    }
+    for pair in names.windows(2) {
+        client.did(exchange::Bind { source: &pair[0], destination: &pair[1], ..Default::default() });
+    }
+    client.did(exchange::Delete { exchange: &names[1499], ..Default::default() });
+    assert_eq!((topologies.bytes(), all(&topologies)), (0, Vec::new()));
+}

@@ -73,6 +73,8 @@ struct Declaration {
     auto_delete: bool,
     /// The clients whose consumers keep an auto-delete queue alive, once for each consumer.
     consumers: Vec<u64>,
+    /// Whether bindings that are not remembered may keep an auto-delete exchange alive. Never cleared.
+    has_other_bindings: bool,
 }
 
 #[derive(Debug)]
@@ -150,6 +152,7 @@ impl Vhost {
             owners: Vec::new(),
             auto_delete,
             consumers: Vec::new(),
+            has_other_bindings: false,
         });
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
@@ -161,7 +164,7 @@ impl Vhost {
 
     pub(super) fn bind(&mut self, id: u64, from: Node, to: Node, method: Vec<u8>) {
         if !self.takes(id) {
-            return;
+            return self.bound_otherwise(&from);
         }
         let (bytes, method) = (cost(&to, &method), Arc::from(method));
         let entry = self.nodes.entry(to.clone()).or_default();
@@ -182,20 +185,42 @@ impl Vhost {
         }
     }
 
+    /// A binding was made that is not remembered.
+    pub(super) fn bound_otherwise(&mut self, from: &Node) {
+        if let Some(declaration) = self.nodes.get_mut(from).and_then(|entry| entry.declaration.as_mut()) {
+            declaration.has_other_bindings = true;
+        }
+    }
+
     pub(super) fn unbind(&mut self, to: &Node, method: &[u8]) {
         let Some(entry) = self.nodes.get_mut(to) else { return };
         let Some((method, binding)) = entry.bindings.remove_entry(method) else { return };
-        self.unbound(to, &method, binding);
+        self.unbound(to, &method, &binding);
+        if self.is_unbound(&binding.from) {
+            self.delete(&binding.from);
+        }
     }
 
-    /// Forgets an exchange or a queue, and its bindings.
+    /// Forgets an exchange or a queue, and its bindings. With the last binding of an auto-delete exchange the broker deletes
+    /// the exchange, and with it others perhaps.
     pub(super) fn delete(&mut self, node: &Node) {
-        let Some(mut entry) = self.nodes.remove(node) else { return };
+        let mut deleted = vec![node.clone()];
+        while let Some(node) = deleted.pop() {
+            let sources = self.delete_one(&node);
+            deleted.extend(sources.into_iter().filter(|source| self.is_unbound(source)));
+        }
+    }
+
+    /// Forgets an exchange or a queue, and its bindings; returns the exchanges that were bound to it.
+    fn delete_one(&mut self, node: &Node) -> Vec<Node> {
+        let mut sources = Vec::new();
+        let Some(mut entry) = self.nodes.remove(node) else { return sources };
         if let Some(declaration) = entry.declaration.take() {
             self.refund(&declaration.owners, node, cost(node, &declaration.method));
         }
         for (method, binding) in std::mem::take(&mut entry.bindings) {
-            self.unbound(node, &method, binding);
+            self.unbound(node, &method, &binding);
+            sources.push(binding.from);
         }
         for to in entry.leads_to.keys() {
             let Some(end) = self.nodes.get_mut(to) else { continue };
@@ -205,6 +230,17 @@ impl Vhost {
             }
             self.prune(to);
         }
+        sources
+    }
+
+    /// Whether it is an auto-delete exchange that has had bindings and has none any more. To be asked when one is removed.
+    fn is_unbound(&self, node: &Node) -> bool {
+        let Some(DeclaredEntry { declaration: Some(declaration), leads_to, .. }) = self.nodes.get(node)
+        else {
+            return false;
+        };
+        let is_deleted = declaration.auto_delete && !declaration.has_other_bindings;
+        node.kind == Kind::Exchange && is_deleted && leads_to.is_empty()
     }
 
     /// Adds a consumer; returns the number of the queue's declaration if it is an auto-delete queue.
@@ -400,14 +436,16 @@ impl Vhost {
                 })
                 .collect();
             for (method, binding) in gone {
-                self.unbound(&node, &method, binding);
+                // The broker has it still.
+                self.bound_otherwise(&binding.from);
+                self.unbound(&node, &method, &binding);
             }
             self.prune(&node);
         }
     }
 
     /// Accounts for a binding that ended at `to` and has been removed.
-    fn unbound(&mut self, to: &Node, method: &[u8], binding: Binding) {
+    fn unbound(&mut self, to: &Node, method: &[u8], binding: &Binding) {
         self.refund(&binding.owners, to, cost(to, method));
         if let Some(from) = self.nodes.get_mut(&binding.from)
             && let Some(count) = from.leads_to.get_mut(to)
