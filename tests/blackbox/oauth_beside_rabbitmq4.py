@@ -108,6 +108,42 @@ def test_a_renewed_token_lets_a_client_go_on_everywhere(ports, key, where):
     client.connection.close()
 
 
+class Holder:
+    """One that publishes to itself, and acknowledges later. Others with its token may share its upstream connections."""
+
+    def __init__(self, port, token, queue):
+        self.connection, self.queue, self.received = connect(port, token), queue, []
+        self.publishing, self.consuming = self.connection.channel(), self.connection.channel()
+        self.publishing.confirm_delivery()
+        self.consuming.queue_declare(queue, durable=True)
+        self.consuming.basic_qos(prefetch_count=10)
+        self.consuming.basic_consume(queue, lambda _, method, __, body: self.received.append((method.redelivered, body)))
+
+    def publish(self, body):
+        self.publishing.basic_publish("", self.queue, body)
+        until(self.connection, lambda: body in [received for _, received in self.received])
+
+
+@pytest.mark.parametrize("where", ["rabbitmq", "pool", "broker"])
+def test_a_renewed_token_costs_no_delivery_and_what_came_before_can_be_acknowledged(ports, key, where):
+    token, renewed = (key.sign(claims(*ALL, jti=jti)) for jti in ("first", "second"))
+    holders = [Holder(ports[where], token, f"held-{number}") for number in range(2)]
+    for holder in holders:
+        holder.publish(b"before")
+    for holder in holders:
+        update_secret(holder.connection, renewed)
+        holder.publish(b"after")
+    for holder in holders:
+        holder.consuming.basic_ack(2, multiple=True)
+        holder.publish(b"last")
+        holder.consuming.basic_ack(3)
+        assert holder.received == [(False, b"before"), (False, b"after"), (False, b"last")]
+        holder.connection.close()
+    with connect(ports[where], renewed) as connection:
+        for holder in holders:
+            assert connection.channel().queue_delete(holder.queue).method.message_count == 0
+
+
 def test_a_connection_ends_alike_with_a_token_that_is_not_renewed(ports, key):
     ends = {}
     for where, port in ports.items():

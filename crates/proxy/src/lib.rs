@@ -124,7 +124,9 @@
 //!   socket is open.
 //! - A verified login is valid for other clients for `auth_ttl`; after half of that the broker is asked again
 //!   in the background. A new secret (`connection.update-secret`) takes effect once the broker has accepted
-//!   it in a separate handshake.
+//!   it in a separate handshake. It is passed on where all clients of a connection have sent the same (`upstream::secret`):
+//!   nothing moves, and nothing is delivered again. A channel moves from a connection that others share with a
+//!   former secret: at once if nothing comes of it, and one with consumers before its next method that needs rights.
 //! - Credentials that a broker has accepted before do not queue behind others for a handshake.
 //! - Passwords are kept once per set of credentials while connections are open, and for a bounded number of
 //!   recently accepted or refused logins; they are compared in constant time, and never logged.

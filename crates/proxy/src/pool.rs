@@ -573,16 +573,18 @@ impl Pool {
     }
 
     pub(crate) fn add(&self, upstream: Arc<Upstream>) {
-        let user = upstream.credentials.username.clone();
+        let user = upstream.credentials().username.clone();
         self.connections.lock().entry(user).or_default().push(upstream);
     }
 
     pub(crate) fn remove(self: &Arc<Self>, upstream: &Arc<Upstream>, expected: bool) {
         let mut connections = self.connections.lock();
-        if let Some(of_user) = connections.get_mut(&upstream.credentials.username) {
+        // A new secret is of the same user.
+        let user = &upstream.credentials().username;
+        if let Some(of_user) = connections.get_mut(user) {
             of_user.retain(|other| !Arc::ptr_eq(other, upstream));
             if of_user.is_empty() {
-                connections.remove(&upstream.credentials.username);
+                connections.remove(user);
             }
         }
         let virtual_host = &*upstream.virtual_host;
@@ -610,7 +612,7 @@ impl Pool {
     /// The pool's shared copy of equal credentials, so that a password is not kept once per client.
     fn shared_copy(&self, credentials: Credentials) -> Arc<Credentials> {
         match self.newest(&credentials, |_| true) {
-            Some(upstream) => upstream.credentials.clone(),
+            Some(upstream) => upstream.credentials(),
             None => Arc::new(credentials),
         }
     }
@@ -623,7 +625,7 @@ impl Pool {
     ) -> Option<Arc<Upstream>> {
         let connections = self.connections.lock();
         let of_user = connections.get(&credentials.username)?;
-        let same = |upstream: &&Arc<Upstream>| is_same(&upstream.credentials, credentials);
+        let same = |upstream: &&Arc<Upstream>| upstream.is_of(credentials);
         of_user.iter().rev().filter(same).find(|upstream| wanted(upstream)).cloned()
     }
 

@@ -242,7 +242,7 @@ impl Pool {
     /// Whether an idle connection is one of the last that are kept open.
     pub(crate) fn keeps_warm(&self, upstream: &Upstream) -> bool {
         let least = self.config.min_shared_connections;
-        least > 0 && self.count_shared(&upstream.credentials, &upstream.virtual_host, None) <= least
+        least > 0 && self.count_shared(&upstream.credentials(), &upstream.virtual_host, None) <= least
     }
 
     /// Number of connections that clients share, for one role or any.
@@ -284,7 +284,7 @@ impl Pool {
     fn each(&self, credentials: &Credentials, virtual_host: &str, mut show: impl FnMut(&Arc<Upstream>)) {
         let connections = self.connections.lock();
         for upstream in connections.get(&credentials.username).into_iter().flatten().rev() {
-            if *upstream.virtual_host == *virtual_host && super::is_same(&upstream.credentials, credentials) {
+            if *upstream.virtual_host == *virtual_host && upstream.is_of(credentials) {
                 show(upstream);
             }
         }

@@ -129,7 +129,7 @@ impl Pool {
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         background::run(async move {
-            let credentials = upstream.credentials.clone();
+            let credentials = upstream.credentials();
             let _permit = pool.auth_gate.enter(&credentials).await;
             let result = async {
                 let begun =

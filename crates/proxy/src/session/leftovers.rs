@@ -96,7 +96,7 @@ pub(crate) fn send_again(
     }
     HandOver {
         handing_over: HandingOver::begin(pool),
-        credentials: upstream.credentials.clone(),
+        credentials: upstream.credentials(),
         virtual_host: upstream.virtual_host.clone(),
         alone,
     }

@@ -445,6 +445,7 @@ impl ProxySession {
             self.keep_own();
         }
         if is_about_queues(payload) {
+            self.leave_former_secret(number)?;
             let closed = self.output.closed.ask();
             if let Some(channel) = self.channels.get_mut(number) {
                 channel.general.come_behind(closed);

@@ -255,7 +255,7 @@ impl ProxySession {
         if self.attached.iter().any(|other| Arc::ptr_eq(other, upstream)) {
             return upstream.is_open();
         }
-        let attached = upstream.attach(&self.link);
+        let attached = upstream.attach(&self.link, &self.credentials);
         if attached {
             let is_at =
                 |node| self.attached.iter().any(|other| other.endpoint.socket == node && other.is_open());
@@ -318,6 +318,7 @@ impl ProxySession {
             let outcome = self.handle_event(event);
             result = result.and(outcome);
         }
+        self.leave_former_connections();
         let gone_on = self.go_on();
         let granted = self.take_grant();
         let left = self.leave_stream();
@@ -531,8 +532,11 @@ impl ProxySession {
     fn ready(&mut self, own: bool, role: Role, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
         let upstream = result.map_err(Refusal::into_fault)?;
         // The client may have another secret by now.
-        let is_ours = own || *upstream.credentials == *self.credentials;
+        let is_ours = own || upstream.is_of(&self.credentials);
         let attached = is_ours && self.attach(&upstream);
+        if own && attached && !upstream.is_of(&self.credentials) {
+            upstream.renew(&self.link, &self.credentials);
+        }
         *self.upstream_link(own, role) =
             if attached { UpstreamLink::Ready(upstream) } else { UpstreamLink::None };
         if is_ours && !attached {

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::sasl::Secret;
 use amqp::{Credentials, Fault, ReplyCode};
 
 use super::ProxySession;
 use super::placement::UpstreamLink;
-use super::side::SidePlacement;
+use super::side::{Side, SidePlacement};
 use crate::refusal::Refusal;
-use crate::upstream::Role;
+use crate::upstream::{Role, Upstream};
 
 impl ProxySession {
     /// Handles `connection.update-secret`. Returns true if the secret is the present one, which the broker
@@ -36,8 +35,10 @@ impl ProxySession {
         Ok(false)
     }
 
-    /// Handles the broker's verdict on the new secret. Shared channels move to connections that were opened
-    /// with it; the client's own connection is updated, and is closed rather than reused afterwards.
+    /// Handles the broker's verdict on the new secret. Nothing moves on the client's own connection, which is updated, and is
+    /// closed rather than reused afterwards, nor on one that it shares with nobody who has another secret. From others
+    /// its channels move where nothing comes of it. One with consumers stays until [`Self::leave_former_secret`]: the broker
+    /// would deliver again what it has delivered.
     pub(super) fn secret_verified(
         &mut self,
         number: u64,
@@ -61,32 +62,68 @@ impl ProxySession {
         if let Some(declarer) = self.link.declarer() {
             declarer.set_credentials(self.credentials.clone());
         }
-        if let UpstreamLink::Ready(own) = &self.own {
-            self.output.hand_over();
-            let (new_secret, reason) = (self.credentials.secret.expose(), "the client has a new secret");
-            own.outbox.append(|buf| {
-                write_method(buf.tail(), 0, connection::UpdateSecret { new_secret, reason });
-            });
-        }
-        // A connection that is still being opened will have the old secret, too.
+        self.output.hand_over();
+        self.attached.iter().for_each(|upstream| upstream.renew(&self.link, &self.credentials));
+        // One that is still being opened will have the old secret, too, and gets the new one when it is open.
         self.rekeyed |= !matches!(self.own, UpstreamLink::None);
-        (self.general, self.publishing) = (UpstreamLink::None, UpstreamLink::None);
-        let mut shared = Vec::new();
+        for upstream_link in [&mut self.general, &mut self.publishing] {
+            if !upstream_link.upstream().is_some_and(|upstream| upstream.is_of(&self.credentials)) {
+                *upstream_link = UpstreamLink::None;
+            }
+        }
+        let mut former = Vec::new();
         for (number, channel) in self.channels.iter() {
             for role in [Role::General, Role::Publishing] {
-                if let Some(SidePlacement::Placed(route)) = channel.side(role).map(|side| &side.place)
-                    && !route.own
+                if let Some(side) = channel.side(role)
+                    && !side.touched
+                    && self.is_of_former_secret(side)
                     && !channel.is_closing()
                 {
-                    shared.push((number, role));
+                    former.push((number, role));
                 }
             }
         }
-        for (number, role) in shared {
+        for (number, role) in former {
             self.leave(number, role, false)?;
         }
+        self.leave_former_connections();
         self.answer(0, connection::UpdateSecretOk {});
         Ok(())
+    }
+
+    /// Moves a channel with consumers from a connection of a former secret of the client, before it sends a method that needs
+    /// the rights of the present one.
+    pub(super) fn leave_former_secret(&mut self, number: u16) -> Result<(), Fault> {
+        if self.new_secrets == 0 {
+            return Ok(());
+        }
+        let is_left =
+            self.channels.get(number).is_some_and(|channel| self.is_of_former_secret(&channel.general));
+        if is_left { self.leave(number, Role::General, false) } else { Ok(()) }
+    }
+
+    /// Has the client forgotten by connections of its former secrets on which it has no channel any more.
+    pub(super) fn leave_former_connections(&mut self) {
+        if self.new_secrets == 0 {
+            return;
+        }
+        let Self { attached, channels, own, link, credentials, .. } = self;
+        attached.retain(|upstream| {
+            let is_it = |other: &Arc<Upstream>| Arc::ptr_eq(other, upstream);
+            let is_there = |side: &Side| side.route().is_some_and(|route| is_it(&route.upstream));
+            let is_needed = own.upstream().is_some_and(is_it)
+                || upstream.is_of(credentials)
+                || channels.iter().any(|(_, channel)| channel.sides().any(is_there));
+            if !is_needed {
+                upstream.detach(link);
+            }
+            is_needed
+        });
+    }
+
+    /// Whether a side is on a connection that it shares with clients which have a former secret of this one.
+    fn is_of_former_secret(&self, side: &Side) -> bool {
+        matches!(&side.place, SidePlacement::Placed(route) if !route.own && !route.upstream.is_of(&self.credentials))
     }
 }
 

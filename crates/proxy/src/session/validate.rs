@@ -209,7 +209,7 @@ pub(super) fn is_removal(payload: &[u8]) -> bool {
 }
 
 /// Whether a method has an effect on queues or exchanges, or shows what is in a queue: what the client has published
-/// before must be there.
+/// before must be there, and it must have the right to it.
 pub(super) fn is_about_queues(payload: &[u8]) -> bool {
     matches!(payload, [0, 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
 }

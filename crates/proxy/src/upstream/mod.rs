@@ -10,6 +10,7 @@ mod ledger;
 mod peer;
 mod role;
 mod run;
+mod secret;
 mod share;
 mod slot;
 mod task;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::{Credentials, Fault, ReplyCode};
+use arc_swap::ArcSwap;
 use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -68,7 +70,8 @@ pub(crate) struct Upstream {
     pub(crate) frame_max: u32,
     /// The broker's address.
     pub(crate) endpoint: Endpoint,
-    pub(crate) credentials: Arc<Credentials>,
+    /// Those that it was opened with, until all its clients have others: see [`secret`].
+    credentials: ArcSwap<Credentials>,
     pub(crate) virtual_host: Box<str>,
     /// Maximum number of channels, as negotiated with the broker.
     channel_max: u16,
@@ -191,11 +194,14 @@ impl Upstream {
     }
 
     /// Has events sent to the client, and blocked notices once it publishes here. Returns false if the
-    /// connection is gone or another client's own.
-    pub(crate) fn attach(&self, link: &Arc<ClientLink>) -> bool {
+    /// connection is gone, another client's own, or no longer one of these credentials.
+    pub(crate) fn attach(&self, link: &Arc<ClientLink>, credentials: &Credentials) -> bool {
         let mut state = self.state.lock();
-        let foreign = state.owner.as_ref().is_some_and(|owner| !Arc::ptr_eq(owner, link));
-        if state.phase != Phase::Open || foreign {
+        let is_ours = match &state.owner {
+            Some(owner) => Arc::ptr_eq(owner, link),
+            None => self.is_of(credentials),
+        };
+        if state.phase != Phase::Open || !is_ours {
             return false;
         }
         state.attached.push(Attached::new(link.clone(), false));
@@ -209,6 +215,7 @@ impl Upstream {
     pub(crate) fn detach(&self, link: &Arc<ClientLink>) {
         let mut state = self.state.lock();
         state.forget_attached(link);
+        self.pass_on_common_secret(&mut state);
         state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
         if state.unused_since().is_some() {
             state.unused.notify();

@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use amqp::Credentials;
+
 use super::slot::Slot;
 use super::{Phase, Upstream, UpstreamState};
 use crate::link::ClientLink;
@@ -27,11 +29,13 @@ pub(super) struct Attached {
     pub(super) link: Arc<ClientLink>,
     /// Whether it has published here, or owns the connection: it then receives `connection.blocked`. Never cleared.
     publishes: bool,
+    /// Its credentials, if it has other ones than the connection.
+    pub(super) renewed: Option<Arc<Credentials>>,
 }
 
 impl Attached {
     pub(super) fn new(link: Arc<ClientLink>, publishes: bool) -> Self {
-        Self { link, publishes }
+        Self { link, publishes, renewed: None }
     }
 }
 

@@ -8,6 +8,7 @@ use amqp::frame::HEARTBEAT;
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{basic, channel, connection};
 use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
+use arc_swap::ArcSwap;
 use sync::Mutex;
 use tokio::sync::Notify;
 use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
@@ -67,7 +68,7 @@ pub(crate) fn open(
         sample: Mutex::default(),
         frame_max: limits.frame_max,
         endpoint: access.endpoint,
-        credentials: access.credentials,
+        credentials: ArcSwap::new(access.credentials),
         virtual_host: access.virtual_host,
         channel_max: limits.channel_max,
         shared_channel_max: limits.channel_max.min(config.max_channels_per_connection),

@@ -48,7 +48,7 @@ impl Upstream {
         UpstreamView {
             name: format!("{}#{}", self.endpoint, self.id),
             address: self.endpoint.to_string(),
-            user: self.credentials.username.clone(),
+            user: self.credentials.load().username.clone(),
             vhost: self.virtual_host.to_string(),
             age: transport::now().saturating_duration_since(self.opened_at),
             is_open: state.phase == Phase::Open,

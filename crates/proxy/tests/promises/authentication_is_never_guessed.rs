@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use amqp::method::{basic, connection};
-use amqp::{Capabilities, Credentials, Method};
-use proxy::{ClientInfo, ClientSide, Pool, PoolConfig, Refusal};
+use amqp::method::basic;
+use amqp::{Capabilities, Credentials};
+use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use std::sync::Arc;
 use transport::Outbox;
 
@@ -188,97 +188,4 @@ async fn p1_a_login_that_is_refused_when_it_is_verified_again_vouches_for_nobody
     }
     assert!(verified.elapsed() < ttl, "it was not verified again before its time was over");
     assert!(login(&pool, "user", "rotated").await.is_ok());
-}
-
-async fn update_secret(client: &mut Client, new_secret: &[u8]) {
-    client.send(0, connection::UpdateSecret { new_secret, reason: "" }).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn p1_a_new_secret_is_accepted_once_the_broker_has_accepted_it_and_channels_move() {
-    let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(broker.config());
-    let mut client = Client::connect(&pool).await;
-    let mut old = broker.next_connection().await;
-    client.open_channel(1).await;
-    client.publish(1, b"before").await;
-    old.expect("channel.open").await;
-    old.expect_message().await;
-
-    update_secret(&mut client, b"right").await;
-    client.expect("connection.update-secret-ok").await;
-    assert_eq!(broker.logins(), 1, "that one is verified");
-
-    *broker.manners.password.lock() = "rotated".to_owned();
-    update_secret(&mut client, b"rotated").await;
-    client.expect("connection.update-secret-ok").await;
-    client.publish(1, b"after").await;
-    old.expect("channel.close").await;
-    let mut new = broker.next_connection().await;
-    new.expect("channel.open").await;
-    assert_eq!(new.expect_message().await.1, b"after");
-}
-
-#[tokio::test(start_paused = true)]
-async fn p1_a_new_secret_that_the_broker_refuses_ends_its_client_alone() {
-    let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(broker.config());
-    let (mut client, mut neighbour) = (Client::connect(&pool).await, Client::connect(&pool).await);
-    let _upstream = broker.next_connection().await;
-    update_secret(&mut client, b"wrong").await;
-    client.expect_close(530, "NOT_ALLOWED - New secret was refused by one of the backends").await;
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn p1_a_new_secret_waits_for_a_broker_that_can_be_asked_and_its_client_stays() {
-    let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(PoolConfig { arrival_max: Duration::from_millis(10), ..broker.config() });
-    let mut client = Client::connect(&pool).await;
-    let upstream = broker.next_connection().await;
-    broker.go_away().await;
-    drop(upstream);
-    until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
-    update_secret(&mut client, b"rotated").await;
-    // Later clients have waited in vain, and so has the one that was there before them.
-    for _ in 0..2 {
-        assert!(login(&pool, "user", "unheard-of").await.is_err());
-    }
-    client.open_channel(1).await;
-
-    *broker.manners.password.lock() = "rotated".to_owned();
-    broker.come_back().await;
-    client.expect("connection.update-secret-ok").await;
-    client.publish(1, b"with the new one").await;
-    let mut upstream = broker.next_connection().await;
-    upstream.expect("channel.open").await;
-    assert_eq!(upstream.expect_message().await.1, b"with the new one");
-}
-
-#[tokio::test(start_paused = true)]
-async fn p1_a_new_secret_is_passed_on_to_a_clients_own_connection_which_nobody_gets_afterwards() {
-    let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(broker.config());
-    let mut client = Client::connect(&pool).await;
-    let _shared = broker.next_connection().await;
-    client.open_channel(1).await;
-    client.send(1, basic::Consume { queue: "q", ..Default::default() }).await;
-    client.expect("basic.consume-ok").await;
-    let mut own = broker.next_connection().await;
-    for name in ["channel.open", "basic.consume"] {
-        own.expect(name).await;
-    }
-    *broker.manners.password.lock() = "rotated".to_owned();
-    update_secret(&mut client, b"rotated").await;
-    client.expect("connection.update-secret-ok").await;
-    let passed_on = own.expect("connection.update-secret").await;
-    let Method::ConnectionUpdateSecret(update) = passed_on.method() else { unreachable!() };
-    assert_eq!(update.new_secret, b"rotated");
-    client.send(0, connection::Close::default()).await;
-    for name in ["channel.close", "connection.close"] {
-        own.expect(name).await;
-    }
-    client.expect("connection.close-ok").await;
 }

@@ -29,6 +29,7 @@ mod exclusive_queues_stay_private;
 mod late_answers_are_waited_for;
 mod methods_come_behind_closed_channels;
 mod moved_channels_keep_their_order;
+mod new_secrets_move_nothing;
 mod no_message_is_confirmed_for_another;
 mod nothing_is_replayed_for_those_who_do_it;
 mod only_the_offender_ends;

@@ -1,0 +1,73 @@
+//! New secrets of the clients of a connection (`connection.update-secret`).
+//!
+//! A connection has the rights of the secret that it was opened with. Clients that share it have sent the same one, and once
+//! all that still use it have sent the same new one, it is passed on to the broker: the connection is one of the new
+//! secret then, and nothing on it moves. Until then it is one of the former, and a client with another secret is not
+//! attached to it.
+//!
+//! For example two clients share a connection, and one of them has a new token. Its consumers stay, and when the other one
+//! has sent the same token, or is gone, the broker gets it.
+
+use std::sync::Arc;
+
+use amqp::Credentials;
+use amqp::method::connection;
+
+use super::role::Attached;
+use super::{Phase, Upstream, UpstreamState};
+use crate::link::ClientLink;
+
+impl Upstream {
+    /// The credentials of those who use the connection.
+    pub(crate) fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.load_full()
+    }
+
+    /// Whether the connection is one of these credentials, compared in constant time unless they are the same object.
+    pub(crate) fn is_of(&self, credentials: &Credentials) -> bool {
+        let own = self.credentials.load();
+        std::ptr::eq(&**own, credentials) || **own == *credentials
+    }
+
+    /// A client that is attached here has a new secret, which the broker has accepted. To a connection of its own it is
+    /// passed on at once.
+    pub(crate) fn renew(&self, link: &Arc<ClientLink>, credentials: &Arc<Credentials>) {
+        let mut state = self.state.lock();
+        if let Some(owner) = &state.owner {
+            if Arc::ptr_eq(owner, link) {
+                self.pass_on_secret(credentials);
+            }
+            return;
+        }
+        let is_former = self.is_of(credentials);
+        if let Some(attached) = state.attached.iter_mut().find(|attached| Arc::ptr_eq(&attached.link, link)) {
+            attached.renewed = (!is_former).then(|| credentials.clone());
+        }
+        self.pass_on_common_secret(&mut state);
+    }
+
+    /// Passes a new secret on if all clients that are attached have it.
+    pub(super) fn pass_on_common_secret(&self, state: &mut UpstreamState) {
+        if state.phase != Phase::Open || state.owner.is_some() {
+            return;
+        }
+        let Some(credentials) = state.attached.first().and_then(|first| first.renewed.clone()) else {
+            return;
+        };
+        let has_it =
+            |attached: &Attached| attached.renewed.as_ref().is_some_and(|renewed| **renewed == *credentials);
+        if !state.attached.iter().all(has_it) {
+            return;
+        }
+        state.attached.iter_mut().for_each(|attached| attached.renewed = None);
+        // The broker has accepted it on another connection.
+        state.verified_at = None;
+        self.pass_on_secret(&credentials);
+        self.credentials.store(credentials);
+    }
+
+    fn pass_on_secret(&self, credentials: &Credentials) {
+        let (new_secret, reason) = (credentials.secret.expose(), "the client has a new secret");
+        self.send(0, connection::UpdateSecret { new_secret, reason });
+    }
+}
