@@ -72,11 +72,11 @@ NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
 PLAIN_LOCK = re.compile(r"\bparking_lot\b|\b(?:std|tokio)::sync::(?:\{[^}]*)?\b(?:Mutex|RwLock|Condvar)\b")
 MESSAGE_PATH = ("broker", "server", "store", "transport")
 PLAIN_LOCKS = {
-    "server/src/access/writer.rs": "the access log: opened and closed connections",
     "server/src/alarms.rs": "connections that an alarm blocks",
     "server/src/amqp/incomplete.rs": "a connection whose incomplete messages exceed 64 KiB, once for each time",
     "server/src/client.rs": "logins",
     "server/src/limits/mod.rs": "connections, and reads where receive_rate is set",
+    "server/src/lines.rs": "lines of the log and the access log",
     "server/src/migration/mod.rs": "moves to another broker",
     "server/src/migration/progress.rs": "moves to another broker",
     "server/src/registry/bytes.rs": "lists for operators",

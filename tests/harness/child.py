@@ -20,9 +20,10 @@ def forget_ended():
 
 
 class Child:
-    """`logs` is a folder in which it keeps logs of its own, beside what it prints."""
+    """`logs` is a folder in which it keeps logs of its own, beside what it prints. `stderr` is where its standard error goes, in
+    place of the output that is kept."""
 
-    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None, pass_fds=()):
+    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None, pass_fds=(), stderr=subprocess.STDOUT):
         self.log = log
         self.logs = logs
         self.lines = []
@@ -35,7 +36,7 @@ class Child:
             cwd=cwd,
             stdin=stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             errors="replace",
             # A Ctrl-C is for the tests, which then stop their children in order.

@@ -22,9 +22,9 @@ def binary():
 
 class Leveret:
     """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added.
-    `program` is another build."""
+    `program` is another build, `stderr` a file in place of the output that is kept."""
 
-    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None):
+    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None, stderr=subprocess.STDOUT):
         folder.mkdir(parents=True, exist_ok=True)
         quiet = [word for name in OPTIONAL_LISTENERS if name not in flags for word in (name, "off")]
         fixed = {"--amqp": amqp, "--http": "127.0.0.1:0"}
@@ -35,7 +35,7 @@ class Leveret:
             # However long a broker takes to start again: a minute by default.
             defaults["LEVERET_UPSTREAM_OUTAGE_MAX"] = f"{TEST_SECONDS}s"
         environment = clean_environment(**(defaults | (env or {})))
-        self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder)
+        self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder, stderr=stderr)
         if wait:
             try:
                 self.address = self.child.wait_line(r"^amqp +listening on amqp://([^\s/]+)").group(1)

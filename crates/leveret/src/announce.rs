@@ -1,9 +1,11 @@
 //! The start-up lines for scripts: one per listener, on standard output.
 
-use std::io::Write as _;
+use std::io;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use server::ListenerKind;
+use server::{LAST_LINES_TIMEOUT, LineReport, LineWriter, ListenerKind};
 
 /// An announced listener.
 #[derive(Debug, Clone)]
@@ -16,14 +18,40 @@ pub(crate) struct Announced {
 /// The announced listeners, in order.
 static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 
+/// Writes them, so that a standard output that nobody reads does not hold up the start: a process that takes over may have
+/// inherited it. `None` if there is no thread for it.
+static OUTPUT: OnceLock<Option<LineWriter>> = OnceLock::new();
+
+/// Most time that a line may take before the start goes on without it.
+const LINE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once.
 ///
 /// A closed standard output is no reason to stop serving.
 pub(crate) fn announce(listener: Announced) {
     let line = line(listener.kind.setting, &listener.url);
     ANNOUNCED.lock().push(listener);
-    let mut output = std::io::stdout().lock();
-    let _ = output.write_all(line.as_bytes()).and_then(|()| output.flush());
+    let output = OUTPUT.get_or_init(|| LineWriter::start_on("announcements", io::stdout(), Unreported).ok());
+    if let Some(output) = output {
+        output.queue().write(line.into_bytes());
+        output.queue().flush(LINE_TIMEOUT);
+    }
+}
+
+/// Writes the lines that are left, if they can be written. Called once, before the process exits.
+pub(crate) fn end() {
+    if let Some(Some(output)) = OUTPUT.get() {
+        output.end(LAST_LINES_TIMEOUT);
+    }
+}
+
+/// There are far fewer lines than may wait.
+struct Unreported;
+
+impl LineReport for Unreported {
+    fn dropped(&self, _: u64) -> String {
+        String::new()
+    }
 }
 
 /// Returns the announced listeners, in order.

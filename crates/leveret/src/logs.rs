@@ -1,11 +1,19 @@
 //! Logs: human-readable lines on standard error.
+//!
+//! A thread writes them, and nobody else waits for it: a pipe that nobody reads stops neither clients nor the end of the
+//! process. Panics take the same way.
 
 mod repeats;
 
-use std::io::IsTerminal as _;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use server::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWriter};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
@@ -13,23 +21,27 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 use self::repeats::{Collapse, Repeats};
 use crate::config::Config;
 
-/// Handle to the log filter, which can change while the process runs.
+/// The log of the process. Its filter can change while the process runs.
 #[derive(Debug, Clone)]
-pub(crate) struct LogLevel(reload::Handle<EnvFilter, Registry>, Arc<Repeats>);
+pub(crate) struct ProcessLog {
+    filter: reload::Handle<EnvFilter, Registry>,
+    repeats: Arc<Repeats>,
+    writer: Arc<LineWriter>,
+}
 
 /// How long equal warnings are only counted, before their number is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-impl LogLevel {
+impl ProcessLog {
     /// Applies the setting `log`, which was validated when it was read.
     pub(crate) fn set(&self, config: &Config) {
         // This fails only if there is no log any more to report the failure.
-        let _ = self.0.reload(filter(config));
+        let _ = self.filter.reload(filter(config));
     }
 
     /// Logs how often warnings were repeated since the last call.
     pub(crate) fn report_repeats(&self) {
-        self.1.report();
+        self.repeats.report();
     }
 
     /// Does so again and again.
@@ -39,18 +51,95 @@ impl LogLevel {
             self.report_repeats();
         }
     }
+
+    /// Writes the last line of the process that has failed, as it is.
+    pub(crate) fn write_failure(&self, line: &str) {
+        self.writer.queue().write(format!("{line}\n").into_bytes());
+    }
+
+    /// Waits until all lines so far are written, but at most as long as `timeout`.
+    pub(crate) fn flush(&self, timeout: Duration) {
+        self.writer.queue().flush(timeout);
+    }
+
+    /// Writes the lines that are left, if they can be written. Called once, before the process exits.
+    pub(crate) fn end(&self) {
+        self.writer.end(LAST_LINES_TIMEOUT);
+    }
 }
 
 /// Starts logging for the rest of the process.
-pub(crate) fn start(config: &Config) -> LogLevel {
+///
+/// # Errors
+/// The thread cannot be started.
+pub(crate) fn start(config: &Config) -> io::Result<ProcessLog> {
+    let writer = Arc::new(LineWriter::start("log", LineTarget::Stderr, DroppedLines)?);
+    log_panics(Arc::clone(writer.queue()));
     let (filter, handle) = reload::Layer::new(filter(config));
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(Lines(Arc::clone(writer.queue())))
+        .with_ansi(io::stderr().is_terminal());
     let repeats = Arc::new(Repeats::default());
     let lines = lines.with_filter(Collapse(Arc::clone(&repeats)));
     tracing_subscriber::registry().with(filter).with(lines).init();
-    LogLevel(handle, repeats)
+    Ok(ProcessLog { filter: handle, repeats, writer })
+}
+
+/// Writes panics as the standard library does, but through the log's thread. Each is waited for, as it may end the process.
+fn log_panics(queue: Arc<LineQueue>) {
+    std::panic::set_hook(Box::new(move |info| {
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("<unnamed>");
+        let backtrace = Backtrace::capture();
+        let backtrace = match backtrace.status() {
+            BacktraceStatus::Captured => format!("stack backtrace:\n{backtrace}"),
+            _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n".to_owned(),
+        };
+        queue.write(format!("\nthread '{thread}' {info}\n{backtrace}").into_bytes());
+        queue.flush(PANIC_TIMEOUT);
+    }));
+}
+
+/// Most time that a panic takes when nothing can be written.
+const PANIC_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Passes each event to the log's thread.
+struct Lines(Arc<LineQueue>);
+
+impl<'w> MakeWriter<'w> for Lines {
+    type Writer = EventWriter<'w>;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        EventWriter(&self.0)
+    }
+}
+
+/// Takes the line of an event, which is written in one go.
+struct EventWriter<'w>(&'w LineQueue);
+
+impl io::Write for EventWriter<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reports lines that are missing, whatever the filter is.
+struct DroppedLines;
+
+impl LineReport for DroppedLines {
+    fn dropped(&self, lines: u64) -> String {
+        let mut line = String::new();
+        // Writing to a string cannot fail.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+        line + &format!(
+            "  WARN leveret::logs: standard error was not read: lines of the log are lost lines={lines}\n"
+        )
+    }
 }
 
 /// The filter of the setting `log`, which was validated when it was read.

@@ -49,6 +49,7 @@ use clap::Parser as _;
 
 use cli::{Command, CommandLine, ConfigCommand};
 use config::{Effective, Environment, Flags};
+use logs::ProcessLog;
 
 // Long-lived connections of changing size fragment the system's allocator; jemalloc returns memory to the
 // system. .cargo/config.toml sets how soon.
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse_command_line(&error),
     };
     let result = match command_line.command {
-        Command::Serve(flags) => serve(flags),
+        Command::Serve(flags) => return serve(flags),
         #[cfg(feature = "bench")]
         Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
@@ -110,12 +111,17 @@ impl Failure {
     }
 
     fn report(self) -> ExitCode {
+        self.report_to(|line| {
+            let _ = writeln!(io::stderr(), "{line}");
+        })
+    }
+
+    fn report_to(self, write: impl FnOnce(&str)) -> ExitCode {
         let code = match self {
             Self::Usage(_) => WRONG_USAGE,
             Self::Run(_) | Self::Passing(_) => FAILED,
         };
-        let line = self.into_line();
-        let _ = writeln!(io::stderr(), "leveret: {line}");
+        write(&format!("leveret: {}", self.into_line()));
         ExitCode::from(code)
     }
 }
@@ -140,9 +146,28 @@ fn load(flags: &Flags) -> Result<Effective, Failure> {
     config::load(flags, &Environment::of_process()).map_err(Failure::usage)
 }
 
-fn serve(flags: Flags) -> Result<(), Failure> {
-    let effective = load(&flags)?;
-    let log = logs::start(&effective.config);
+fn serve(flags: Flags) -> ExitCode {
+    let started = load(&flags).and_then(|effective| {
+        let log = logs::start(&effective.config).map_err(|error| Failure::run(format!("log: {error}")))?;
+        Ok((effective, log))
+    });
+    let (effective, log) = match started {
+        Ok(started) => started,
+        Err(failure) => return failure.report(),
+    };
+    let result = run_server(flags, effective, &log);
+    // From here on nothing else is logged that operators have to see.
+    log.report_repeats();
+    let code = match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report_to(|line| log.write_failure(line)),
+    };
+    announce::end();
+    log.end();
+    code
+}
+
+fn run_server(flags: Flags, effective: Effective, log: &ProcessLog) -> Result<(), Failure> {
     let inherited = service_sockets::inherit();
     let busy = effective.config.worker_threads.count();
     transport::limit_busy_turns(busy);
@@ -154,7 +179,6 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
     runtime.spawn(log.clone().keep_reporting());
     let result = runtime.block_on(serve::run(flags, effective, log.clone(), inherited));
-    log.report_repeats();
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {

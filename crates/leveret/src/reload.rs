@@ -11,7 +11,7 @@ use server::{AccessLogWriter, Backend, Server};
 use crate::alarms::Levels;
 use crate::config::{Config, Effective, Environment, Flags};
 use crate::logins::Logins;
-use crate::logs::LogLevel;
+use crate::logs::ProcessLog;
 use crate::notify::Notifier;
 use crate::signals::{ActionRequests, DrainReason};
 use crate::takeover::Upgrades;
@@ -23,7 +23,7 @@ pub(crate) struct Reloader {
     pub(crate) flags: Flags,
     /// The settings in effect; those that cannot change live stay as they were at start.
     pub(crate) effective: Mutex<Effective>,
-    pub(crate) log: LogLevel,
+    pub(crate) log: ProcessLog,
     pub(crate) tls: Tls,
     pub(crate) access_log: Option<Arc<AccessLogWriter>>,
     pub(crate) server: Server,

@@ -27,7 +27,7 @@ use crate::descriptors;
 use crate::http::Http;
 use crate::identities;
 use crate::logins::Logins;
-use crate::logs::LogLevel;
+use crate::logs::ProcessLog;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
 use crate::mqtt::mqtt_config;
@@ -55,12 +55,12 @@ const IDLE_PROBE_CHECKS: u32 = 15;
 pub(crate) async fn run(
     flags: Flags,
     effective: Effective,
-    log: LogLevel,
+    log: ProcessLog,
     inherited: Inherited,
 ) -> Result<(), ServeError> {
     let config = migration::obey(&effective).map_err(ServeError::Setting)?;
     // Before any announcement, since its reader may send a signal at once.
-    let caught = signals::catch().map_err(ServeError::Signals)?;
+    let caught = signals::catch(&log).map_err(ServeError::Signals)?;
     let Caught { mut drain, addresses_wanted, drainer, reload, upgrade } = caught;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();

@@ -9,8 +9,13 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
+use crate::logs::ProcessLog;
+
 /// The exit code of a process that a second signal ends before its drain is complete.
 const LEFT_AT_ONCE: i32 = 1;
+
+/// Most time that the last line takes then, if it cannot be written.
+const LAST_LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Why the process drains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,12 +102,13 @@ impl ActionRequests {
     }
 }
 
-/// Installs handlers for the signals, each of which would end the process by default.
+/// Installs handlers for the signals, each of which would end the process by default. `log` is written before a second one
+/// does.
 ///
 /// # Errors
 ///
 /// A handler could not be installed.
-pub(crate) fn catch() -> io::Result<Caught> {
+pub(crate) fn catch(log: &ProcessLog) -> io::Result<Caught> {
     let (reload, upgrade) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (addresses_sender, addresses_wanted) = watch::channel(false);
     let (request, requested) = watch::channel(None);
@@ -115,7 +121,7 @@ pub(crate) fn catch() -> io::Result<Caught> {
         reload: Arc::clone(&reload),
         upgrade: Arc::clone(&upgrade),
     };
-    tokio::spawn(signals.watch(drainer.clone()));
+    tokio::spawn(signals.watch(drainer.clone(), log.clone()));
     Ok(Caught {
         drain: DrainRequest(requested),
         addresses_wanted: AddressesWanted(addresses_wanted),
@@ -180,13 +186,14 @@ struct Signals {
 }
 
 impl Signals {
-    async fn watch(mut self, drainer: Drainer) {
+    async fn watch(mut self, drainer: Drainer, log: ProcessLog) {
         let name = self.next().await;
-        tracing::info!(signal = name, "shutting down; a second signal exits immediately");
         drainer.interrupt();
         drainer.addresses_wanted.send_replace(true);
+        tracing::info!(signal = name, "shutting down; a second signal exits immediately");
         let name = self.next().await;
         tracing::warn!(signal = name, "exiting immediately");
+        log.flush(LAST_LINE_TIMEOUT);
         std::process::exit(LEFT_AT_ONCE);
     }
 

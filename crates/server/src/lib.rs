@@ -27,6 +27,7 @@ mod amqp;
 mod backend;
 mod client;
 mod limits;
+mod lines;
 mod metrics;
 mod migration;
 mod mqtt;
@@ -44,7 +45,7 @@ mod stomp;
 mod upstream;
 mod websocket;
 
-pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
+pub use access::{AccessFormat, AccessLog, AccessLogWriter};
 pub use alarms::{Alarms, Resource};
 #[cfg(feature = "loom")]
 pub use amqp::deliveries::interleavings;
@@ -52,6 +53,7 @@ pub use backend::{Backend, Clock};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };
+pub use lines::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWriter};
 pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use migration::{
     ExchangeRecord, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, MovedQueueState,

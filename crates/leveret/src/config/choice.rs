@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use broker::{Compatibility, QueueKind};
-use server::{AccessFormat, AccessTarget, Network};
+use server::{AccessFormat, LineTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
 use super::spool::Unsuitable;
@@ -85,7 +85,7 @@ words!(AccessFormat { "text" => Self::Text, "json" => Self::Json });
 
 /// The target of the access log, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AccessLogTarget(pub(crate) Option<AccessTarget>);
+pub(crate) struct AccessLogTarget(pub(crate) Option<LineTarget>);
 
 impl Value for AccessLogTarget {
     const KIND: &'static str = "FILE";
@@ -94,16 +94,16 @@ impl Value for AccessLogTarget {
         match text {
             "" => Err("must be the path of a file, 'stderr' or 'off'".into()),
             "off" => Ok(Self(None)),
-            "stderr" => Ok(Self(Some(AccessTarget::Stderr))),
-            path => Ok(Self(Some(AccessTarget::File(path.into())))),
+            "stderr" => Ok(Self(Some(LineTarget::Stderr))),
+            path => Ok(Self(Some(LineTarget::File(path.into())))),
         }
     }
 
     fn to_toml(&self) -> String {
         match &self.0 {
             None => quoted("off"),
-            Some(AccessTarget::Stderr) => quoted("stderr"),
-            Some(AccessTarget::File(path)) => quoted(&path.to_string_lossy()),
+            Some(LineTarget::Stderr) => quoted("stderr"),
+            Some(LineTarget::File(path)) => quoted(&path.to_string_lossy()),
         }
     }
 }

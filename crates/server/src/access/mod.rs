@@ -17,7 +17,7 @@ use crate::protocols::ClientProtocol;
 
 pub use self::line::AccessFormat;
 use self::line::{LogLine, Value};
-pub use self::writer::{AccessLog, AccessLogWriter, AccessTarget};
+pub use self::writer::{AccessLog, AccessLogWriter};
 
 /// The data logged about one connection.
 #[derive(Debug)]

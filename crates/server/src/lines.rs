@@ -1,0 +1,323 @@
+//! A thread that writes lines to standard error, a file or another stream, for others that never wait for it.
+//!
+//! A pipe that nobody reads, or a disk that hangs, holds up this thread alone: lines that do not fit in its queue are dropped
+//! and counted, and their number is written before the next line that can be.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// The destination of lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LineTarget {
+    /// Standard error.
+    Stderr,
+    /// A file, appended to, and created if it does not exist.
+    File(PathBuf),
+}
+
+/// Says how a log fares. Called by its thread.
+pub trait LineReport: Send + 'static {
+    /// The line that gives the number of lines that were dropped, with its line feed.
+    fn dropped(&self, lines: u64) -> String;
+
+    /// Called when a write has failed that is not known to fail.
+    fn failed(&self, _: &io::Error) {}
+
+    /// Called when writes succeed again.
+    fn recovered(&self) {}
+}
+
+/// The lines that wait for the thread of a [`LineWriter`].
+#[derive(Debug, Default)]
+pub struct LineQueue {
+    waiting: Mutex<WaitingLines>,
+    /// Notified when the thread has something to do.
+    arrived: Condvar,
+    /// Notified when the thread has written all lines, and when it ends.
+    written: Condvar,
+}
+
+/// The thread that writes lines.
+#[derive(Debug)]
+pub struct LineWriter {
+    queue: Arc<LineQueue>,
+    /// `None` once [`LineWriter::end`] has been called.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct WaitingLines {
+    entries: VecDeque<LineEntry>,
+    /// Bytes that `entries` take, at most [`MAX_WAITING`].
+    bytes: usize,
+    /// Lines that were dropped, or could not be written, since their number was last written.
+    dropped: u64,
+    /// The thread has taken entries, and has not flushed them yet.
+    is_writing: bool,
+    /// Set when the thread is to end after the last entry. Later lines are not accepted.
+    ending: bool,
+    /// Set when the thread has ended.
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum LineEntry {
+    Line(Box<[u8]>),
+    /// Opens the file again, which may have been renamed.
+    Reopen,
+}
+
+/// Bytes of lines that may wait for the thread: some 16,000 lines, minutes of a busy log.
+const MAX_WAITING: usize = 4 << 20;
+
+/// Bytes of memory that an entry takes in addition to its text.
+const ENTRY_OVERHEAD: usize = 64;
+
+/// Most time that the end of a log takes when nothing can be written.
+pub const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl LineQueue {
+    /// Queues a line, which ends in a line feed, or drops and counts it if too much waits already. Never waits for a write.
+    pub fn write(&self, line: impl Into<Box<[u8]>>) {
+        let line = line.into();
+        let mut waiting = self.waiting.lock();
+        if waiting.ending {
+            return;
+        }
+        let bytes = line.len() + ENTRY_OVERHEAD;
+        if waiting.bytes + bytes > MAX_WAITING {
+            waiting.dropped += 1;
+            return;
+        }
+        waiting.bytes += bytes;
+        waiting.entries.push_back(LineEntry::Line(line));
+        drop(waiting);
+        self.arrived.notify_one();
+    }
+
+    /// Waits until all lines so far are written, but at most as long as `timeout`. Returns whether they are.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut waiting = self.waiting.lock();
+        while !waiting.ended && (waiting.is_writing || !waiting.entries.is_empty()) {
+            if self.written.wait_until(&mut waiting, deadline).timed_out() {
+                return false;
+            }
+        }
+        !waiting.ended || waiting.entries.is_empty()
+    }
+
+    fn reopen(&self) {
+        let mut waiting = self.waiting.lock();
+        if !matches!(waiting.entries.back(), Some(LineEntry::Reopen)) {
+            waiting.entries.push_back(LineEntry::Reopen);
+        }
+        drop(waiting);
+        self.arrived.notify_one();
+    }
+
+    /// For the thread: waits for entries. `false` if it is to end.
+    fn wait(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        waiting.is_writing = false;
+        self.written.notify_all();
+        while waiting.entries.is_empty() && !waiting.ending {
+            self.arrived.wait(&mut waiting);
+        }
+        waiting.is_writing = !waiting.entries.is_empty();
+        waiting.is_writing
+    }
+
+    /// For the thread: the next entry.
+    fn take(&self) -> Option<LineEntry> {
+        let mut waiting = self.waiting.lock();
+        let entry = waiting.entries.pop_front()?;
+        if let LineEntry::Line(line) = &entry {
+            waiting.bytes -= line.len() + ENTRY_OVERHEAD;
+        }
+        Some(entry)
+    }
+
+    fn count_dropped(&self, lines: u64) {
+        self.waiting.lock().dropped += lines;
+    }
+
+    fn take_dropped(&self) -> u64 {
+        std::mem::take(&mut self.waiting.lock().dropped)
+    }
+}
+
+impl LineWriter {
+    /// Opens the target and starts the thread, with a name of up to 15 bytes.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be opened or the thread cannot be started.
+    pub fn start(name: &str, target: LineTarget, report: impl LineReport) -> io::Result<Self> {
+        match target {
+            // Each write locks it, so that its line is not mixed with others.
+            LineTarget::Stderr => Self::start_on(name, io::stderr(), report),
+            LineTarget::File(path) => Self::spawn(name, Sink::File(open(&path)?, path), Box::new(report)),
+        }
+    }
+
+    /// Starts the thread on a stream.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started.
+    pub fn start_on(
+        name: &str,
+        stream: impl Write + Send + 'static,
+        report: impl LineReport,
+    ) -> io::Result<Self> {
+        Self::spawn(name, Sink::Stream(Box::new(stream)), Box::new(report))
+    }
+
+    fn spawn(name: &str, sink: Sink, report: Box<dyn LineReport>) -> io::Result<Self> {
+        let queue = Arc::new(LineQueue::default());
+        let writing = WritingThread { sink, queue: Arc::clone(&queue), report, failing: false };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || writing.run())?;
+        Ok(Self { queue, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// The queue of lines.
+    pub fn queue(&self) -> &Arc<LineQueue> {
+        &self.queue
+    }
+
+    /// Reopens the file after it was renamed. Lines that wait are written to the old one.
+    pub fn reopen(&self) {
+        self.queue.reopen();
+    }
+
+    /// Ends the thread once all lines so far are written, and waits for that as long as `timeout`: a thread that is stuck in a
+    /// write is left behind. A process has to call this before it exits: others may still hold the writer then. Later lines
+    /// are lost.
+    pub fn end(&self, timeout: Duration) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        let deadline = Instant::now() + timeout;
+        let mut waiting = self.queue.waiting.lock();
+        waiting.ending = true;
+        self.queue.arrived.notify_one();
+        while !waiting.ended {
+            if self.queue.written.wait_until(&mut waiting, deadline).timed_out() {
+                return;
+            }
+        }
+        drop(waiting);
+        // A panic in the thread has already been reported.
+        let _ = thread.join();
+    }
+}
+
+impl Drop for LineWriter {
+    fn drop(&mut self) {
+        self.end(LAST_LINES_TIMEOUT);
+    }
+}
+
+enum Sink {
+    Stream(Box<dyn Write + Send>),
+    File(BufWriter<File>, PathBuf),
+}
+
+fn open(path: &Path) -> io::Result<BufWriter<File>> {
+    Ok(BufWriter::new(OpenOptions::new().create(true).append(true).open(path)?))
+}
+
+impl Sink {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Stream(stream) => stream.write_all(line),
+            Self::File(file, _) => file.write_all(line),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stream(stream) => stream.flush(),
+            Self::File(file, _) => file.flush(),
+        }
+    }
+
+    /// Opens a file again, under its name.
+    fn reopen(&mut self) -> io::Result<()> {
+        self.flush()?;
+        if let Self::File(file, path) = self {
+            *file = open(path)?;
+        }
+        Ok(())
+    }
+}
+
+struct WritingThread {
+    sink: Sink,
+    queue: Arc<LineQueue>,
+    report: Box<dyn LineReport>,
+    /// A write failure has been reported; reported again only after a success.
+    failing: bool,
+}
+
+impl WritingThread {
+    fn run(mut self) {
+        while self.queue.wait() {
+            let mut result = Ok(());
+            // Writes all waiting lines before it flushes.
+            while let Some(entry) = self.queue.take() {
+                let outcome = match entry {
+                    LineEntry::Line(line) => {
+                        self.sink.write(&line).inspect_err(|_| self.queue.count_dropped(1))
+                    }
+                    LineEntry::Reopen => self.sink.reopen(),
+                };
+                // After lines that did not fit while this one was written.
+                result = result.and(outcome).and(self.write_dropped());
+            }
+            self.settle(result);
+        }
+        let result = self.write_dropped();
+        self.settle(result);
+    }
+
+    /// Writes the number of lines that were dropped. If that fails, they stay counted.
+    fn write_dropped(&mut self) -> io::Result<()> {
+        match self.queue.take_dropped() {
+            0 => Ok(()),
+            lines => {
+                let line = self.report.dropped(lines);
+                self.sink.write(line.as_bytes()).inspect_err(|_| self.queue.count_dropped(lines))
+            }
+        }
+    }
+
+    fn settle(&mut self, result: io::Result<()>) {
+        match result.and_then(|()| self.sink.flush()) {
+            Ok(()) if self.failing => {
+                self.failing = false;
+                self.report.recovered();
+            }
+            Err(error) if !self.failing => {
+                self.failing = true;
+                self.report.failed(&error);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for WritingThread {
+    fn drop(&mut self) {
+        // Also after a panic, so that nobody waits for this thread.
+        self.queue.waiting.lock().ended = true;
+        self.queue.written.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests;

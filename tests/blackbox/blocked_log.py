@@ -1,0 +1,105 @@
+"""A standard error that nobody reads holds up nobody: neither clients, nor health checks, nor the end of the process."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+
+import pika
+import pytest
+
+from harness.health import status
+from harness.instances import leveret
+from harness.patience import PATIENCE
+from harness.wire import CONNECTION_CLOSE, Wire
+
+
+class Pipe:
+    """A pipe so full that not one byte more fits, until somebody reads it."""
+
+    def __init__(self):
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self.filled = 0
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.filled += os.write(self.writer, b"x" * size)
+        os.set_blocking(self.writer, True)
+
+    def read_all(self):
+        """Reads until all ends to write to are closed, in a thread: a function that waits for the text."""
+        os.close(self.writer)
+        self.writer = None
+        text = []
+        with_file = os.fdopen(self.reader, "rb")
+        self.reader = None
+        thread = threading.Thread(target=lambda: text.append(with_file.read()), daemon=True)
+        thread.start()
+
+        def wait():
+            thread.join(PATIENCE)
+            with_file.close()
+            return text[0][self.filled :].decode()
+
+        return wait
+
+    def close(self):
+        for end in (self.reader, self.writer):
+            if end is not None:
+                os.close(end)
+
+
+@pytest.fixture
+def pipe():
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+def test_clients_and_operators_do_not_notice_a_log_that_nobody_reads(tmp_path, pipe):
+    flags = ("--data-dir", tmp_path / "data", "--access-log", "stderr", "--log", "debug")
+    with leveret(tmp_path, *flags, stderr=pipe.writer) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("q", durable=True)
+            # More than there are threads: a client for each line of the log.
+            for number in range(50):
+                with Wire(server.port) as refused:
+                    refused.start(f"nobody{number}:wrong")
+                    refused.expect_end()
+                channel.basic_publish("", "q", b"x", pika.BasicProperties(delivery_mode=2))
+            server.child.send(signal.SIGHUP)
+            assert status(f"{server.http}/healthz") == status(f"{server.http}/readyz") == 200
+            assert channel.queue_declare("q", passive=True).method.message_count == 50
+        server.stop()
+
+
+def test_a_log_that_is_read_again_has_all_lines_to_the_last(tmp_path, pipe):
+    with leveret(tmp_path, stderr=pipe.writer) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)):
+            wait = pipe.read_all()
+        server.stop()
+        log = wait()
+    assert "mode: broker" in log and "shutting down" in log
+
+
+def test_a_second_signal_ends_the_process_whatever_becomes_of_its_log(tmp_path, pipe):
+    with leveret(tmp_path, "--drain-timeout", "1h", stderr=pipe.writer) as server:
+        with Wire(server.port) as client:
+            client.handshake()
+            server.child.send(signal.SIGTERM)
+            # Not answered, so that the drain goes on.
+            client.expect(CONNECTION_CLOSE)
+            assert server.child.stop() == 1
+
+
+def test_a_start_that_fails_ends_though_its_reason_cannot_be_written(tmp_path, pipe):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with leveret(tmp_path, amqp=address, wait=False, stderr=pipe.writer) as server:
+            assert server.child.wait() == 1
