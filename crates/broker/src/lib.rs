@@ -90,7 +90,8 @@ pub use names::{ExchangeName, generated_name};
 pub use paging::PagingStatus;
 pub use permissions::{
     AskedUser, AuthorisedSession, Authority, Pattern, PatternError, PendingQuestion, PendingVerdict,
-    PermissionQuestion, Permissions, QuestionAbout, TopicPermissions, Verdict, literal_in_scope,
+    PermissionQuestion, Permissions, QuestionAbout, TooManySteps, TopicPermissions, Verdict,
+    literal_in_scope,
 };
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};

@@ -157,19 +157,13 @@ impl Topology {
         &self.exchanges[slot as usize].exchange
     }
 
-    /// Recomputes every exchange's alternate exchange.
-    pub(crate) fn set_alternates(&mut self, alternate_of: impl Fn(&Exchange) -> Option<Arc<str>>) {
-        for (_, slot) in &mut self.exchanges {
-            let alternate = alternate_of(&slot.exchange);
-            if slot.exchange.alternate != alternate {
-                slot.exchange = Arc::new(Exchange { alternate, ..Exchange::clone(&slot.exchange) });
-            }
+    /// Sets the alternate exchange of an exchange, unless it has been deleted, or changed by others since it was looked up.
+    pub(crate) fn set_alternate(&mut self, exchange: &Arc<Exchange>, alternate: Option<Arc<str>>) {
+        let Some(&slot) = self.exchange_names.get(&*exchange.name) else { return };
+        let current = &mut self.exchanges[slot as usize].exchange;
+        if Arc::ptr_eq(current, exchange) {
+            *current = Arc::new(Exchange { alternate, ..Exchange::clone(exchange) });
         }
-    }
-
-    /// All queues, including some that are being deleted.
-    pub(crate) fn queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
-        self.queues.iter().map(|(_, slot)| &slot.queue)
     }
 
     pub(crate) fn queue_count(&self) -> usize {

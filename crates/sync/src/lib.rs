@@ -47,12 +47,12 @@ pub use explored::{AtomicWaker, explore, explore_timeouts};
 pub use loom;
 pub use rank::Rank;
 #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
-pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, check_may_take};
 pub use sharded::{OwnLine, ShardedCounters, Shards};
 #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
 pub use taken::{TakenLock, locks_taken};
 #[cfg(not(any(debug_assertions, feature = "loom", feature = "lock-profile")))]
-pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, check_may_take};
 #[cfg(not(feature = "loom"))]
 pub use waker::AtomicWaker;
 

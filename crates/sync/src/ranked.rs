@@ -228,21 +228,32 @@ impl<const RANK: u8> HeldRank<RANK> {
             return Self;
         }
         let here = Location::caller();
+        check(RANK, here);
         // A thread that ends has dropped its list, and holds nothing.
-        let _ = HELD.try_with(|held| {
-            let mut held = held.borrow_mut();
-            if let Some((last, at)) =
-                held.iter().max_by_key(|(rank, _)| rank).filter(|(rank, _)| !Rank::may_follow(*rank, RANK))
-            {
-                let (rank, last) = (Rank::ALL[usize::from(RANK)], Rank::ALL[usize::from(*last)]);
-                panic!(
-                    "a lock of rank {rank:?} is taken at {here}, below one of rank {last:?}, taken at {at}"
-                );
-            }
-            held.push((RANK, here));
-        });
+        let _ = HELD.try_with(|held| held.borrow_mut().push((RANK, here)));
         Self
     }
+}
+
+/// Panics, in a debug build, if this thread holds a lock below which it may take none of this rank: for work during which no
+/// such lock is to be held.
+#[track_caller]
+pub fn check_may_take(rank: Rank) {
+    if CHECKS {
+        check(rank as u8, Location::caller());
+    }
+}
+
+fn check(rank: u8, here: &'static Location<'static>) {
+    let _ = HELD.try_with(|held| {
+        let held = held.borrow();
+        if let Some((last, at)) =
+            held.iter().max_by_key(|(rank, _)| rank).filter(|(last, _)| !Rank::may_follow(*last, rank))
+        {
+            let (rank, last) = (Rank::ALL[usize::from(rank)], Rank::ALL[usize::from(*last)]);
+            panic!("a lock of rank {rank:?} is taken at {here}, below one of rank {last:?}, taken at {at}");
+        }
+    });
 }
 
 impl<const RANK: u8> Drop for HeldRank<RANK> {

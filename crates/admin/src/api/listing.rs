@@ -21,6 +21,7 @@ pub(super) fn list<T>(
     let asked = Asked::of(call)?;
     let total = items.len();
     if let Some(filter) = &asked.filter {
+        let filter = filter.for_walk(total);
         items.retain(|item| filter.lets_pass(key(item).1));
     }
     let filtered = items.len();
@@ -192,6 +193,7 @@ impl Page {
     }
 }
 
+#[derive(Clone)]
 enum Filter {
     Part(String),
     Pattern(Pattern),
@@ -200,11 +202,20 @@ enum Filter {
 }
 
 impl Filter {
+    /// The same filter, for a list of this many items.
+    fn for_walk(&self, items: usize) -> Self {
+        match self {
+            Self::Pattern(pattern) => Self::Pattern(pattern.for_walk(items)),
+            Self::Part(_) | Self::Nothing => self.clone(),
+        }
+    }
+
     fn lets_pass(&self, name: &str) -> bool {
         match self {
             // Case-insensitive, as in RabbitMQ.
             Self::Part(part) => name.to_lowercase().contains(part),
-            Self::Pattern(pattern) => pattern.matches(name),
+            // One that takes too many steps matches nothing.
+            Self::Pattern(pattern) => pattern.try_matches(name).unwrap_or(false),
             Self::Nothing => false,
         }
     }

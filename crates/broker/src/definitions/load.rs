@@ -20,11 +20,29 @@ use crate::arguments::QueueKind;
 use crate::broker::Broker;
 use crate::compatibility::Compatibility;
 use crate::limits::VirtualHostLimits;
-use crate::permissions::{Pattern, Permissions, TopicPermissions};
+use crate::permissions::{Pattern, Permissions, TooManySteps, TopicPermissions};
 use crate::policies::{ApplyTo, Policy, PolicyDefinition};
 use crate::time::Timestamp;
 use crate::users::{GUEST, PasswordHash, UserLimits, UserSpec};
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
+
+/// Whether the pattern of a policy is tried on the names that it may apply to, before it is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PolicyTrial {
+    /// It is, and refused if it takes too many steps.
+    Required,
+    /// It comes with much else, or was accepted before: such a pattern does not match.
+    Omitted,
+}
+
+impl PolicyTrial {
+    fn of(self, vhost: &VirtualHost, policy: &Policy) -> Result<(), TooManySteps> {
+        match self {
+            Self::Required => vhost.try_policy(policy),
+            Self::Omitted => Ok(()),
+        }
+    }
+}
 
 impl Broker {
     /// Loads definitions. Returns what that has made and changed.
@@ -36,7 +54,16 @@ impl Broker {
         definitions: &Definitions,
         now: Timestamp,
     ) -> Result<LoadedDefinitions, DefinitionsError> {
-        self.load_as(&definitions.file, self.compatibility(), now)
+        self.load_as(&definitions.file, self.compatibility(), PolicyTrial::Omitted, now)
+    }
+
+    /// Loads a definition that somebody has just written: a policy must suit the names that there are.
+    pub(crate) fn load_tried(
+        &self,
+        definitions: &Definitions,
+        now: Timestamp,
+    ) -> Result<(), DefinitionsError> {
+        self.load_as(&definitions.file, self.compatibility(), PolicyTrial::Required, now).map(drop)
     }
 
     /// Loads definitions that this release accepts.
@@ -44,12 +71,13 @@ impl Broker {
         &self,
         file: &DefinitionsFile,
         release: Compatibility,
+        trial: PolicyTrial,
         now: Timestamp,
     ) -> Result<LoadedDefinitions, DefinitionsError> {
         let mut loaded = LoadedDefinitions::default();
         self.load_users_and_vhosts(file, release, &mut loaded)?;
         self.load_permissions(file, &mut loaded)?;
-        self.load_parameters_and_policies(file, release, now, &mut loaded)?;
+        self.load_parameters_and_policies(file, release, trial, now, &mut loaded)?;
         self.load_topology(file, now, &mut loaded)?;
         Ok(loaded)
     }
@@ -168,6 +196,7 @@ impl Broker {
         &self,
         file: &DefinitionsFile,
         release: Compatibility,
+        trial: PolicyTrial,
         now: Timestamp,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
@@ -176,7 +205,7 @@ impl Broker {
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
-                set_parameter(&self.known(&entry.vhost)?, entry, release, now)?;
+                set_parameter(&self.known(&entry.vhost)?, entry, release, trial, now)?;
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
                 self.keep_entry(Section::Parameters, &key, entry)?;
                 Ok(Effect::Done)
@@ -198,7 +227,10 @@ impl Broker {
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
                 let definition = PolicyDefinition::parse(&entry.body.definition, release)?;
-                self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
+                let (vhost, policy) =
+                    (self.known(&entry.vhost)?, policy_of(&entry.name, &entry.body, definition)?);
+                trial.of(&vhost, &policy)?;
+                vhost.set_policy(policy, now);
                 self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)?;
                 Ok(Effect::Done)
             },
@@ -321,13 +353,16 @@ fn set_parameter(
     vhost: &Arc<VirtualHost>,
     entry: &Parameter,
     release: Compatibility,
+    trial: PolicyTrial,
     now: Timestamp,
 ) -> Result<(), EntryError> {
     match entry.component.as_str() {
         "operator_policy" => {
             let body = PolicyBody::deserialize(&entry.value)?;
             let definition = PolicyDefinition::parse_operator(&body.definition, release)?;
-            vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
+            let policy = policy_of(&entry.name, &body, definition)?;
+            trial.of(vhost, &policy)?;
+            vhost.set_operator_policy(policy, now);
         }
         // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {

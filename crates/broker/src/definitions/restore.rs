@@ -12,6 +12,7 @@ use store::{Recovered, Store};
 use super::Definitions;
 use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::DefinitionsFile;
+use super::load::PolicyTrial;
 use crate::broker::Broker;
 use crate::compatibility::Compatibility;
 use crate::ledger::{key, read_binding, read_exchange, read_queue};
@@ -45,7 +46,7 @@ impl Broker {
             ..DefinitionsFile::default()
         };
         // The release that was followed when a policy was stored may have known more keys than the one that is followed now.
-        self.load_as(&file, Compatibility::V4, now)?;
+        self.load_as(&file, Compatibility::V4, PolicyTrial::Omitted, now)?;
         let mut restoring = Restoring::new(self, store);
         // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
         // that belong to it.

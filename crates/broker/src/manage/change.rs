@@ -20,7 +20,7 @@ impl Broker {
     /// The entry is invalid, and the reason. Nothing has changed then.
     pub fn define(&self, section: Section, entry: Value, now: Timestamp) -> Result<(), DefinitionsError> {
         let file = Map::from_iter([(section.name().to_owned(), Value::Array(vec![entry]))]);
-        self.load(&Definitions::from_map(&file)?, now).map(drop)
+        self.load_tried(&Definitions::from_map(&file)?, now)
     }
 
     /// An entry, in the format of a definitions file. Its names are, as far as they apply, those of virtual

@@ -99,11 +99,16 @@ impl VirtualHost {
 
     /// All exchanges including the default one, in no particular order.
     pub fn all_exchanges(&self) -> Vec<ExchangeView> {
-        let (mut all, mut from) = (vec![self.default_exchange()], Some(0));
+        let mut all = vec![self.default_exchange()];
+        all.extend(self.exchanges().iter().map(|exchange| view_of(exchange)));
+        all
+    }
+
+    /// All exchanges but the default one, in no particular order.
+    pub(crate) fn exchanges(&self) -> Vec<Arc<Exchange>> {
+        let (mut all, mut from) = (Vec::new(), Some(0));
         while let Some(at) = from {
-            let mut found = Vec::new();
-            from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
-            all.extend(found.iter().map(|exchange| view_of(exchange)));
+            from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut all));
         }
         all
     }

@@ -29,7 +29,7 @@ pub use asked::{
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
-pub use pattern::{Pattern, PatternError};
+pub use pattern::{Pattern, PatternError, TooManySteps};
 use scopes::Scopes;
 pub use scopes::literal_in_scope;
 

@@ -1,8 +1,10 @@
 //! The regular expressions of permissions and policies.
 
 use std::fmt;
+use std::sync::Arc;
 
 use fancy_regex::{Regex, RegexBuilder};
+use sync::atomic::{AtomicBool, Ordering};
 
 /// A regular expression that may match anywhere in a name, as Erlang's `re:run/2` does. Look-around is
 /// supported, since many policies use `^(?!amq\.)`.
@@ -20,11 +22,25 @@ pub struct PatternError {
     source: Box<fancy_regex::Error>,
 }
 
+/// An expression took too many steps on a name, so it is unknown whether it matches.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("the regular expression '{text}' takes too many steps on names such as '{name}'")]
+pub struct TooManySteps {
+    text: Box<str>,
+    name: Box<str>,
+}
+
 #[derive(Clone)]
 enum Rule {
     /// `.*`, by far the most common expression, which needs no matching.
     Everything,
-    Expression(Box<Regex>),
+    Expression(Arc<Expression>),
+}
+
+struct Expression {
+    regex: Regex,
+    /// A name on which it took too many steps has been logged.
+    is_logged: AtomicBool,
 }
 
 impl Pattern {
@@ -35,15 +51,22 @@ impl Pattern {
     pub fn new(text: &str) -> Result<Self, PatternError> {
         let rule = match text {
             ".*" | "^.*" | ".*$" | "^.*$" => Rule::Everything,
-            _ => Rule::Expression(Box::new(
-                RegexBuilder::new(text)
-                    .backtrack_limit(MAX_STEPS)
-                    .delegate_size_limit(MAX_COMPILED_BYTES)
-                    .build()
-                    .map_err(|error| PatternError { text: text.into(), source: Box::new(error) })?,
-            )),
+            _ => Rule::Expression(Expression::new(text, MAX_STEPS)?),
         };
         Ok(Self { text: text.into(), rule })
+    }
+
+    /// The same expression, for a walk through this many names: all of them together take no more than [`WALK_STEPS`], and each
+    /// at least [`MIN_STEPS`].
+    #[must_use]
+    pub fn for_walk(&self, names: usize) -> Self {
+        let rule = match &self.rule {
+            Rule::Everything => Rule::Everything,
+            // A valid expression stays valid.
+            Rule::Expression(_) => Expression::new(&self.text, steps_for(names))
+                .map_or_else(|_| self.rule.clone(), Rule::Expression),
+        };
+        Self { text: self.text.clone(), rule }
     }
 
     /// Compiles an expression of permissions, where an empty one matches only the empty name.
@@ -56,12 +79,41 @@ impl Pattern {
         &self.text
     }
 
-    /// Whether it matches. An expression that takes too many steps does not match.
+    /// Whether it matches. An expression that takes too many steps on a name does not match it; the first such name is logged.
     pub fn matches(&self, name: &str) -> bool {
+        self.try_matches(name).unwrap_or_else(|error| {
+            if let Rule::Expression(expression) = &self.rule
+                && !expression.is_logged.swap(true, Ordering::Relaxed)
+            {
+                tracing::warn!("{error}, and does not match them");
+            }
+            false
+        })
+    }
+
+    /// Whether it matches.
+    ///
+    /// # Errors
+    /// It takes too many steps.
+    pub fn try_matches(&self, name: &str) -> Result<bool, TooManySteps> {
         match &self.rule {
-            Rule::Everything => true,
-            Rule::Expression(expression) => expression.is_match(name).unwrap_or(false),
+            Rule::Everything => Ok(true),
+            Rule::Expression(expression) => expression
+                .regex
+                .is_match(name)
+                .map_err(|_| TooManySteps { text: self.text.clone(), name: name.into() }),
         }
+    }
+}
+
+impl Expression {
+    fn new(text: &str, steps: usize) -> Result<Arc<Self>, PatternError> {
+        let regex = RegexBuilder::new(text)
+            .backtrack_limit(steps)
+            .delegate_size_limit(MAX_COMPILED_BYTES)
+            .build()
+            .map_err(|error| PatternError { text: text.into(), source: Box::new(error) })?;
+        Ok(Arc::new(Self { regex, is_logged: AtomicBool::new(false) }))
     }
 }
 
@@ -80,6 +132,18 @@ impl PartialEq for Pattern {
 /// Steps that matching with look-around or back-references may take: a few milliseconds, and far more than
 /// names of 255 bytes need unless backtracking explodes.
 const MAX_STEPS: usize = 100_000;
+
+/// Steps that a walk through many names may take: less than a second.
+const WALK_STEPS: usize = 20_000_000;
+
+/// Steps that each name of a walk may take, however many there are: twice the longest name, so that expressions whose steps
+/// grow with its length alone are never refused.
+const MIN_STEPS: usize = 512;
+
+/// Steps that each of as many names may take.
+fn steps_for(names: usize) -> usize {
+    (WALK_STEPS / names.max(1)).clamp(MIN_STEPS, MAX_STEPS)
+}
 
 /// Most bytes of memory that a compiled expression may take.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
@@ -110,6 +174,35 @@ mod tests {
         let none = Pattern::of_permission("").unwrap();
         assert!(!none.matches("q"));
         assert!(none.matches(""));
+    }
+
+    #[test]
+    fn a_walk_has_a_number_of_steps_that_its_names_share() {
+        assert_eq!(steps_for(0), MAX_STEPS);
+        assert_eq!(steps_for(200) * 200, WALK_STEPS);
+        assert_eq!(steps_for(10_000) * 10_000, WALK_STEPS);
+        assert_eq!(steps_for(usize::MAX), MIN_STEPS);
+        // Its steps grow with the square of the name's length.
+        let (square, name) = (Pattern::new("((?!foo).)*bar").unwrap(), "a".repeat(80));
+        assert_eq!(square.for_walk(100).try_matches(&name), Ok(false));
+        assert!(square.for_walk(20_000).try_matches(&name).is_err());
+        assert!(!square.for_walk(20_000).matches(&name) && !square.matches(&name));
+    }
+
+    #[test]
+    fn usual_expressions_are_never_refused() {
+        let name = "a".repeat(255);
+        for usual in [
+            "^(?!amq\\.).*",
+            "^(?!amq\\.|mqtt-).+$",
+            "^(?!.*(dlq|retry)$).*$",
+            "(?<!x)a",
+            "a(?=b)",
+            "(.)b\\1",
+        ] {
+            let pattern = Pattern::new(usual).unwrap().for_walk(usize::MAX);
+            assert!(pattern.try_matches(&name).is_ok(), "{usual}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod definition;
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue};
+use sync::Rank;
 
 pub use definition::{PolicyDefinition, PolicyError};
 
@@ -43,16 +44,17 @@ pub enum ApplyTo {
     Exchanges,
 }
 
-/// All policies of a virtual host.
-#[derive(Default)]
+/// All policies of a virtual host. Matching is not to be done under a lock that others wait for: expressions may take long, and
+/// those who write them need no rights in other virtual hosts.
+#[derive(Clone, Default)]
 pub(crate) struct PolicyTable {
     policies: Ranking,
     operator: Ranking,
 }
 
 /// Policies in descending order of priority.
-#[derive(Default)]
-struct Ranking(Vec<Policy>);
+#[derive(Clone, Default)]
+struct Ranking(Vec<Arc<Policy>>);
 
 impl PolicyTable {
     pub(crate) fn set(&mut self, policy: Policy) {
@@ -71,6 +73,11 @@ impl PolicyTable {
         self.operator.0.retain(|policy| policy.name != name);
     }
 
+    /// The number of policies and operator policies.
+    pub(crate) fn len(&self) -> usize {
+        self.policies.0.len() + self.operator.0.len()
+    }
+
     /// The names of the policy and the operator policy in effect for a queue.
     pub(crate) fn names_for(&self, queue: &Queue) -> (Option<String>, Option<String>) {
         let name = |ranking: &Ranking| ranking.of_queue(queue).map(|policy| policy.name.clone());
@@ -79,8 +86,7 @@ impl PolicyTable {
 
     /// The name of the policy in effect for an exchange.
     pub(crate) fn name_for_exchange(&self, exchange: &str) -> Option<String> {
-        let policy = self.policies.0.iter().find(|policy| policy.applies_to_exchange(exchange))?;
-        Some(policy.name.clone())
+        self.policies.of_exchange(exchange).map(|policy| policy.name.clone())
     }
 
     /// The arguments in effect for a queue: its own, merged with those of its policies. Of two numbers the
@@ -102,8 +108,7 @@ impl PolicyTable {
         if let Some(own) = arguments.get("alternate-exchange").and_then(FieldValue::as_text) {
             return Some(own.into());
         }
-        let policy = self.policies.0.iter().find(|policy| policy.applies_to_exchange(exchange))?;
-        policy.definition.alternate_exchange.clone()
+        self.policies.of_exchange(exchange)?.definition.alternate_exchange.clone()
     }
 }
 
@@ -111,12 +116,20 @@ impl Ranking {
     fn set(&mut self, policy: Policy) {
         self.0.retain(|other| other.name != policy.name);
         let at = self.0.partition_point(|other| other.priority >= policy.priority);
-        self.0.insert(at, policy);
+        self.0.insert(at, Arc::new(policy));
     }
 
     /// The policy that applies to a queue.
     fn of_queue(&self, queue: &Queue) -> Option<&Policy> {
-        self.0.iter().find(|policy| policy.applies_to_queue(queue.name(), queue.kind()))
+        sync::check_may_take(Rank::Policies);
+        let policy = self.0.iter().find(|policy| policy.applies_to_queue(queue.name(), queue.kind()));
+        policy.map(|policy| &**policy)
+    }
+
+    /// The policy that applies to an exchange.
+    fn of_exchange(&self, exchange: &str) -> Option<&Policy> {
+        sync::check_may_take(Rank::Policies);
+        self.0.iter().find(|policy| policy.applies_to_exchange(exchange)).map(|policy| &**policy)
     }
 }
 
@@ -132,7 +145,15 @@ impl Policy {
     }
 
     fn applies_to_exchange(&self, name: &str) -> bool {
-        matches!(self.apply_to, ApplyTo::All | ApplyTo::Exchanges) && self.pattern.matches(name)
+        self.is_for_exchanges() && self.pattern.matches(name)
+    }
+
+    pub(crate) fn is_for_queues(&self) -> bool {
+        matches!(self.apply_to, ApplyTo::All | ApplyTo::Queues | ApplyTo::QueuesOf(_))
+    }
+
+    pub(crate) fn is_for_exchanges(&self) -> bool {
+        matches!(self.apply_to, ApplyTo::All | ApplyTo::Exchanges)
     }
 }
 

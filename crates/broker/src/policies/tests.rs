@@ -215,3 +215,64 @@ fn apply_to_chooses_queues_or_exchanges() {
         assert_eq!(queue.arguments().max_length, limit, "{apply_to:?}");
     }
 }
+
+/// A name of which `EXPLOSIVE` cannot be said to match it or not.
+fn long_name() -> String {
+    "a".repeat(200)
+}
+
+const EXPLOSIVE: &str = r"(a*)*\1b";
+
+fn define(broker: &Broker, pattern: &str) -> Result<(), String> {
+    let definition = serde_json::json!({"message-ttl": 5, "alternate-exchange": "other"});
+    let entry = serde_json::json!({"vhost": "/", "name": "p", "pattern": pattern, "definition": definition});
+    broker.define(store::catalogue::Section::Policies, entry, NOW).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_pattern_that_takes_too_many_steps_on_an_existing_name_is_refused() {
+    let (broker, vhost) = vhost();
+    queue(&vhost, &long_name(), &[]);
+    let error = define(&broker, EXPLOSIVE).unwrap_err();
+    assert!(error.contains("takes too many steps on names such as 'aaa"), "{error}");
+    assert_eq!(broker.definition(store::catalogue::Section::Policies, &["/", "p"]), None);
+    define(&broker, "^a").unwrap();
+    assert_eq!(vhost.find_queue(&long_name()).unwrap().arguments().message_ttl, Some(5));
+}
+
+#[test]
+fn a_pattern_that_takes_too_many_steps_on_a_later_name_does_not_match_it() {
+    let (broker, vhost) = vhost();
+    define(&broker, EXPLOSIVE).unwrap();
+    assert_eq!(queue(&vhost, &long_name(), &[]).arguments().message_ttl, None);
+    assert_eq!(queue(&vhost, "ab", &[]).arguments().message_ttl, Some(5));
+}
+
+#[test]
+fn policies_that_change_while_names_are_matched_are_matched_again() {
+    let (_broker, vhost) = vhost();
+    vhost.set_policy(policy("p", "^q", 0, r#"{"message-ttl": 5}"#), NOW);
+    let q = queue(&vhost, "q", &[]);
+    let matched = std::cell::Cell::new(0);
+    let find = |policies: &PolicyTable| {
+        matched.set(matched.get() + 1);
+        if matched.get() == 1 {
+            vhost.set_policy(policy("p", "^q", 0, r#"{"message-ttl": 6}"#), NOW);
+        }
+        policies.arguments_of(&q).message_ttl
+    };
+    assert_eq!(vhost.with_policies(find, |found| found), Some(6));
+    assert_eq!(matched.get(), 2);
+}
+
+#[test]
+fn a_virtual_host_can_be_used_while_names_are_matched() {
+    let (broker, vhost) = vhost();
+    let find = |_: &PolicyTable| {
+        // Each takes the topology, to write or to read.
+        queue(&vhost, "q", &[]);
+        assert!(publish(&broker, &vhost, "", "q"));
+        vhost.delete_queue(ME, "q", false, false).unwrap();
+    };
+    vhost.with_policies(find, |()| ());
+}

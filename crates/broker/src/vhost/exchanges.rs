@@ -58,26 +58,33 @@ impl VirtualHost {
             check_exchange_name_argument(&arguments, "hash-property", Resource::Exchange, name, &self.name)?;
             check_hash_arguments(&arguments)?;
         }
-        // Again under the lock: another thread may have declared the exchange in the meantime.
-        let policies = self.policies.read();
-        let mut topology = self.topology.write();
-        self.check_stands(&topology)?;
-        if let Some((_, exchange)) = topology.exchange(name) {
-            self.check_equivalent(exchange, kind, declare, &arguments)?;
-            return Ok(self.ticket(declare.durable));
-        }
-        topology.insert_exchange(Exchange {
+        let exchange = Exchange {
             name: name.into(),
             kind,
             durable: declare.durable,
             auto_delete: declare.auto_delete,
             internal: declare.internal,
-            alternate: policies.alternate_of(name, &arguments),
+            alternate: None,
             arguments,
             flow: OnceLock::new(),
-        });
-        self.topology_changed();
-        self.metrics.exchanges.add(1);
+        };
+        // The policies cannot change until the exchange can be found, so that a change does not miss it.
+        let is_new = self.with_policies(
+            |policies| policies.alternate_of(name, &exchange.arguments),
+            |alternate| {
+                let mut topology = self.topology.write();
+                self.check_stands(&topology)?;
+                // Again under the lock: another thread may have declared the exchange in the meantime.
+                if let Some((_, other)) = topology.exchange(name) {
+                    self.check_equivalent(other, kind, declare, &exchange.arguments)?;
+                    return Ok(false);
+                }
+                topology.insert_exchange(Exchange { alternate, ..exchange.clone() });
+                self.topology_changed();
+                Ok::<_, BrokerError>(true)
+            },
+        )?;
+        self.metrics.exchanges.add(usize::from(is_new));
         Ok(self.ticket(declare.durable))
     }
 

@@ -46,12 +46,12 @@ impl VirtualHost {
 
     /// The names of the policy and the operator policy in effect for a queue.
     pub(crate) fn policy_names_for(&self, queue: &Queue) -> (Option<String>, Option<String>) {
-        self.policies.read().names_for(queue)
+        self.current_policies().names_for(queue)
     }
 
     /// The name of the policy in effect for an exchange.
     pub fn policy_of_exchange(&self, exchange: &str) -> Option<String> {
-        self.policies.read().name_for_exchange(exchange)
+        self.current_policies().name_for_exchange(exchange)
     }
 
     /// Removes the restriction of a user's topics on one exchange.
@@ -62,8 +62,7 @@ impl VirtualHost {
 
     /// Removes an operator policy.
     pub(crate) fn remove_operator_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
-        self.policies.write().remove_operator(name);
-        self.apply_policies(now);
+        self.change_policies(|policies| policies.remove_operator(name), now);
     }
 
     /// Whether it has been deleted, which may happen while a connection has it open.

@@ -146,7 +146,8 @@ pub struct VirtualHost {
     exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>, { Rank::Leaf as u8 }>,
     replies: ReplyQueues,
     grants: Grants,
-    policies: RwLock<PolicyTable, { Rank::Policies as u8 }>,
+    /// Names are matched against a snapshot, without the lock.
+    policies: RwLock<Arc<PolicyTable>, { Rank::Policies as u8 }>,
     limits: RwLock<VirtualHostLimits, { Rank::Leaf as u8 }>,
     /// Connections that have the virtual host open.
     connections: Tally,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::VirtualHost;
 use crate::error::BrokerError;
 use crate::limits::{Tally, VirtualHostLimits, too_many_queues};
-use crate::permissions::{Grant, PatternError, Permissions, TopicPermissions};
-use crate::policies::Policy;
+use crate::permissions::{Grant, PatternError, Permissions, TooManySteps, TopicPermissions};
+use crate::policies::{Policy, PolicyTable};
 use crate::time::Timestamp;
 use crate::users::Identity;
 
@@ -38,20 +38,34 @@ impl VirtualHost {
 
     /// Adds a policy, or changes the one with its name. It applies to existing queues and exchanges at once.
     pub fn set_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
-        self.policies.write().set(policy);
-        self.apply_policies(now);
+        self.change_policies(|policies| policies.set(policy), now);
     }
 
     /// Adds an operator policy, or changes the one with its name.
     pub fn set_operator_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
-        self.policies.write().set_operator(policy);
-        self.apply_policies(now);
+        self.change_policies(|policies| policies.set_operator(policy), now);
     }
 
     /// Removes a policy. Queues and exchanges get the next one that matches, at once.
     pub(crate) fn remove_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
-        self.policies.write().remove(name);
-        self.apply_policies(now);
+        self.change_policies(|policies| policies.remove(name), now);
+    }
+
+    /// Tries the pattern of a policy or operator policy on the names that there are. Each policy has a share of the steps, so
+    /// that all of them together do not take long.
+    ///
+    /// # Errors
+    /// It takes too many steps.
+    pub(crate) fn try_policy(&self, policy: &Policy) -> Result<(), TooManySteps> {
+        let queues = if policy.is_for_queues() { self.all_queues() } else { Vec::new() };
+        let exchanges = if policy.is_for_exchanges() { self.exchanges() } else { Vec::new() };
+        let policies = 1 + self.current_policies().len();
+        let pattern = policy.pattern.for_walk(policies * (queues.len() + exchanges.len()));
+        let mut names = queues
+            .iter()
+            .map(|queue| &**queue.name())
+            .chain(exchanges.iter().map(|exchange| &*exchange.name));
+        names.try_for_each(|name| pattern.try_matches(name).map(drop))
     }
 
     /// Sets the limits of connections and queues. Existing ones stay.
@@ -110,20 +124,53 @@ impl VirtualHost {
         }
     }
 
-    /// Applies the current policies to every queue and exchange. A concurrent declaration either waits for
-    /// this, or precedes it and is included.
-    pub(super) fn apply_policies(&self, now: Timestamp) {
-        let policies = self.policies.read();
-        let mut topology = self.topology.write();
-        topology.set_alternates(|exchange| policies.alternate_of(&exchange.name, &exchange.arguments));
-        let queues: Vec<_> = topology.queues().cloned().collect();
-        self.topology_changed();
-        drop(topology);
-        let changed: Vec<_> =
-            queues.into_iter().filter(|queue| queue.set_arguments(policies.arguments_of(queue))).collect();
-        drop(policies);
-        for queue in changed {
-            queue.arguments_changed(now);
+    /// The policies as they are now.
+    pub(super) fn current_policies(&self) -> Arc<PolicyTable> {
+        Arc::clone(&self.policies.read())
+    }
+
+    /// Calls `find` with the policies, without a lock, and passes its result to `then` while they are still the same: until
+    /// that has returned, they cannot change.
+    pub(crate) fn with_policies<F, R>(
+        &self,
+        find: impl Fn(&PolicyTable) -> F,
+        then: impl FnOnce(F) -> R,
+    ) -> R {
+        loop {
+            let snapshot = self.current_policies();
+            let found = find(&snapshot);
+            let policies = self.policies.read();
+            if Arc::ptr_eq(&policies, &snapshot) {
+                return then(found);
+            }
+        }
+    }
+
+    /// Changes the policies, and applies them to every queue and exchange, one after the other. A concurrent declaration either
+    /// comes first and is included, or finds the new policies.
+    pub(super) fn change_policies(&self, change: impl FnOnce(&mut PolicyTable), now: Timestamp) {
+        // A copy, if anybody has a snapshot.
+        change(Arc::make_mut(&mut self.policies.write()));
+        for exchange in self.exchanges() {
+            self.with_policies(
+                |policies| policies.alternate_of(&exchange.name, &exchange.arguments),
+                |alternate| {
+                    if alternate != exchange.alternate {
+                        let mut topology = self.topology.write();
+                        topology.set_alternate(&exchange, alternate);
+                        self.topology_changed();
+                    }
+                },
+            );
+        }
+        for queue in self.all_queues() {
+            let has_changed = self.with_policies(
+                |policies| policies.arguments_of(&queue),
+                |arguments| queue.set_arguments(arguments),
+            );
+            if has_changed {
+                queue.arguments_changed(now);
+            }
         }
     }
 

@@ -131,20 +131,24 @@ impl VirtualHost {
             stored: self.store().zip(number).map(|(store, number)| store.queue(QueueId(number))),
         };
         let queue = Queue::new(new);
-        // Held until the queue can be found, so that a change of policies does not miss it.
-        let policies = self.policies.read();
-        queue.set_arguments(policies.arguments_of(&queue));
-        let mut topology = self.topology.write();
-        self.check_stands(&topology)?;
-        if let Some((_, other)) = topology.queue(name) {
-            let other = other.clone();
-            drop(topology);
-            return self.redeclare(other, session, declare, &arguments, now);
+        // The policies cannot change until the queue can be found, so that a change does not miss it.
+        let existing = self.with_policies(
+            |policies| policies.arguments_of(&queue),
+            |arguments| {
+                queue.set_arguments(arguments);
+                let mut topology = self.topology.write();
+                self.check_stands(&topology)?;
+                let existing = topology.queue(name).map(|(_, other)| other.clone());
+                if existing.is_none() {
+                    topology.insert_queue(queue.clone());
+                    self.topology_changed();
+                }
+                Ok::<_, BrokerError>(existing)
+            },
+        )?;
+        if let Some(existing) = existing {
+            return self.redeclare(existing, session, declare, &arguments, now);
         }
-        topology.insert_queue(queue.clone());
-        self.topology_changed();
-        drop(topology);
-        drop(policies);
         // Only now that the queue is in the topology, since its lease may expire at once.
         queue.touch(now);
         self.metrics.queues.add(1);
@@ -296,11 +300,14 @@ impl VirtualHost {
         if !queue.set_own_expires(expires) {
             return Ticket::default();
         }
-        let policies = self.policies.read();
-        queue.set_arguments(policies.arguments_of(queue));
-        // Under the read lock the queue cannot lose its name.
-        self.topology.read().write_queue_down(queue);
-        drop(policies);
+        self.with_policies(
+            |policies| policies.arguments_of(queue),
+            |arguments| {
+                queue.set_arguments(arguments);
+                // Under the read lock the queue cannot lose its name.
+                self.topology.read().write_queue_down(queue);
+            },
+        );
         queue.touch(now);
         self.ticket(queue.properties().durable)
     }

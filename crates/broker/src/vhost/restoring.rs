@@ -44,7 +44,7 @@ impl<'b> Restoring<'b> {
         let at = self.vhost(written.vhost)?;
         let vhost = &self.vhosts[at];
         let arguments = written.arguments.decode();
-        let alternate = vhost.policies.read().alternate_of(written.name, &arguments);
+        let alternate = vhost.current_policies().alternate_of(written.name, &arguments);
         let mut topology = vhost.topology.write();
         // A new virtual host already has the standard ones.
         let found = topology.exchange(written.name).map(|(slot, _)| slot);
@@ -90,7 +90,7 @@ impl<'b> Restoring<'b> {
             number: Some(written.number),
             stored: Some(self.store.queue(QueueId(written.number))),
         });
-        queue.set_arguments(vhost.policies.read().arguments_of(&queue));
+        queue.set_arguments(vhost.current_policies().arguments_of(&queue));
         vhost.topology.write().insert_queue(queue.clone());
         vhost.metrics.queues.add(1);
         queue.touch(now);
