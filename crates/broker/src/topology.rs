@@ -237,6 +237,11 @@ impl Topology {
         (!queue.is_deleted()).then_some((slot, queue))
     }
 
+    /// The slot of a queue that is being deleted and has not lost its name yet.
+    pub(crate) fn deleted_queue(&self, name: &str) -> Option<u32> {
+        self.queue_names.get(name).copied().filter(|&slot| self.queues[slot as usize].queue.is_deleted())
+    }
+
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
         debug_assert!(!self.is_closed, "the virtual host is deleted");
         let name = queue.name().clone();
@@ -267,7 +272,8 @@ impl Topology {
         }
     }
 
-    /// Removes the name of a queue to be deleted. The result must be given to [`Topology::demolish`].
+    /// Removes the name of a queue to be deleted, if it still has it. The thread that deletes the queue must give the result to
+    /// [`Topology::demolish`].
     pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();
         if self.queue_names.get(name) == Some(&slot) {

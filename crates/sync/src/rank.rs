@@ -36,6 +36,7 @@ ranks! {
     RetainedTrees,
     RetainedTree,
     VirtualHosts,
+    Purges,
     TopologyOrQueue,
     Shelves,
     ShelfOrder,

@@ -284,15 +284,19 @@ impl Queue {
 
     /// As [`Queue::purge`]; returns the bytes of the messages' bodies, too, after their number.
     pub fn purge_counted(&self) -> (u64, u64, Option<Lsn>) {
+        // Messages that another client purges are in the log as gone before this one is told that there are none.
+        let purging = self.purging.lock();
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
         let waiting = state.take_waiting();
         let released = state.credit.release_all();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
+        let settled = self.settle_purged(&purged).or_else(|| self.stored().map(|stored| stored.end()));
+        drop(purging);
         waiting.wake();
         released.wake();
-        let (count, bytes, settled) = (purged.len() as u64, purged.bytes(), self.settle_purged(&purged));
+        let (count, bytes) = (purged.len() as u64, purged.bytes());
         self.context.paging.free(purged);
         (count, bytes, settled)
     }

@@ -107,6 +107,8 @@ pub struct Queue {
     state: Mutex<QueueState, { Rank::TopologyOrQueue as u8 }>,
     /// Locked by [`Queue::letters_turn`].
     letters_turn: Mutex<(), { Rank::DeadLettersTurn as u8 }>,
+    /// Held by [`Queue::purge`] until its record is in the log.
+    purging: Mutex<(), { Rank::Purges as u8 }>,
 }
 
 /// The properties that a queue was declared with.
@@ -203,6 +205,7 @@ impl Queue {
             has_consumers: AtomicBool::new(false),
             state,
             letters_turn: Mutex::new(()),
+            purging: Mutex::new(()),
         })
     }
 

@@ -98,7 +98,8 @@ impl VirtualHost {
         let name = &*strip_line_ends(name);
         check_deletable(name, &self.name)?;
         let mut topology = self.topology.write();
-        let Some((slot, exchange)) = topology.exchange(name) else { return Ok(Ticket::default()) };
+        // Another thread may have deleted it, which may not be on disk yet.
+        let Some((slot, exchange)) = topology.exchange(name) else { return Ok(self.ticket(true)) };
         let durable = exchange.durable;
         if if_unused && topology.is_source(slot) {
             let exchange = Resource::Exchange.describe(name, &self.name);
@@ -160,7 +161,8 @@ impl VirtualHost {
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let slots = topology.exchange(&source).zip(topology.exchange(&destination));
-        let Some(((source, exchange), (destination, _))) = slots else { return Ok(Ticket::default()) };
+        // The deletion of an exchange deletes its bindings, and may not be on disk yet.
+        let Some(((source, exchange), (destination, _))) = slots else { return Ok(self.ticket(true)) };
         may_unbind(exchange.kind)?;
         let destination = Destination::exchange(destination);
         let kept = topology.is_kept(source, destination);

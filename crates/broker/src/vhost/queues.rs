@@ -176,7 +176,7 @@ impl VirtualHost {
     ) -> Result<(u64, Ticket), BrokerError> {
         let queue = match self.queue(session, name) {
             Ok(queue) => queue,
-            Err(BrokerError::NoQueue { .. }) => return Ok((0, Ticket::default())),
+            Err(BrokerError::NoQueue { .. }) => return Ok((0, self.ticket_of_gone(name))),
             Err(error) => return Err(error),
         };
         let unsupported = match queue.kind() {
@@ -202,7 +202,7 @@ impl VirtualHost {
             }
             Err(DeleteRefused::InUse) => refuse("in use"),
             Err(DeleteRefused::NotEmpty) => refuse("not empty"),
-            Err(DeleteRefused::Gone) => Ok((0, self.ticket(queue.properties().durable))),
+            Err(DeleteRefused::Gone) => Ok((0, self.ticket_of_gone(name))),
         }
     }
 
@@ -255,9 +255,13 @@ impl VirtualHost {
         check_not_default(&source)?;
         let arguments = canonical(binding.arguments);
         let mut topology = self.topology.write();
-        let Some((source, exchange)) = topology.exchange(&source) else { return Ok(Ticket::default()) };
+        // The deletion of an exchange or a queue deletes its bindings, and may not be on disk yet.
+        let Some((source, exchange)) = topology.exchange(&source) else { return Ok(self.ticket(true)) };
         may_unbind(exchange.kind)?;
-        let Some((slot, queue)) = topology.queue(&name) else { return Ok(Ticket::default()) };
+        let Some((slot, queue)) = topology.queue(&name) else {
+            drop(topology);
+            return Ok(self.ticket_of_gone(&name));
+        };
         let kept = topology.is_kept(source, Destination::queue(slot));
         let key = key_of(source, Destination::queue(slot), binding, &arguments);
         if topology.is_bound(key) {
@@ -344,6 +348,21 @@ impl VirtualHost {
         self.demolish(vec![doomed]);
     }
 
+    /// A ticket that is done when a queue that does not exist is not on disk either. Another thread may have marked it as
+    /// deleted without having deleted what is stored under its name: that is done here then.
+    fn ticket_of_gone(&self, name: &str) -> Ticket {
+        let name = &*strip_line_ends(name);
+        if self.topology.read().deleted_queue(name).is_some() {
+            let mut topology = self.topology.write();
+            if let Some(slot) = topology.deleted_queue(name) {
+                // The other thread removes the rest.
+                topology.doom_queue(slot);
+                self.topology_changed();
+            }
+        }
+        self.ticket(true)
+    }
+
     fn redeclare(
         &self,
         queue: Arc<Queue>,
@@ -396,3 +415,6 @@ fn describe(queue: Arc<Queue>, ticket: Ticket) -> DeclaredQueue {
     let (messages, consumers) = queue.counts();
     DeclaredQueue { queue, messages, consumers, ticket }
 }
+
+#[cfg(test)]
+mod tests;

@@ -259,6 +259,20 @@ fn what_was_purged_stays_away_once_its_ok_may_be_sent() {
 }
 
 #[test]
+fn a_purge_that_finds_nothing_waits_for_what_another_has_purged() {
+    let mut kept = kept(9);
+    let queue = kept.durable("q", &[]);
+    kept.publish("", "q", "purged");
+    kept.sync();
+    let (_, first) = queue.purge();
+    let (count, second) = queue.purge();
+    assert_eq!(count, 0);
+    assert!(second >= first && first > Some(kept.store.durable()), "{first:?} {second:?}");
+    kept.sync();
+    assert!(queue.purge().1 <= Some(kept.store.durable()), "nothing to wait for");
+}
+
+#[test]
 fn a_queue_with_the_name_of_a_deleted_one_is_empty() {
     let mut kept = kept(10);
     kept.durable("q", &[]);

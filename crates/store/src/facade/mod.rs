@@ -262,6 +262,11 @@ impl StoredQueue {
         self.shelf.settle(&self.shelves.journal, ranges)
     }
 
+    /// LSN to [wait](Store::wait) for so that everything appended so far, also by other queues, is on disk.
+    pub fn end(&self) -> Lsn {
+        self.shelves.journal.end()
+    }
+
     /// Records that messages were delivered, each `count` times by now. The record gets to the disk within some
     /// milliseconds.
     pub fn delivered(&self, ranges: &[Range], count: u32) {
