@@ -1,6 +1,7 @@
 //! The request that a route's handler receives, and the reply it returns.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use amqp::RawTable;
 use amqp::frame::max_body_payload;
@@ -28,6 +29,8 @@ pub(super) struct Call {
     pub(super) body: Bytes,
     /// Value of the header X-Reason.
     pub(super) reason: Option<String>,
+    /// Set once nobody waits for the answer any more.
+    pub(super) is_abandoned: Arc<AtomicBool>,
 }
 
 /// The outcome of a request.
@@ -139,6 +142,14 @@ impl Call {
         match self.query.iter().find(|(key, value)| !known.contains(&key.as_str()) || value.is_empty()) {
             Some((key, _)) => Err(ApiError::bad_request(format!("{key}: not known here, or empty"))),
             None => Ok(()),
+        }
+    }
+
+    /// Fails once the client has gone. A list, which may be long, asks before each item.
+    pub(super) fn check_awaited(&self) -> Result<(), ApiError> {
+        match self.is_abandoned.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(ApiError::not_yet("nobody waits for the answer")),
         }
     }
 

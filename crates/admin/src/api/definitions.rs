@@ -93,7 +93,6 @@ fn add_queue_types(file: &mut Map<String, Value>) {
 fn load(call: &Call, file: &Map<String, Value>) -> ApiAnswer {
     let definitions =
         Definitions::from_map(file).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let _changing = call.api.changes.lock();
     let loaded = call.broker()?.load(&definitions, call.now());
     let loaded = loaded.map_err(|error| ApiError::bad_request(error.to_string()))?;
     loaded.log(&definitions, call.user.name());

@@ -18,11 +18,21 @@ pub(super) struct ApiError {
     allow: Option<String>,
     /// Sent instead of `error` and `reason`.
     body: Option<Value>,
+    /// Tell the client when to try again (Retry-After).
+    is_passing: bool,
 }
 
 impl ApiError {
     fn new(status: StatusCode, error: &'static str, reason: impl Into<Value>) -> Self {
-        Self { status, error, reason: reason.into(), challenge: false, allow: None, body: None }
+        Self {
+            status,
+            error,
+            reason: reason.into(),
+            challenge: false,
+            allow: None,
+            body: None,
+            is_passing: false,
+        }
     }
 
     /// 401 for a request without valid credentials.
@@ -72,6 +82,11 @@ impl ApiError {
     /// 503 for a request that cannot be served at present.
     pub(super) fn not_yet(reason: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
+    }
+
+    /// The same for one that has waited long enough, and will be served once others have been.
+    pub(super) fn busy(reason: &'static str) -> Self {
+        Self { is_passing: true, ..Self::not_yet(reason) }
     }
 
     /// 400 with the given `error` text.
@@ -169,9 +184,15 @@ impl IntoResponse for ApiError {
             let realm = HeaderValue::from_static("Basic realm=\"Leveret Management\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
         }
+        if self.is_passing {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
         if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
             response.headers_mut().insert(header::ALLOW, allow);
         }
         response
     }
 }
+
+/// Seconds after which a client whose request has not been served may ask again.
+const RETRY_AFTER: &str = "5";

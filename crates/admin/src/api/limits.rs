@@ -26,7 +26,6 @@ pub(super) fn of_vhosts(call: &Call) -> ApiAnswer {
 pub(super) fn set_of_vhost(call: &Call) -> ApiAnswer {
     call.vhost()?;
     let value = value(call)?;
-    let _changing = call.api.changes.lock();
     let mut limits = limits_of_vhost(call, call.at("vhost"))?;
     limits.insert(call.at("name").to_owned(), value);
     put_of_vhost(call, limits)?;
@@ -36,7 +35,6 @@ pub(super) fn set_of_vhost(call: &Call) -> ApiAnswer {
 /// `DELETE /api/vhost-limits/{vhost}/{name}`. As in RabbitMQ, succeeds even if the limit was not set.
 pub(super) fn clear_of_vhost(call: &Call) -> ApiAnswer {
     call.vhost()?;
-    let _changing = call.api.changes.lock();
     let mut limits = limits_of_vhost(call, call.at("vhost"))?;
     if limits.remove(call.at("name")).is_none() {
         return call.defined(Reply::no_content());
@@ -82,7 +80,6 @@ pub(super) fn clear_of_user(call: &Call) -> ApiAnswer {
 }
 
 fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>)) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     let user = call.broker()?.definition(Section::Users, &[call.at("user")]);
     let mut user = user.ok_or_else(ApiError::not_found)?;
     let mut limits = user["limits"].as_object().cloned().unwrap_or_default();

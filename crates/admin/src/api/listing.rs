@@ -18,30 +18,32 @@ pub(super) fn list<T>(
     key: impl Fn(&T) -> (&str, &str),
     show: impl Fn(&T) -> Value,
 ) -> ApiAnswer {
-    let asked = Asked::of(call)?;
+    let asked = Asked::of(call, items.len())?;
     let total = items.len();
     if let Some(filter) = &asked.filter {
-        let filter = filter.for_walk(total);
-        items.retain(|item| filter.lets_pass(key(item).1));
+        retain(&mut items, |item| call.check_awaited().and_then(|()| filter.lets_pass(key(item).1)))?;
     }
     let filtered = items.len();
     let range = asked.range(filtered)?;
     let order = |one: &T, other: &T| asked.direct(key(one).cmp(&key(other)));
     let body = match asked.sort {
         None => asked.write(
+            call,
             take(&mut items, range.start, range.end, order).iter().map(&show),
             range.len(),
             total,
             filtered,
-        ),
+        )?,
         Some(sort) => {
             // Only the sort values are kept; the rendered items may be large and are dropped.
             let by = |item: &T| at_path(&show(item), sort).cloned().unwrap_or(Value::Null);
-            let mut keyed: Vec<(Value, &T)> = items.iter().map(|item| (by(item), item)).collect();
+            let keyed = items.iter().map(|item| call.check_awaited().map(|()| (by(item), item)));
+            let mut keyed = keyed.collect::<Result<Vec<(Value, &T)>, _>>()?;
             keyed.sort_by(|(one, first), (other, second)| {
                 asked.direct(compare(one, other)).then_with(|| key(first).cmp(&key(second)))
             });
-            asked.write(keyed[range.clone()].iter().map(|(_, item)| show(item)), range.len(), total, filtered)
+            let shown = keyed[range.clone()].iter().map(|(_, item)| show(item));
+            asked.write(call, shown, range.len(), total, filtered)?
         }
     };
     Ok(Reply::text(body))
@@ -57,7 +59,7 @@ pub(super) fn list_sorted<T>(
 where
     T: Clone,
 {
-    let asked = Asked::of(call)?;
+    let asked = Asked::of(call, items.len())?;
     if asked.sort.is_some() || asked.filter.is_some() {
         return list(call, items.to_vec(), key, show);
     }
@@ -67,7 +69,7 @@ where
         true => items.iter().rev().skip(range.start).take(range.len()).collect(),
     };
     let (shown, total) = (page.len(), items.len());
-    Ok(Reply::text(asked.write(page.into_iter().map(show), shown, total, total)))
+    Ok(Reply::text(asked.write(call, page.into_iter().map(show), shown, total, total)?))
 }
 
 /// The list options in the query.
@@ -81,11 +83,16 @@ struct Asked<'c> {
 }
 
 impl<'c> Asked<'c> {
-    fn of(call: &'c Call) -> Result<Self, ApiError> {
+    /// Reads the options of a list of this many items.
+    fn of(call: &'c Call, items: usize) -> Result<Self, ApiError> {
+        let columns: Option<Vec<_>> = call.query("columns").map(|columns| columns.split(',').collect());
+        if columns.as_ref().is_some_and(|columns| columns.len() > MAX_COLUMNS) {
+            return Err(ApiError::bad_request(format!("columns: {MAX_COLUMNS} are the most")));
+        }
         Ok(Self {
-            columns: call.query("columns").map(|columns| columns.split(',').collect()),
+            columns,
             page: Page::of(call)?,
-            filter: filter(call)?,
+            filter: filter(call, items)?,
             sort: call.query("sort").filter(|sort| !matches!(*sort, "" | "name" | "vhost")),
             reverse: call.asks("sort_reverse"),
         })
@@ -102,11 +109,12 @@ impl<'c> Asked<'c> {
     /// Writes the list, or a page and its counts. Only one rendered item is in memory at a time.
     fn write(
         &self,
+        call: &Call,
         items: impl Iterator<Item = Value>,
         shown: usize,
         total: usize,
         filtered: usize,
-    ) -> Vec<u8> {
+    ) -> Result<Vec<u8>, ApiError> {
         let mut out = Vec::new();
         if let Some(page) = self.page {
             let head = json!({
@@ -117,7 +125,11 @@ impl<'c> Asked<'c> {
             out.extend_from_slice(b",\"items\":");
         }
         out.push(b'[');
-        for (at, item) in items.enumerate() {
+        let mut items = items.enumerate();
+        loop {
+            // Before the next item is rendered.
+            call.check_awaited()?;
+            let Some((at, item)) = items.next() else { break };
             if at > 0 {
                 out.push(b',');
             }
@@ -132,8 +144,21 @@ impl<'c> Asked<'c> {
         if self.page.is_some() {
             out.push(b'}');
         }
-        out
+        Ok(out)
     }
+}
+
+/// Keeps the items that pass, up to the first error.
+fn retain<T>(items: &mut Vec<T>, passes: impl Fn(&T) -> Result<bool, ApiError>) -> Result<(), ApiError> {
+    let mut outcome = Ok(());
+    items.retain(|item| {
+        outcome.is_ok()
+            && passes(item).unwrap_or_else(|error| {
+                outcome = Err(error);
+                false
+            })
+    });
+    outcome
 }
 
 /// Returns the items of a range in order, without sorting the others.
@@ -193,7 +218,6 @@ impl Page {
     }
 }
 
-#[derive(Clone)]
 enum Filter {
     Part(String),
     Pattern(Pattern),
@@ -202,32 +226,28 @@ enum Filter {
 }
 
 impl Filter {
-    /// The same filter, for a list of this many items.
-    fn for_walk(&self, items: usize) -> Self {
-        match self {
-            Self::Pattern(pattern) => Self::Pattern(pattern.for_walk(items)),
-            Self::Part(_) | Self::Nothing => self.clone(),
-        }
-    }
-
-    fn lets_pass(&self, name: &str) -> bool {
+    fn lets_pass(&self, name: &str) -> Result<bool, ApiError> {
         match self {
             // Case-insensitive, as in RabbitMQ.
-            Self::Part(part) => name.to_lowercase().contains(part),
-            // One that takes too many steps matches nothing.
-            Self::Pattern(pattern) => pattern.try_matches(name).unwrap_or(false),
-            Self::Nothing => false,
+            Self::Part(part) => Ok(name.to_lowercase().contains(part)),
+            Self::Pattern(pattern) => pattern.try_matches(name).map_err(|_| {
+                ApiError::bad_request(
+                    "name: this regular expression takes too many steps for so many names; one without look-around \
+                     and back-references takes none",
+                )
+            }),
+            Self::Nothing => Ok(false),
         }
     }
 }
 
-fn filter(call: &Call) -> Result<Option<Filter>, ApiError> {
+fn filter(call: &Call, items: usize) -> Result<Option<Filter>, ApiError> {
     let Some(name) = call.query("name").filter(|name| !name.is_empty()) else { return Ok(None) };
     if !call.asks("use_regex") {
         return Ok(Some(Filter::Part(name.to_lowercase())));
     }
     match (Pattern::new(&format!("(?i){name}")), call.compatibility()) {
-        (Ok(pattern), _) => Ok(Some(Filter::Pattern(pattern))),
+        (Ok(pattern), _) => Ok(Some(Filter::Pattern(pattern.for_walk(items)))),
         (Err(_), Compatibility::V3_10) => Err(ApiError::bad_request("Pagination parameters are invalid")),
         (Err(_), Compatibility::V4) => Ok(Some(Filter::Nothing)),
     }
@@ -280,6 +300,9 @@ fn rank(value: &Value) -> u8 {
 }
 
 const DEFAULT_PAGE_SIZE: usize = 100;
+
+/// Columns of a query: several times as many as any object has.
+const MAX_COLUMNS: usize = 256;
 
 /// Rows of the largest page, as in RabbitMQ.
 const MAX_PAGE_SIZE: usize = 500;

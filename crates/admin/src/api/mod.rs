@@ -54,8 +54,7 @@ mod vhosts;
 use std::sync::Arc;
 
 use broker::{Broker, SessionId};
-use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 pub use process::{
     CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
@@ -68,8 +67,9 @@ pub struct Api {
     /// `None` in front of an upstream.
     broker: Option<Arc<Broker>>,
     process: Arc<dyn Process>,
-    /// Serialises changes of definitions, so that none interferes with another's read, modify and write.
-    changes: Mutex<()>,
+    /// Serialises changes of definitions, so that none interferes with another's read, modify and write. Taken before
+    /// a permit, of which changes that wait would otherwise hold all.
+    changes: Arc<Mutex<()>>,
     samples: samples::Samples,
     totals: totals::Totals,
     queues: snapshot::Snapshot,
@@ -87,7 +87,7 @@ impl Api {
         Arc::new(Self {
             broker,
             process,
-            changes: Mutex::default(),
+            changes: Arc::default(),
             samples: samples::Samples::default(),
             totals: totals::Totals::default(),
             queues: snapshot::Snapshot::default(),

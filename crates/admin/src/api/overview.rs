@@ -93,7 +93,6 @@ pub(super) fn set_cluster_name(call: &Call) -> ApiAnswer {
     require(&body, &["name"])?;
     let name = body.get("name").and_then(Value::as_str);
     let name = name.ok_or_else(|| ApiError::bad_request("name is not a string"))?;
-    let _changing = call.api.changes.lock();
     call.define(Section::GlobalParameters, json!({"name": CLUSTER_NAME, "value": name}))?;
     call.defined(Reply::no_content())
 }

@@ -34,7 +34,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
     require(&body, &["value"])?;
     call.vhost()?;
     let [vhost, component, name] = names(call);
-    let _changing = call.api.changes.lock();
     let is_new = call.broker()?.definition(Section::Parameters, &names(call)).is_none();
     let entry = json!({"vhost": vhost, "component": component, "name": name, "value": body["value"]});
     call.define(Section::Parameters, entry)?;
@@ -43,7 +42,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/parameters/{component}/{vhost}/{name}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     call.undefine(Section::Parameters, &names(call))
 }
 
@@ -65,7 +63,6 @@ pub(super) fn set_global(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["value"])?;
     let name = call.at("name");
-    let _changing = call.api.changes.lock();
     let is_new = call.broker()?.definition(Section::GlobalParameters, &[name]).is_none();
     call.define(Section::GlobalParameters, json!({"name": name, "value": body["value"]}))?;
     call.defined(Reply::put(is_new))
@@ -73,7 +70,6 @@ pub(super) fn set_global(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/global-parameters/{name}`.
 pub(super) fn clear_global(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     call.undefine(Section::GlobalParameters, &[call.at("name")])
 }
 

@@ -24,7 +24,6 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
 pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["configure", "write", "read"])?;
-    let _changing = call.api.changes.lock();
     let mut entry = entry(call)?;
     for key in ["configure", "write", "read"] {
         entry.insert(key.to_owned(), text(&body, key, "")?.into());
@@ -37,7 +36,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/permissions/{vhost}/{user}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     call.undefine(Section::Permissions, &[call.at("vhost"), call.at("user")])
 }
 
@@ -56,7 +54,6 @@ pub(super) fn all_topic(call: &Call) -> ApiAnswer {
 pub(super) fn set_topic(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["exchange", "write", "read"])?;
-    let _changing = call.api.changes.lock();
     let mut entry = entry(call)?;
     for key in ["exchange", "write", "read"] {
         entry.insert(key.to_owned(), text(&body, key, "")?.into());
@@ -75,7 +72,6 @@ pub(super) fn set_topic(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/topic-permissions/{vhost}/{user}`, or of one exchange.
 pub(super) fn clear_topic(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     let (vhost, user) = (call.at("vhost"), call.at("user"));
     if !call.at("exchange").is_empty() {
         return call.undefine(Section::TopicPermissions, &[vhost, user, call.at("exchange")]);

@@ -31,7 +31,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
     let mut entry = body(call)?;
     let (vhost, name) = (call.at("vhost"), call.at("name"));
     call.vhost()?;
-    let _changing = call.api.changes.lock();
     entry.insert("vhost".to_owned(), vhost.into());
     entry.insert("name".to_owned(), name.into());
     let is_new = call.broker()?.definition(Section::Policies, &[vhost, name]).is_none();
@@ -41,7 +40,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/policies/{vhost}/{name}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     call.undefine(Section::Policies, &[call.at("vhost"), call.at("name")])
 }
 
@@ -66,7 +64,6 @@ pub(super) fn set_operator(call: &Call) -> ApiAnswer {
     let value = Value::Object(body(call)?);
     let (vhost, name) = (call.at("vhost"), call.at("name"));
     call.vhost()?;
-    let _changing = call.api.changes.lock();
     let is_new = call.broker()?.definition(Section::Parameters, &[vhost, OPERATOR, name]).is_none();
     let entry = json!({"vhost": vhost, "component": OPERATOR, "name": name, "value": value});
     call.define(Section::Parameters, entry)?;
@@ -75,7 +72,6 @@ pub(super) fn set_operator(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/operator-policies/{vhost}/{name}`.
 pub(super) fn clear_operator(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     call.undefine(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
 }
 

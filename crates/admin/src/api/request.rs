@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,7 +15,7 @@ use axum::routing::any;
 use broker::Compatibility;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use percent_encoding::percent_decode_str;
-use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::Api;
@@ -94,16 +95,25 @@ async fn answer(
     let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
     let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
+    // Those who may change definitions do it one at a time. Queues, exchanges, bindings and messages are not theirs alone.
+    let is_definition = is_change && matches!(action.who, Who::Policymaker | Who::Administrator);
     let permit = match is_change {
         true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
         false => None,
     };
     let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
-    let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
+    let client = WaitingClient::default();
+    let is_abandoned = Arc::clone(&client.is_gone);
+    let query = query(&head.uri);
+    let call = Call { api: Arc::clone(&api), user, names, query, body, reason, is_abandoned };
     let (call, run) = (Arc::new(call), action.run);
     let is_safe = matches!(head.method, Method::GET | Method::HEAD);
     loop {
+        let changing = match is_definition {
+            true => Some(begin_changing(&api, CHANGE_TIME).await?),
+            false => None,
+        };
         let thread = thread(&api, &head.method, ANSWER_TIME).await?;
         let (answers, until_sent, of_thread) = (Arc::clone(&api.answers), at_work.clone(), permit.clone());
         let running = Arc::clone(&call);
@@ -115,6 +125,7 @@ async fn answer(
                 let body = reply.body.take().map(|body| answers.keep(body, until_sent));
                 (reply, body)
             });
+            drop(changing);
             drop(thread);
             outcome
         });
@@ -137,20 +148,40 @@ async fn answer(
     }
 }
 
+/// Tells the thread that makes an answer when the request is dropped, because its connection has ended.
+#[derive(Default)]
+struct WaitingClient {
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Drop for WaitingClient {
+    fn drop(&mut self) {
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Waits until no other request changes definitions.
+async fn begin_changing(api: &Api, patience: Duration) -> Result<OwnedMutexGuard<()>, ApiError> {
+    let changing = tokio::time::timeout(patience, Arc::clone(&api.changes).lock_owned()).await;
+    changing.map_err(|_| ApiError::busy("the definitions are being changed by others"))
+}
+
 /// Waits for a permit to run on a thread, and for room for the response.
 async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedSemaphorePermit, ApiError> {
     // Their responses have no body.
     let is_short = matches!(*method, Method::PUT | Method::DELETE);
     let deadline = Instant::now() + patience;
     loop {
-        let permit = Arc::clone(&api.threads).acquire_owned().await.map_err(|_| ApiError::internal())?;
+        let permit = tokio::time::timeout_at(deadline, Arc::clone(&api.threads).acquire_owned()).await;
+        let permit = permit.map_err(|_| ApiError::busy("too many requests are being answered"))?;
+        let permit = permit.map_err(|_| ApiError::internal())?;
         if is_short || api.answers.have_room() {
             return Ok(permit);
         }
         // Do not hold a permit while waiting.
         drop(permit);
         let room = tokio::time::timeout_at(deadline, api.answers.room()).await;
-        room.map_err(|_| ApiError::not_yet("too many responses are waiting for their clients to read them"))?;
+        room.map_err(|_| ApiError::busy("too many responses are waiting for their clients to read them"))?;
     }
 }
 
@@ -308,8 +339,13 @@ const LARGE_BODY: usize = 64 << 20;
 /// Time for a body to arrive: 64 MiB at 18 Mbit/s.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
-/// Time to wait for room for a response: clients read theirs within moments, or have stalled.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Time to wait for a permit, and for room for a response: requests take moments, and clients read their responses within
+/// moments, or have stalled.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// Time to wait for changes of definitions by others: an import of a large file takes many seconds, and who waits holds no
+/// permit.
+const CHANGE_TIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 #[path = "request_tests.rs"]

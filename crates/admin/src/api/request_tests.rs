@@ -1,5 +1,6 @@
+use super::super::REQUESTS_AT_ONCE;
 use super::super::answers::MOST_UNREAD;
-use super::super::tests::world;
+use super::super::tests::{gated_world, world};
 use super::*;
 
 fn parts(method: &str, headers: &[(&str, &str)]) -> request::Parts {
@@ -76,6 +77,82 @@ async fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
     }
 }
 
+/// The answer to a request of user guest.
+async fn ask(api: &Arc<Api>, method: Method, path: &str, body: &'static str) -> Response {
+    let mut head = parts(method.as_str(), &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+    head.extensions.insert(Caller { ip: None, is_local: true });
+    let found = routes::find(path, api.served());
+    let answer = answer(Arc::clone(api), found, NO_ROUTE, &head, Body::from(body)).await;
+    answer.unwrap_or_else(IntoResponse::into_response)
+}
+
+#[tokio::test]
+async fn a_request_waits_for_others_as_long_as_is_said_and_may_come_again() {
+    let (_, api) = world();
+    let at_once = Duration::ZERO;
+    let others = Arc::clone(&api.threads).acquire_many_owned(REQUESTS_AT_ONCE as u32).await.unwrap();
+    let change = Arc::clone(&api.changes).lock_owned().await;
+    let refused = [
+        thread(&api, &Method::GET, at_once).await.unwrap_err(),
+        begin_changing(&api, at_once).await.unwrap_err(),
+    ];
+    for response in refused.map(IntoResponse::into_response) {
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "5");
+    }
+    drop((others, change));
+    assert!(thread(&api, &Method::GET, at_once).await.is_ok());
+    assert!(begin_changing(&api, at_once).await.is_ok());
+}
+
+#[tokio::test]
+async fn changes_that_wait_for_another_keep_nobody_else_waiting() {
+    let (_, api) = world();
+    let import = Arc::clone(&api.changes).lock_owned().await;
+    let put = |number: usize| {
+        let api = Arc::clone(&api);
+        let path = format!("/api/users/u{number}");
+        tokio::spawn(async move { ask(&api, Method::PUT, &path, r#"{"tags": ""}"#).await.status() })
+    };
+    let waiting: Vec<_> = (0..REQUESTS_AT_ONCE).map(put).collect();
+    // Each has the lock in its hands while it waits, as have the API and the import.
+    while Arc::strong_count(&api.changes) < waiting.len() + 2 {
+        tokio::task::yield_now().await;
+    }
+    for path in ["/api/whoami", "/api/health/checks/alarms", "/api/users"] {
+        assert_eq!(ask(&api, Method::GET, path, "").await.status(), StatusCode::OK, "{path}");
+    }
+    let declared = ask(&api, Method::PUT, "/api/queues/%2F/q", "{}").await;
+    assert_eq!(declared.status(), StatusCode::CREATED, "a queue is no definition in this sense");
+    drop(import);
+    for change in waiting {
+        assert_eq!(change.await.unwrap(), StatusCode::CREATED);
+    }
+}
+
+#[tokio::test]
+async fn a_list_is_not_finished_for_a_client_that_has_gone() {
+    let (api, gate, shown) = gated_world();
+    let request = tokio::spawn({
+        let api = Arc::clone(&api);
+        async move { ask(&api, Method::GET, "/api/connections", "").await }
+    });
+    let meet = || {
+        tokio::task::spawn_blocking({
+            let gate = Arc::clone(&gate);
+            move || gate.wait()
+        })
+    };
+    meet().await.unwrap();
+    // The server drops a request whose connection has ended.
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    meet().await.unwrap();
+    // The thread has ended once it has given its permit back.
+    let _ended = api.threads.acquire_many(REQUESTS_AT_ONCE as u32).await.unwrap();
+    assert_eq!(shown.load(Ordering::Relaxed), 0);
+}
+
 #[tokio::test]
 async fn a_request_waits_for_room_for_its_answer_and_one_without_does_not() {
     let (_, api) = world();
@@ -109,14 +186,7 @@ fn queries_are_decoded_as_forms_are() {
 #[tokio::test]
 async fn what_would_be_lost_by_a_move_is_refused() {
     let api = super::super::tests::moved_world();
-    let status = async |method: Method, path: &str| {
-        let mut head = parts(method.as_str(), &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
-        head.extensions.insert(Caller { ip: None, is_local: true });
-        let found = routes::find(path, api.served());
-        head.method = method;
-        let answer = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::from("{}")).await;
-        answer.map_or_else(|error| error.into_response().status(), |response| response.status())
-    };
+    let status = async |method, path| ask(&api, method, path, "{}").await.status();
     let publish = "/api/exchanges/%2F/amq.default/publish";
     assert_eq!(status(Method::POST, publish).await, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(status(Method::PUT, "/api/queues/%2F/q").await, StatusCode::SERVICE_UNAVAILABLE);

@@ -527,6 +527,16 @@ mod tests {
     }
 
     #[test]
+    fn whoever_changes_definitions_has_a_tag_for_it_and_so_waits_for_others() {
+        let of_vhosts = ["exchanges/", "queues/", "bindings/", "connections/"];
+        for route in ROUTES.iter().filter(|route| !of_vhosts.iter().any(|of| route.path.starts_with(of))) {
+            for action in route.actions.iter().filter(|action| action.verb != Verb::Get) {
+                assert!(matches!(action.who, Policymaker | Administrator), "{}", route.path);
+            }
+        }
+    }
+
+    #[test]
     fn methods_are_told_as_rabbitmq_tells_them() {
         assert_eq!(find("/api/overview", EMBEDDED).unwrap().allow(), "HEAD, GET, OPTIONS");
         assert_eq!(find("/api/rebalance/queues", EMBEDDED).unwrap().allow(), "POST, OPTIONS");

@@ -1,7 +1,8 @@
 //! Tests of routes on a broker, without sockets.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use broker::{BrokerConfig, QueueDeclare, Store, Timestamp};
@@ -15,6 +16,7 @@ use super::snapshot::Listed;
 use super::*;
 
 mod channels;
+mod lists;
 mod rates;
 mod refused;
 
@@ -30,6 +32,8 @@ struct Quiet {
     has_moved: bool,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
+    /// Met once when the connections are asked for, and again before they are told.
+    gate: Option<Arc<Barrier>>,
 }
 
 impl Process for Quiet {
@@ -66,6 +70,10 @@ impl Process for Quiet {
     }
 
     fn connections(&self) -> Vec<Arc<dyn ClientConnection>> {
+        if let Some(gate) = &self.gate {
+            gate.wait();
+            gate.wait();
+        }
         self.connections.clone()
     }
 
@@ -203,6 +211,16 @@ pub(super) fn moved_world() -> Arc<Api> {
     Api::new(Some(broker), Arc::new(Quiet { has_moved: true, ..Quiet::default() }))
 }
 
+/// An API of a process with one connection, which meets the gate when it is asked for its connections, and the number of
+/// times that the connection has been shown.
+pub(super) fn gated_world() -> (Arc<Api>, Arc<Barrier>, Arc<AtomicUsize>) {
+    let (gate, shown) = (Arc::new(Barrier::new(2)), Arc::default());
+    let connection = channels::Connected { shown: Arc::clone(&shown), ..channels::Connected::default() };
+    let quiet =
+        Quiet { connections: vec![Arc::new(connection)], gate: Some(Arc::clone(&gate)), ..Quiet::default() };
+    (Api::new(Some(world().0), Arc::new(quiet)), gate, shown)
+}
+
 pub(super) fn world() -> (Arc<Broker>, Arc<Api>) {
     let broker = Broker::new(BrokerConfig::default());
     let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet::default()));
@@ -227,6 +245,7 @@ fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], 
         query: query.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
         body: Bytes::from(body.to_string()),
         reason: None,
+        is_abandoned: Arc::default(),
     }
 }
 

@@ -36,7 +36,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
         return Err(ApiError::bad_request("tags_not_present"));
     }
     let name = call.at("user");
-    let _changing = call.api.changes.lock();
     let before = call.broker()?.definition(Section::Users, &[name]);
     let mut entry = Map::new();
     entry.insert("name".to_owned(), name.into());
@@ -57,7 +56,6 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/users/{user}`.
 pub(super) fn remove(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     let reply = call.undefine(Section::Users, &[call.at("user")])?;
     close_connections(call, call.at("user"));
     Ok(reply)
@@ -71,7 +69,6 @@ pub(super) fn remove_many(call: &Call) -> ApiAnswer {
         Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
         _ => return Err(ApiError::bad_request("users is not a list of names")),
     };
-    let _changing = call.api.changes.lock();
     let broker = call.broker()?;
     if call.compatibility() == Compatibility::V3_10
         && let Some(missing) = names.iter().find(|name| broker.definition(Section::Users, &[name]).is_none())

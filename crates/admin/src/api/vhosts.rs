@@ -25,7 +25,6 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
 pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     let name = call.at("vhost");
-    let _changing = call.api.changes.lock();
     let is_new = call.broker()?.vhost(name).is_none();
     let tags = match body.get("tags") {
         None | Some(Value::Null) => json!([]),
@@ -78,7 +77,6 @@ fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
 
 /// `DELETE /api/vhosts/{vhost}`.
 pub(super) fn remove(call: &Call) -> ApiAnswer {
-    let _changing = call.api.changes.lock();
     let name = call.at("vhost");
     if call.compatibility().protects_vhosts() && is_protected(call, name) {
         return Err(ApiError::precondition_failed(format!(
@@ -127,7 +125,6 @@ pub(super) fn unprotect(call: &Call) -> ApiAnswer {
 
 /// Protects a virtual host from deletion, or no longer; `None` if it does not exist.
 fn set_protected(call: &Call, protected: bool) -> Result<Option<Reply>, ApiError> {
-    let _changing = call.api.changes.lock();
     let definition = call.broker()?.definition(Section::VirtualHosts, &[call.at("vhost")]);
     let Some(mut definition) = definition else { return Ok(None) };
     definition[PROTECTED] = json!(protected);

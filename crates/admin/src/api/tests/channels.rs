@@ -3,7 +3,12 @@
 use super::*;
 
 /// A connection of user guest with these channels.
-struct Connected(Vec<ChannelInfo>);
+#[derive(Default)]
+pub(super) struct Connected {
+    pub(super) channels: Vec<ChannelInfo>,
+    /// The number of times that it was shown.
+    pub(super) shown: Arc<AtomicUsize>,
+}
 
 impl ClientConnection for Connected {
     fn id(&self) -> u64 {
@@ -23,11 +28,12 @@ impl ClientConnection for Connected {
     }
 
     fn info(&self) -> ConnectionInfo {
+        self.shown.fetch_add(1, Ordering::Relaxed);
         ConnectionInfo::default()
     }
 
     fn is_in_flow(&self, _: Timestamp) -> bool {
-        self.0.iter().any(|channel| channel.is_in_flow)
+        self.channels.iter().any(|channel| channel.is_in_flow)
     }
 
     fn session(&self) -> Option<SessionInfo> {
@@ -35,7 +41,7 @@ impl ClientConnection for Connected {
     }
 
     fn channels(&self, _: Timestamp) -> Vec<ChannelInfo> {
-        self.0.clone()
+        self.channels.clone()
     }
 
     fn byte_rates(&self, _: Timestamp) -> (f64, f64) {
@@ -46,7 +52,8 @@ impl ClientConnection for Connected {
 }
 
 fn api(channels: &[ChannelInfo]) -> Arc<Api> {
-    let connections: Vec<Arc<dyn ClientConnection>> = vec![Arc::new(Connected(channels.to_vec()))];
+    let connection = Connected { channels: channels.to_vec(), ..Connected::default() };
+    let connections: Vec<Arc<dyn ClientConnection>> = vec![Arc::new(connection)];
     let quiet = Quiet { connections, ..Quiet::default() };
     Api::new(Some(Broker::new(BrokerConfig::default())), Arc::new(quiet))
 }
