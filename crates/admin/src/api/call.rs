@@ -172,15 +172,27 @@ impl Call {
         self.broker()?.vhost(self.at("vhost")).ok_or_else(ApiError::not_found)
     }
 
-    /// The virtual hosts that the user may see, or the one in the path, for which `door` has checked the user's
+    /// The virtual hosts whose objects the user may see, or the one in the path, for which `request` has checked the user's
     /// access.
     pub(super) fn vhosts(&self) -> Result<Vec<Arc<VirtualHost>>, ApiError> {
+        self.vhosts_where(User::sees_objects_in)
+    }
+
+    /// The virtual hosts that the user may see themselves, with their figures, limits and consumers; or the one in the path.
+    pub(super) fn visible_vhosts(&self) -> Result<Vec<Arc<VirtualHost>>, ApiError> {
+        self.vhosts_where(User::sees)
+    }
+
+    fn vhosts_where(
+        &self,
+        shows: fn(&User, &VirtualHost, &Broker) -> bool,
+    ) -> Result<Vec<Arc<VirtualHost>>, ApiError> {
         if self.has("vhost") {
             return Ok(vec![self.vhost()?]);
         }
         let broker = self.broker()?;
         let mut vhosts = broker.vhosts();
-        vhosts.retain(|vhost| self.user.sees(vhost, broker));
+        vhosts.retain(|vhost| shows(&self.user, vhost, broker));
         Ok(vhosts)
     }
 

@@ -12,20 +12,23 @@ use super::listing::list;
 use super::process::ClientConnection;
 use super::snapshot::of_vhost;
 
-/// `GET /api/consumers`, and those of a virtual host.
+/// `GET /api/consumers`, and those of a virtual host. As in RabbitMQ, users who may not see everybody's connections see the
+/// consumers of their own.
 pub(super) fn all(call: &Call) -> ApiAnswer {
     let broker = call.broker()?;
     let queues = call.api.queues.get(broker);
     let mut items = Vec::new();
-    for vhost in call.vhosts()? {
+    let known = ConnectionViews::default();
+    let is_seen = |info: &ConsumerInfo| {
+        call.user.sees_everything()
+            || known.get(call, info.session.0).is_some_and(|(_, user)| call.user.sees_connections_of(&user))
+    };
+    for vhost in call.visible_vhosts()? {
         for listed in of_vhost(&queues, vhost.name()) {
-            let consumers = listed.queue.consumers();
-            items.extend(
-                consumers.into_iter().map(|info| (vhost.name().to_owned(), Arc::clone(&listed.queue), info)),
-            );
+            let consumers = listed.queue.consumers().into_iter().filter(is_seen);
+            items.extend(consumers.map(|info| (vhost.name().to_owned(), Arc::clone(&listed.queue), info)));
         }
     }
-    let known = ConnectionViews::default();
     list(
         call,
         items,

@@ -13,7 +13,7 @@ const OF_VHOST: [&str; 2] = ["vhost-limits", "limits"];
 /// `GET /api/vhost-limits`, and those of a virtual host.
 pub(super) fn of_vhosts(call: &Call) -> ApiAnswer {
     let mut items = Vec::new();
-    for vhost in call.vhosts()? {
+    for vhost in call.visible_vhosts()? {
         let limits = limits_of_vhost(call, vhost.name())?;
         if !limits.is_empty() {
             items.push((vhost.name().to_owned(), limits));

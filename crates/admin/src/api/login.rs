@@ -189,9 +189,20 @@ impl User {
         }
     }
 
-    /// Whether lists across virtual hosts show this user the objects of `vhost`.
+    /// Whether the user may see all virtual hosts, everybody's connections and consumers, and the node.
+    pub(super) fn sees_everything(&self) -> bool {
+        self.level.monitoring
+    }
+
+    /// Whether lists across virtual hosts show this user the queues, exchanges, bindings and policies of `vhost`. As in
+    /// RabbitMQ, the tag `monitoring` does not suffice.
+    pub(super) fn sees_objects_in(&self, vhost: &VirtualHost, broker: &Broker) -> bool {
+        self.level.administrator || self.may_open(Some(broker), vhost.name())
+    }
+
+    /// Whether this user may see that there is such a virtual host, and its figures.
     pub(super) fn sees(&self, vhost: &VirtualHost, broker: &Broker) -> bool {
-        self.level.monitoring || self.may_open(Some(broker), vhost.name())
+        self.sees_everything() || self.may_open(Some(broker), vhost.name())
     }
 
     fn may_open(&self, broker: Option<&Broker>, vhost: &str) -> bool {
@@ -201,7 +212,7 @@ impl User {
 
     /// Whether the user may see connections of `user`.
     pub(super) fn sees_connections_of(&self, user: &str) -> bool {
-        self.level.monitoring || self.name() == user
+        self.sees_everything() || self.name() == user
     }
 
     /// Whether the user may close connections of `user`. Monitoring users may only close their own.

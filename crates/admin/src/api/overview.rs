@@ -1,6 +1,8 @@
 //! The broker as a whole: overview, node and cluster name.
 
-use broker::{Broker, Compatibility, PasswordHash, QueueKind, Section};
+use std::sync::Arc;
+
+use broker::{Broker, Compatibility, PasswordHash, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 
@@ -8,9 +10,12 @@ use super::call::{ApiAnswer, Call, Reply, require};
 use super::error::ApiError;
 use super::listing::{list, select};
 use super::process::ListenerInfo;
+use super::snapshot::of_vhost;
+use super::stats;
 use super::totals::Sum;
 
-/// `GET /api/overview`.
+/// `GET /api/overview`. Users who may not see everything are shown no node and no listeners, and the figures of what they may
+/// see, as in RabbitMQ.
 pub(super) fn overview(call: &Call) -> ApiAnswer {
     let node = call.api.process.node();
     let mut body = Map::new();
@@ -32,17 +37,29 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
     put("disable_stats", json!(false));
     put("enable_queue_totals", json!(false));
     put("statistics_db_event_queue", json!(0));
-    put("node", json!(node.name));
     put("mode", json!(if call.api.broker.is_some() { "broker" } else { "proxy" }));
-    put("listeners", listeners(call, &node.name));
-    put("contexts", contexts(call, &node.name));
+    // RabbitMQ counts them for everybody alike.
     put("churn_rates", churn(call));
+    if call.user.sees_everything() {
+        put("node", json!(node.name));
+        put("listeners", listeners(call, &node.name));
+        put("contexts", contexts(call, &node.name));
+        put("object_totals", object_totals(call));
+    }
     if let Ok(broker) = call.broker() {
         put("exchange_types", exchange_types());
-        put("message_stats", message_stats(call, broker));
-        put("queue_totals", queue_totals(call, broker));
+        if call.user.sees_everything() {
+            put("message_stats", message_stats(call, broker));
+            put("queue_totals", queue_totals(call, broker));
+        } else {
+            let vhosts = call.visible_vhosts()?;
+            let totals = call.api.totals.get(&call.api.queues, broker, call.now());
+            let sum = vhosts.iter().map(|vhost| totals.of(vhost.name())).sum::<Sum>();
+            put("message_stats", stats::of_queues(&sum.counts).unwrap_or_else(|| json!({})));
+            put("queue_totals", visible_queue_totals(sum));
+            put("object_totals", visible_object_totals(call, broker, &vhosts));
+        }
     }
-    put("object_totals", object_totals(call));
     Ok(Reply::json(columns(call, Value::Object(body))))
 }
 
@@ -236,6 +253,27 @@ fn queue_totals(call: &Call, broker: &Broker) -> Value {
     samples.show(&mut shown, "queue_totals.ready", "messages_ready", ready);
     samples.show(&mut shown, "queue_totals.unacknowledged", "messages_unacknowledged", unacknowledged);
     Value::Object(shown)
+}
+
+/// Messages in the queues that the user may see. There are no rates: samples are taken of all queues together.
+fn visible_queue_totals(Sum { ready, unacknowledged, .. }: Sum) -> Value {
+    json!({
+        "messages": ready + unacknowledged, "messages_ready": ready, "messages_unacknowledged": unacknowledged,
+    })
+}
+
+/// Counts what the virtual hosts that the user may open contain, and the user's own connections. As in RabbitMQ, no
+/// consumers.
+fn visible_object_totals(call: &Call, broker: &Broker, vhosts: &[Arc<VirtualHost>]) -> Value {
+    let queues = call.api.queues.get(broker);
+    let mut connections = call.api.process.connections();
+    connections.retain(|connection| call.user.sees_connections_of(connection.user()));
+    json!({
+        "channels": connections.iter().map(|connection| connection.info().channels).sum::<u64>(),
+        "connections": connections.len(),
+        "exchanges": vhosts.iter().map(|vhost| vhost.all_exchanges().len()).sum::<usize>(),
+        "queues": vhosts.iter().map(|vhost| of_vhost(&queues, vhost.name()).len()).sum::<usize>(),
+    })
 }
 
 fn show_node(call: &Call) -> Value {

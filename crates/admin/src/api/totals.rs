@@ -2,6 +2,7 @@
 //! request would be too expensive, so the sums are cached.
 
 use std::collections::HashMap;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,8 +89,14 @@ impl Sums {
     }
 
     pub(super) fn of_all(&self) -> Sum {
-        let mut all = Sum::default();
-        for sum in self.0.values() {
+        self.0.values().copied().sum()
+    }
+}
+
+impl iter::Sum for Sum {
+    fn sum<I: Iterator<Item = Self>>(sums: I) -> Self {
+        let mut all = Self::default();
+        for sum in sums {
             all.ready += sum.ready;
             all.unacknowledged += sum.unacknowledged;
             all.counts += sum.counts;

@@ -12,7 +12,7 @@ use super::totals::Sum;
 
 /// `GET /api/vhosts`.
 pub(super) fn all(call: &Call) -> ApiAnswer {
-    list(call, call.vhosts()?, |vhost| ("", vhost.name()), |vhost| show(call, vhost))
+    list(call, call.visible_vhosts()?, |vhost| ("", vhost.name()), |vhost| show(call, vhost))
 }
 
 /// `GET /api/vhosts/{vhost}`.
