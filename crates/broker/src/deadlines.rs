@@ -1,12 +1,13 @@
-//! The deadlines of a broker's queues.
+//! The deadlines of a broker's queues, and the queues that wait for the store before they send dead letters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use store::Waiter;
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
+use crate::paging::Paging;
 use crate::queue::Queue;
 use crate::time::Timestamp;
 
@@ -15,13 +16,61 @@ pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
-    /// Woken when the earliest deadline has become earlier.
+    /// Queues for [`Queue::sweep`], in turn.
+    sweeps: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
+    room: Arc<AwaitedRoom>,
+}
+
+/// The room in the store that sweeps wait for.
+struct AwaitedRoom {
+    is_awaited: AtomicBool,
+    /// Woken when the earliest deadline has become earlier, or there is a sweep to make, or room for it.
     waker: Option<Arc<dyn Waiter>>,
+}
+
+impl AwaitedRoom {
+    fn wake_timer(&self) {
+        if let Some(waker) = &self.waker {
+            sync::work::wakes_another();
+            waker.wake();
+        }
+    }
+}
+
+impl Waiter for AwaitedRoom {
+    fn wake(&self) {
+        self.is_awaited.store(false, Ordering::Release);
+        self.wake_timer();
+    }
 }
 
 impl Deadlines {
     pub(crate) fn new(waker: Option<Arc<dyn Waiter>>) -> Self {
-        Self { due: Mutex::default(), earliest: AtomicU64::new(u64::MAX), waker }
+        let room = Arc::new(AwaitedRoom { is_awaited: AtomicBool::new(false), waker });
+        Self { due: Mutex::default(), earliest: AtomicU64::new(u64::MAX), sweeps: Mutex::default(), room }
+    }
+
+    /// Adds a queue to those that [`Queue::sweep`] is to be called for.
+    pub(crate) fn add_sweep(&self, queue: Weak<Queue>) {
+        self.sweeps.lock().push_back(queue);
+        self.room.wake_timer();
+    }
+
+    /// Removes and returns a queue that is to be swept.
+    pub(crate) fn take_sweep(&self) -> Option<Arc<Queue>> {
+        let mut sweeps = self.sweeps.lock();
+        std::iter::from_fn(|| sweeps.pop_front()).find_map(|queue| queue.upgrade())
+    }
+
+    pub(crate) fn has_sweeps(&self) -> bool {
+        !self.sweeps.lock().is_empty()
+    }
+
+    /// Wakes the timer when there may be room for sweeps again.
+    pub(crate) fn wait_for_room(&self, paging: &Paging) {
+        if !self.room.is_awaited.swap(true, Ordering::AcqRel) {
+            paging.wait_for_room(Arc::<AwaitedRoom>::clone(&self.room));
+        }
     }
 
     pub(crate) fn earliest(&self) -> Option<Timestamp> {
@@ -39,11 +88,8 @@ impl Deadlines {
         let before = self.earliest.load(Ordering::Relaxed);
         self.refresh(&due);
         drop(due);
-        if new.0 < before
-            && let Some(waker) = &self.waker
-        {
-            sync::work::wakes_another();
-            waker.wake();
+        if new.0 < before {
+            self.room.wake_timer();
         }
     }
 

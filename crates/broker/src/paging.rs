@@ -188,14 +188,23 @@ impl Paging {
             && self.to_page_out.load(Ordering::Relaxed) > 0
     }
 
-    /// Registers a waiter that is woken when paging is no longer behind; returns it if that is already so.
-    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
+    /// Whether neither the backlog of unwritten messages nor the memory of long queues exceeds its limit.
+    pub(crate) fn has_room(&self) -> bool {
+        self.store().is_none_or(|store| store.has_room()) && !self.is_behind()
+    }
+
+    /// Wakes `waiter` when it is worth asking again whether there [is room](Self::has_room); at once if there is.
+    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let mut waiting = self.for_room.lock();
-        if !self.is_behind() {
-            return Some(waiter);
+        if self.is_behind() {
+            waiting.add(waiter);
+            return;
         }
-        waiting.add(waiter);
-        None
+        drop(waiting);
+        match self.store() {
+            Some(store) => store.wait_for_room(waiter),
+            None => waiter.wake(),
+        }
     }
 
     fn limit(&self) -> u64 {

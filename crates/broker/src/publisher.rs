@@ -577,11 +577,16 @@ impl Publisher {
             batch.clear();
             self.batch = batch;
         }
+        if letters.is_empty() {
+            return true;
+        }
         let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| dead.is_empty());
         for (at, dead) in own {
             self.vhost.dead_letter(&route.queues[at], dead, self.now);
         }
         in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters());
+        // What it makes others write counts as what it publishes.
+        self.flushed.full |= !self.vhost.has_room();
         true
     }
 

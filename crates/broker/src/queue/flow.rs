@@ -151,7 +151,8 @@ impl Queue {
         }
     }
 
-    /// Takes the next message. If it is on disk, `waiter` is woken when it is worth asking again.
+    /// Takes the next message. If it is on disk, or behind very many that have expired, `waiter` is woken when it is worth asking
+    /// again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         match self.take_next(no_ack, now, Some(waiter)) {
             Some(got) => got.map_or(Fetched::Later, Fetched::Got),
@@ -164,7 +165,7 @@ impl Queue {
         self.take_next(no_ack, now, None).flatten()
     }
 
-    /// `None` if the queue is empty, and `Some(None)` if the next message is on disk.
+    /// `None` if the queue is empty, and `Some(None)` if the next message is on disk or behind expired ones.
     fn take_next(
         &self,
         no_ack: bool,
@@ -176,6 +177,10 @@ impl Queue {
         state.last_used = now;
         while !state.drop_expired(now, &mut effects) {
             self.finish(state, std::mem::take(&mut effects), now);
+            if let Some(waiter) = waiter {
+                self.context.paging.wait_for_room(Arc::clone(waiter));
+                return Some(None);
+            }
             state = self.state.lock();
         }
         if state.ready.is_on_disk() {
@@ -360,9 +365,13 @@ impl Queue {
         self.context.metrics.messages_enqueued.add(taken);
         self.context.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
+        // Each message that came may make one go; if many more have to, the limits are new.
+        let dropped = effects.dead.len();
         while !state.trim(&arguments, &mut effects) {
-            drop(state);
-            state = self.state.lock();
+            if effects.dead.len() - dropped > taken {
+                self.sweep_later(&mut state);
+                break;
+            }
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
@@ -381,13 +390,10 @@ impl Queue {
         PublisherHold { queue: Arc::clone(self), added }
     }
 
-    /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then
-    /// if very many messages have expired.
-    pub(super) fn run<'q>(&'q self, mut state: StateGuard<'q>, mut effects: Effects, now: Timestamp) {
-        while !state.pump(now, &mut effects) {
-            self.finish(state, std::mem::take(&mut effects), now);
-            state = self.state.lock();
-        }
+    /// Serves consumers, and completes the effects of that and `effects`. If very many messages have expired, the broker's timer
+    /// drops most of them, and then serves the consumers.
+    pub(super) fn run(&self, mut state: StateGuard<'_>, mut effects: Effects, now: Timestamp) {
+        state.pump(now, &mut effects);
         self.finish(state, effects, now);
     }
 
@@ -463,9 +469,18 @@ impl Queue {
         self.letters_turn.lock()
     }
 
-    /// The letters that lined up while the caller sent others on.
-    pub(crate) fn next_letters(&self) -> Vec<DeadLetter> {
-        self.state.lock().next_letters()
+    /// The letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest to the
+    /// next thread that drops messages, or to [`Queue::sweep`].
+    pub(crate) fn next_letters(&self, sent: usize) -> Vec<DeadLetter> {
+        let mut state = self.state.lock();
+        let next = state.next_letters(sent);
+        if state.has_letters() {
+            self.sweep_later(&mut state);
+            if state.deleted {
+                state.keep_for_letters(self.this.upgrade());
+            }
+        }
+        next
     }
 
     /// Waits until letters in line have probably been sent on: a thread that drops messages must not run

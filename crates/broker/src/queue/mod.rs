@@ -296,7 +296,10 @@ impl Queue {
             return;
         }
         state.last_used = now;
-        state = self.trim(state, &mut effects, now);
+        // A policy may have shortened many long queues.
+        if !state.trim(&self.arguments.load(), &mut effects) {
+            self.sweep_later(&mut state);
+        }
         state.drop_expired(now, &mut effects);
         self.finish(state, effects, now);
     }
@@ -426,11 +429,50 @@ impl Queue {
             return 0;
         }
         state.retry_paging(now);
-        // Consumers may have been waiting for messages behind the expired ones.
-        state.pump(now, &mut effects);
+        if state.has_expired(now) && self.arguments.load().dead_lettering.is_some() {
+            self.sweep_later(&mut state);
+        }
+        if !state.awaits_sweep {
+            // Consumers may have been waiting for messages behind the expired ones.
+            state.pump(now, &mut effects);
+        }
         let dropped = effects.dead.len();
         self.finish(state, effects, now);
         released.wake();
+        dropped
+    }
+
+    /// Has the broker [sweep](Self::sweep) this queue when the store has room.
+    fn sweep_later(&self, state: &mut QueueState) {
+        if !std::mem::replace(&mut state.awaits_sweep, true) {
+            self.context.deadlines.add_sweep(self.this.clone());
+        }
+    }
+
+    /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above its
+    /// limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of letters.
+    pub(crate) fn sweep(&self, now: Timestamp) -> usize {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.awaits_sweep = false;
+        let letters = state.take_letters();
+        if !letters.is_empty() {
+            // Dropping comes after them.
+            self.sweep_later(&mut state);
+            drop(state);
+            let count = letters.len();
+            if let Some(home) = self.context.home.upgrade() {
+                home.dead_letter(self, letters, now);
+            }
+            return count;
+        }
+        if !state.deleted
+            && !(state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects))
+        {
+            self.sweep_later(&mut state);
+        }
+        let dropped = effects.dead.len();
+        self.finish(state, effects, now);
         dropped
     }
 
@@ -440,7 +482,8 @@ impl Queue {
         let lease = lease.map(|lease| state.last_used.after(lease));
         // Messages that the last sweep left over fall due at its time, behind queues that fell due before. A
         // head that is being loaded is checked once it is in memory.
-        let head = if state.ready.needs_load() { None } else { state.ready.next_expiry() };
+        let no_head = state.ready.needs_load() || state.awaits_sweep;
+        let head = if no_head { None } else { state.ready.next_expiry() };
         let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
         let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();
         let Some(due) = due else { return };
@@ -464,6 +507,7 @@ impl Queue {
         if let Some(scheduled) = state.scheduled.take() {
             self.context.deadlines.remove(scheduled, self.id);
         }
+        state.keep_for_letters(self.this.upgrade());
         let messages = state.ready.take_all();
         let passed = std::mem::take(&mut state.passing);
         let consumers = std::mem::take(&mut state.consumers);

@@ -1,9 +1,11 @@
 //! The state protected by a queue's lock, and the steps that are taken under it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sync::work;
 
+use super::Queue;
 use super::consumers::QueueConsumers;
 use super::credit::{Load, PublisherCredit, Released};
 use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
@@ -31,17 +33,37 @@ pub(super) struct QueueState {
     /// Set to the time of a call of [`QueueState::drop_expired`] that had to leave expired messages; `None`
     /// once there are none.
     pub(super) sweeping: Option<Timestamp>,
+    /// Whether it is among the broker's queues with dead letters to send ([`Queue::sweep`](super::Queue::sweep)).
+    pub(super) awaits_sweep: bool,
     /// Which messages are in the store, too.
     pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
     /// Holds publishers while the backlog grows.
     pub(super) credit: PublisherCredit,
-    /// Set while a thread sends dead letters on: later letters, which have to wait for those.
-    #[expect(clippy::box_collection, reason = "a queue is small, and hardly ever has any")]
-    letters: Option<Box<Vec<DeadLetter>>>,
+    /// Set while dead letters are sent on. Boxed: a queue is small, and hardly ever has any.
+    letters: Option<Box<LetterLine>>,
     /// Counters of messages that came and went.
     pub(super) passing: Passing,
+}
+
+/// Dead letters that wait for those which were dropped before them.
+#[derive(Default)]
+struct LetterLine {
+    waiting: VecDeque<DeadLetter>,
+    /// Whether a thread is sending letters on. If none is, the next one that drops messages does, or the broker's timer.
+    has_sender: bool,
+    /// The queue itself if it is deleted: the topology keeps it no longer, and its letters have still to be sent.
+    of_deleted: Option<Arc<Queue>>,
+}
+
+impl LetterLine {
+    /// The next letters, for a thread to send.
+    fn take(&mut self) -> Vec<DeadLetter> {
+        self.has_sender = true;
+        self.of_deleted = None;
+        self.waiting.drain(..self.waiting.len().min(LETTERS_AT_ONCE)).collect()
+    }
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -121,6 +143,7 @@ impl QueueState {
             last_used: Timestamp::default(),
             scheduled: None,
             sweeping: None,
+            awaits_sweep: false,
             stores,
             next_position: 0,
             paging: PagingState::default(),
@@ -189,25 +212,49 @@ impl QueueState {
     /// [`QueueState::next_letters`]; none if another thread is sending already.
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> Vec<DeadLetter> {
         match &mut self.letters {
-            Some(waiting) => {
-                waiting.extend(letters);
-                Vec::new()
+            Some(line) => {
+                line.waiting.extend(letters);
+                if line.has_sender { Vec::new() } else { line.take() }
             }
             none => {
-                *none = Some(Box::default());
+                *none = Some(Box::new(LetterLine { has_sender: true, ..LetterLine::default() }));
                 letters
             }
         }
     }
 
-    /// The letters that lined up while others were sent on. If there are none, later letters need not wait
-    /// any more.
-    pub(super) fn next_letters(&mut self) -> Vec<DeadLetter> {
-        let next = self.letters.as_deref_mut().map(std::mem::take).unwrap_or_default();
-        if next.is_empty() {
-            self.letters = None;
+    /// The letters that lined up while the caller sent `sent` others on. If there are none, later letters need not wait any
+    /// more. A thread that has sent many gets none: [`QueueState::has_letters`] says whether it leaves some.
+    pub(super) fn next_letters(&mut self, sent: usize) -> Vec<DeadLetter> {
+        match &mut self.letters {
+            Some(line) if line.waiting.is_empty() => self.letters = None,
+            Some(line) if sent >= LETTERS_AT_ONCE => line.has_sender = false,
+            Some(line) => return line.take(),
+            None => {}
         }
-        next
+        Vec::new()
+    }
+
+    /// Whether letters wait that no thread is sending.
+    pub(super) fn has_letters(&self) -> bool {
+        self.letters.as_ref().is_some_and(|line| !line.has_sender)
+    }
+
+    /// Letters for the caller to send, of those that no thread is sending.
+    pub(super) fn take_letters(&mut self) -> Vec<DeadLetter> {
+        self.letters.as_mut().filter(|line| !line.has_sender).map(|line| line.take()).unwrap_or_default()
+    }
+
+    /// Keeps a queue that is deleted until the letters that no thread is sending are sent.
+    pub(super) fn keep_for_letters(&mut self, queue: Option<Arc<Queue>>) {
+        if let Some(line) = self.letters.as_mut().filter(|line| !line.has_sender) {
+            line.of_deleted = queue;
+        }
+    }
+
+    /// Whether the message at the head, in memory, has expired.
+    pub(super) fn has_expired(&self, now: Timestamp) -> bool {
+        !self.ready.needs_load() && self.ready.next_expiry().is_some_and(|expiry| expiry <= now.0)
     }
 
     /// Whether one more message would exceed a length limit.
@@ -217,15 +264,17 @@ impl QueueState {
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head until the length limits are met, at most [`DROP_STEP`] of them; returns
+    /// Drops messages from the head until the length limits are met, at most a [`DropStep`] of them; returns
     /// whether no more in memory have to go. Only ready messages count (RabbitMQ, "Queue Length Limit").
     #[must_use]
     pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
-        for _ in 0..DROP_STEP {
+        let mut step = DropStep::default();
+        while step.goes_on() {
             if !self.is_too_long(arguments) {
                 return true;
             }
             let Some(delivery) = self.ready.pop() else { return true };
+            step.drops(&delivery);
             self.dead_letter(delivery, DeathReason::MaxLength, effects);
         }
         !self.is_too_long(arguments)
@@ -237,14 +286,16 @@ impl QueueState {
                 || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
     }
 
-    /// Drops expired messages at the head, at most [`DROP_STEP`] of them; returns whether none are left. If
+    /// Drops expired messages at the head, at most a [`DropStep`] of them; returns whether none are left. If
     /// some are, [`Queue::schedule`](super::Queue) handles them, unless the caller does.
     pub(super) fn drop_expired(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
-        for _ in 0..DROP_STEP {
+        let mut step = DropStep::default();
+        while step.goes_on() {
             let Some(delivery) = self.ready.pop_expired(now.0) else {
                 self.sweeping = self.sweeping.filter(|_| now == JUST_CAME);
                 return true;
             };
+            step.drops(&delivery);
             self.dead_letter(delivery, DeathReason::Expired, effects);
         }
         self.sweeping = Some(now);
@@ -327,9 +378,33 @@ impl QueueState {
 /// A time before every expiry, for messages that have just arrived.
 const JUST_CAME: Timestamp = Timestamp(0);
 
-/// Most messages that are dropped, because of expiry or length limits, while the lock is held: well below a
+/// What is dropped, because of expiry or length limits, while the lock is held.
+#[derive(Default)]
+struct DropStep {
+    messages: usize,
+    bytes: u64,
+}
+
+impl DropStep {
+    fn drops(&mut self, delivery: &Delivery) {
+        self.messages += 1;
+        self.bytes += delivery.message.body_len() as u64;
+    }
+
+    fn goes_on(&self) -> bool {
+        self.messages < DROPPED_AT_ONCE && self.bytes < BYTES_DROPPED_AT_ONCE
+    }
+}
+
+/// Most messages of a [`DropStep`]: well below a millisecond.
+const DROPPED_AT_ONCE: usize = 512;
+
+/// Bytes of bodies at which a [`DropStep`] ends: dead letters may be written to the journal, of whose limit this is a small part.
+const BYTES_DROPPED_AT_ONCE: u64 = 4 << 20;
+
+/// Letters after which a thread leaves the rest of a queue's to others, so that it comes back to its own work: about a
 /// millisecond.
-const DROP_STEP: usize = 512;
+const LETTERS_AT_ONCE: usize = 512;
 
 /// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;

@@ -22,14 +22,15 @@ const LETTER: u32 = 1_500;
 
 impl VirtualHost {
     /// Routes the dead letters of `from` to its dead-letter exchange, then those that other queues drop as a
-    /// consequence, and so on; finally the letters that `from` has dropped in the meantime. Called without
+    /// consequence, and so on; finally letters that `from` has dropped in the meantime, if they are not many. Called without
     /// any lock held, by the thread to which the queue gave `dead`. Letters to a missing exchange are
     /// dropped.
     pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
         let mut pending = Pending::new();
-        let mut dead = dead;
+        let (mut dead, mut sent) = (dead, 0);
         let _turn = from.letters_turn();
         while !dead.is_empty() {
+            sent += dead.len();
             let mut left = Vec::new();
             for letter in &dead {
                 left.extend(self.send_letter(from, letter, now, &mut pending));
@@ -38,20 +39,21 @@ impl VirtualHost {
                 }
             }
             from.letters_sent(left);
-            dead = from.next_letters();
+            dead = from.next_letters(sent);
         }
     }
 
-    /// Sends on the letters of a queue that received one, and those that it drops in the meantime. A queue is
+    /// Sends on the letters of a queue that received one, and some that it drops in the meantime. A queue is
     /// in `pending` at most once: after that its letters line up.
     fn send_line(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp, pending: &mut Pending) {
-        let mut dead = dead;
+        let (mut dead, mut sent) = (dead, 0);
         let _turn = from.letters_turn();
         while !dead.is_empty() {
+            sent += dead.len();
             let left: Vec<_> =
                 dead.iter().filter_map(|letter| self.send_letter(from, letter, now, pending)).collect();
             from.letters_sent(left);
-            dead = from.next_letters();
+            dead = from.next_letters(sent);
         }
     }
 
@@ -125,3 +127,6 @@ impl VirtualHost {
         queues
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -253,17 +253,13 @@ impl VirtualHost {
     /// Whether publishers may proceed: neither the backlog of unwritten messages nor the memory of long
     /// queues exceeds its limit.
     pub fn has_room(&self) -> bool {
-        self.store().is_none_or(|store| store.has_room()) && !self.paging.is_behind()
+        self.paging.has_room()
     }
 
     /// Wakes `waiter` when it is worth asking again whether publishers [may proceed](Self::has_room); at once
     /// if they may.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        let Some(waiter) = self.paging.wait_for_room(waiter) else { return };
-        match self.store() {
-            Some(store) => store.wait_for_room(waiter),
-            None => waiter.wake(),
-        }
+        self.paging.wait_for_room(waiter);
     }
 
     /// The part of the store that holds definitions.

@@ -1,6 +1,7 @@
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::Returned;
 
+use crate::kept::kept;
 use crate::world::*;
 
 fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
@@ -251,4 +252,32 @@ fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
     let exchange = |delivery: broker::Delivery| delivery.message().exchange().to_owned();
     let order: Vec<String> = (0..3).map(|_| exchange(world.get(&both))).collect();
     assert_eq!(order, ["amq.fanout", "", ""]);
+}
+
+/// Other publishers' confirms would otherwise wait behind everything that has expired.
+#[test]
+fn what_expires_waits_for_room_in_the_store() {
+    const MB: usize = 1_000_000;
+    let mut kept = kept(41);
+    let [exchange, key] = dead_letter_to("dead");
+    let brief = kept.world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
+    let forgetful = kept.world.queue_with("forgetful", &[("x-message-ttl", FieldValue::I32(10))]);
+    let dead = kept.durable("dead", &[]);
+    kept.publish("", "forgetful", "m");
+    let body = "x".repeat(MB);
+    (0..150).for_each(|_| drop(kept.publish("", "brief", &body)));
+    kept.world.wait(10);
+    let sent = dead.message_count();
+    assert!((60..=80).contains(&sent), "{sent} MB, of which the store takes 64 MiB at a time");
+    assert_eq!(brief.message_count() + sent, 150);
+    assert_eq!(forgetful.message_count(), 0, "what is only dropped does not wait");
+    assert_eq!(kept.world.broker.next_deadline(), None);
+    let woken = kept.timer.times();
+    kept.sync();
+    assert!(kept.timer.times() > woken);
+    while brief.message_count() > 0 {
+        kept.world.wait(0);
+        kept.sync();
+    }
+    assert_eq!(dead.message_count(), 150);
 }

@@ -16,6 +16,8 @@ pub(crate) struct Kept {
     pub(crate) disk: SimDisk,
     pub(crate) store: Arc<Store>,
     pub(crate) rounds: Rounds,
+    /// Woken when the broker's timer has something to do.
+    pub(crate) timer: Arc<Told>,
     /// Bytes of memory above which queues page.
     watermark: u64,
     compatibility: Compatibility,
@@ -39,8 +41,10 @@ impl Told {
 
 fn start(disk: SimDisk, now: Timestamp, watermark: u64, compatibility: Compatibility) -> Kept {
     let (store, rounds, recovered) = open(&disk);
+    let timer = Arc::<Told>::default();
     let config = BrokerConfig {
         defaults: false,
+        deadline_waker: Some(Arc::<Told>::clone(&timer)),
         paging_watermark: watermark,
         compatibility,
         ..BrokerConfig::default()
@@ -54,7 +58,7 @@ fn start(disk: SimDisk, now: Timestamp, watermark: u64, compatibility: Compatibi
     let vhost = broker.open(&guest, "/").unwrap();
     let publisher = vhost.publisher(&guest);
     let world = World { broker, vhost, publisher, now };
-    Kept { world, disk, store, rounds, watermark, compatibility }
+    Kept { world, disk, store, rounds, timer, watermark, compatibility }
 }
 
 /// Opens the store with segments so small that messages soon move to their queue's segments.

@@ -1,0 +1,89 @@
+use amqp::{FieldTable, FieldValue, RawTable};
+
+use super::*;
+use crate::message::{Body, Message, Traits};
+use crate::vhost::QueueDeclare;
+use crate::{Broker, BrokerConfig, SessionId};
+
+const ME: SessionId = SessionId(1);
+const NOW: Timestamp = Timestamp(1_000);
+
+fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+    let arguments = arguments.iter().cloned().collect::<FieldTable>().encode();
+    let arguments = RawTable::check(&arguments).unwrap();
+    vhost.declare_queue(ME, &QueueDeclare { name, arguments, ..Default::default() }, NOW).unwrap().queue
+}
+
+/// Appends messages with these bodies, of which the queue keeps one. Returns the letters that the caller has to send.
+fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> Vec<DeadLetter> {
+    let messages: Vec<_> = bodies
+        .map(|body| {
+            let body = body.to_string();
+            let body = Body::Copied(body.as_bytes());
+            Arc::new(Message::new("".into(), queue.name(), &[0, 0], body, Traits::default()))
+        })
+        .collect();
+    let nowhere = StoredBatch::keep(None, LastStoring::of(std::slice::from_ref(queue)), &messages);
+    queue.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
+}
+
+/// What has arrived, in order.
+fn drain(queue: &Queue) -> Vec<u32> {
+    std::iter::from_fn(|| queue.get(true, NOW))
+        .map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap().parse().unwrap())
+        .collect()
+}
+
+fn world() -> (Arc<Broker>, Arc<VirtualHost>, Arc<Queue>, Arc<Queue>) {
+    let broker = Broker::new(BrokerConfig::default());
+    let vhost = broker.vhost("/").unwrap();
+    let dead = queue(&vhost, "dead", &[]);
+    let arguments = [
+        ("x-max-length", FieldValue::I32(1)),
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    let short = queue(&vhost, "short", &arguments);
+    (broker, vhost, short, dead)
+}
+
+/// One client's thread would otherwise send all that others drop meanwhile.
+#[test]
+fn a_sender_leaves_most_letters_of_others_to_others() {
+    let (broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    assert_eq!(own.len(), 1);
+    for from in (2..2_002).step_by(200) {
+        assert!(append(&short, from..from + 200).is_empty(), "they line up");
+    }
+    vhost.dead_letter(&short, own, NOW);
+    assert_eq!(dead.message_count(), 513);
+    // The next one who drops a message sends as many, at least.
+    let next = append(&short, 2_002..2_003);
+    vhost.dead_letter(&short, next, NOW);
+    assert_eq!(dead.message_count(), 513 + 512);
+    // The timer sends the rest.
+    while broker.next_deadline().is_some_and(|due| due <= NOW) {
+        broker.expire(NOW);
+    }
+    assert_eq!(drain(&dead), (0..2_002).collect::<Vec<_>>());
+    assert_eq!((drain(&short), broker.next_deadline()), (vec![2_002], None));
+}
+
+#[test]
+fn letters_that_are_left_outlive_their_queue() {
+    let (broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    for from in (2..1_002).step_by(200) {
+        append(&short, from..from + 200);
+    }
+    vhost.dead_letter(&short, own, NOW);
+    let gone = Arc::downgrade(&short);
+    vhost.delete_queue(ME, "short", false, false).unwrap();
+    drop(short);
+    while broker.next_deadline().is_some_and(|due| due <= NOW) {
+        broker.expire(NOW);
+    }
+    assert_eq!(drain(&dead), (0..1_001).collect::<Vec<_>>());
+    assert!(gone.upgrade().is_none());
+}
