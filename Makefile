@@ -322,11 +322,13 @@ studies: setup leveret
 	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 
 # The second clippy is of the program without its bench: with --workspace, everything else is as for the first, and not checked again.
+# The third is of the locks that measure; all else that belongs to `lock-profile` is compiled without it, too.
 check: $(DENY)
 	$(CARGO) fmt --all --check
 	python3 tests/tidy.py
 	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features --locked --quiet -- -D warnings
+	$(CARGO) clippy --package sync --features lock-profile --all-targets --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items
 

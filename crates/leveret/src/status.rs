@@ -4,7 +4,6 @@ mod alarms;
 mod broker;
 mod certificates;
 mod identity;
-#[cfg(feature = "lock-profile")]
 mod locks;
 mod objects;
 mod pool;
@@ -67,8 +66,9 @@ impl Status {
     fn write_all(&self, out: &mut MetricsWriter) {
         let draining = u64::from(self.draining.load(Ordering::Relaxed));
         out.gauge("leveret_draining", "1 while the server is shutting down.", draining);
-        #[cfg(feature = "lock-profile")]
-        locks::write(out);
+        if cfg!(feature = "lock-profile") {
+            locks::write(out);
+        }
         server::write(&self.server, out);
         certificates::write(self.tls.as_deref(), out);
         match &self.backend {

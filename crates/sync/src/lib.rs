@@ -18,7 +18,10 @@
 
 #[cfg(feature = "loom")]
 mod explored;
-#[cfg(feature = "lock-profile")]
+#[cfg_attr(
+    not(feature = "lock-profile"),
+    expect(dead_code, reason = "it is checked in every build, and used in one")
+)]
 pub mod profile;
 mod rank;
 #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
@@ -38,8 +41,10 @@ pub mod work;
 use explored as unranked;
 #[cfg(all(any(debug_assertions, feature = "lock-profile"), not(feature = "loom")))]
 use parking_lot as unranked;
+#[cfg(feature = "lock-profile")]
+use profile as measuring;
 #[cfg(all(any(debug_assertions, feature = "loom"), not(feature = "lock-profile")))]
-use unmeasured as profile;
+use unmeasured as measuring;
 
 #[cfg(feature = "loom")]
 pub use explored::{AtomicWaker, explore, explore_timeouts};

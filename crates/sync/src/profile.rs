@@ -43,7 +43,7 @@ fn names() -> &'static parking_lot::Mutex<Names> {
     NAMES.get_or_init(parking_lot::Mutex::default)
 }
 
-/// The figures of all names.
+/// The figures of all names; of none without the feature.
 pub fn figures() -> Vec<LockFigures> {
     let of = |(&(rank, contents), counters): (&(u8, &'static str), &&'static ShardedCounters<4>)| {
         let [acquisitions, contended, waited, held] =
@@ -118,7 +118,7 @@ fn nanoseconds(began: Instant) -> u64 {
 /// message follow each other in the same order again and again.
 const SAMPLED: u32 = 61;
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, feature = "lock-profile", not(feature = "loom")))]
 mod tests {
     use super::*;
     use crate::Mutex;

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[cfg(feature = "loom")]
 use loom::thread_local;
 
-use crate::profile::{Held, Measured};
+use crate::measuring::{Held, Measured};
 use crate::{Rank, taken, unranked};
 
 /// A mutex of this [`Rank`].
