@@ -22,6 +22,7 @@ mod http;
 mod listener;
 mod metrics;
 mod page;
+mod pieces;
 mod process;
 mod stall;
 
@@ -36,7 +37,7 @@ pub use health::Readiness;
 pub use http::{serve, serve_metrics};
 pub use listener::AdminListener;
 pub use metrics::{
-    Detail, Families, HistogramSeries, Labels, MetricKind, MetricsWriter, Number, WantedMetrics,
+    Detail, Families, FamiliesOfObjects, HistogramSeries, MetricKind, MetricsWriter, Number, WantedMetrics,
 };
 pub use page::WebSocketPorts;
 pub use process::{descriptors, resident_memory};

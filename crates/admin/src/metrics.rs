@@ -4,10 +4,11 @@
 mod routes;
 mod wanted;
 
-use std::fmt::{self, Write as _};
+use std::fmt::{self, Write};
 
 pub(crate) use self::routes::{router, router_beside};
 pub use self::wanted::{Detail, Families, WantedMetrics};
+use crate::pieces::Pieces;
 
 /// Writes metric families: their `# HELP` and `# TYPE` lines and their samples.
 ///
@@ -15,7 +16,7 @@ pub use self::wanted::{Detail, Families, WantedMetrics};
 /// anything and are escaped. Write each family only once, or a scraper rejects the whole response.
 #[derive(Debug, Default)]
 pub struct MetricsWriter {
-    text: String,
+    text: Pieces,
 }
 
 /// The type of a family.
@@ -97,56 +98,83 @@ impl MetricsWriter {
     /// Returns the text written so far.
     #[must_use]
     pub fn into_text(self) -> String {
+        String::from_utf8(self.text.into_bytes()).unwrap_or_default()
+    }
+
+    /// The text written so far.
+    pub(crate) fn into_pieces(self) -> Pieces {
         self.text
+    }
+
+    /// Writes samples of several families, all of which exist for each object, so that each object is looked at once. The
+    /// families come one behind the other, in their order.
+    pub fn families<'w>(&'w mut self, families: &[(&'w str, &str, MetricKind)]) -> FamiliesOfObjects<'w> {
+        let begun = families.iter().map(|&(name, help, kind)| {
+            let mut writer = Self::new();
+            writer.family(name, help, kind);
+            (name, writer)
+        });
+        FamiliesOfObjects { families: begun.collect(), labels: String::new(), into: self }
     }
 
     fn head(&mut self, name: &str, help: &str, kind: &str) {
         debug_assert!(is_name(name), "{name:?} is no name for a metric");
-        self.text.push_str("# HELP ");
-        self.text.push_str(name);
-        self.text.push(' ');
+        let _ = write!(self.text, "# HELP {name} ");
         escape(&mut self.text, help, false);
-        self.text.push_str("\n# TYPE ");
-        self.text.push_str(name);
-        self.text.push(' ');
-        self.text.push_str(kind);
-        self.text.push('\n');
+        let _ = writeln!(self.text, "\n# TYPE {name} {kind}");
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], last: Option<(&str, &str)>, value: Number) {
-        self.text.push_str(name);
+        self.text.add(name.as_bytes());
         write_labels(&mut self.text, labels.iter().copied().chain(last));
         let _ = writeln!(self.text, " {value}");
     }
 }
 
-fn write_labels<'l>(text: &mut String, labels: impl Iterator<Item = (&'l str, &'l str)>) {
-    let mut opening = '{';
+fn write_labels<'l>(text: &mut impl Write, labels: impl Iterator<Item = (&'l str, &'l str)>) {
+    let mut opening = "{";
     for (label, value) in labels {
         debug_assert!(is_name(label) && !label.contains(':'), "{label:?} is no name for a label");
-        text.push(opening);
-        text.push_str(label);
-        text.push_str("=\"");
+        for part in [opening, label, "=\""] {
+            let _ = text.write_str(part);
+        }
         escape(text, value, true);
-        text.push('"');
-        opening = ',';
+        let _ = text.write_str("\"");
+        opening = ",";
     }
-    if opening == ',' {
-        text.push('}');
+    if opening == "," {
+        let _ = text.write_str("}");
     }
 }
 
-/// Labels in their written form, for an object with samples in several families.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Labels(String);
+/// Families of which each object has a sample, while they are written.
+#[derive(Debug)]
+pub struct FamiliesOfObjects<'w> {
+    families: Vec<(&'w str, MetricsWriter)>,
+    /// Those of the last object, written once for all of its samples.
+    labels: String,
+    /// The text that they become a part of.
+    into: &'w mut MetricsWriter,
+}
 
-impl Labels {
-    /// Formats the labels once.
-    #[must_use]
-    pub fn new(labels: &[(&str, &str)]) -> Self {
-        let mut text = String::new();
-        write_labels(&mut text, labels.iter().copied());
-        Self(text)
+impl FamiliesOfObjects<'_> {
+    /// Writes the samples of an object, whose labels must differ from those of all others: one for each family, in their order.
+    pub fn object(&mut self, labels: &[(&str, &str)], values: impl Iterator<Item = u64>) {
+        self.labels.clear();
+        write_labels(&mut self.labels, labels.iter().copied());
+        for ((name, writer), value) in self.families.iter_mut().zip(values) {
+            writer.text.add(name.as_bytes());
+            writer.text.add(self.labels.as_bytes());
+            let _ = writeln!(writer.text, " {value}");
+        }
+    }
+}
+
+impl Drop for FamiliesOfObjects<'_> {
+    fn drop(&mut self) {
+        for (_, writer) in self.families.drain(..) {
+            self.into.text.append(writer.text);
+        }
     }
 }
 
@@ -161,15 +189,6 @@ impl Family<'_> {
     /// Writes a sample. Its labels must differ from those of the family's other samples.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Number>) -> &mut Self {
         self.writer.sample(self.name, labels, None, value.into());
-        self
-    }
-
-    /// Writes a sample with labels that have been formatted already.
-    pub fn sample_of(&mut self, labels: &Labels, value: impl Into<Number>) -> &mut Self {
-        let text = &mut self.writer.text;
-        text.push_str(self.name);
-        text.push_str(&labels.0);
-        let _ = writeln!(text, " {}", value.into());
         self
     }
 }
@@ -204,15 +223,19 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Escapes characters that would end the line or, in a label's value, the quotes.
-fn escape(text: &mut String, raw: &str, in_quotes: bool) {
-    for character in raw.chars() {
-        match character {
-            '\\' => text.push_str("\\\\"),
-            '\n' => text.push_str("\\n"),
-            '"' if in_quotes => text.push_str("\\\""),
-            _ => text.push(character),
-        }
+fn escape(text: &mut impl Write, raw: &str, in_quotes: bool) {
+    let mut from = 0;
+    for (at, byte) in raw.bytes().enumerate() {
+        let escaped = match byte {
+            b'\\' => "\\\\",
+            b'\n' => "\\n",
+            b'"' if in_quotes => "\\\"",
+            _ => continue,
+        };
+        let _ = text.write_str(&raw[from..at]).and_then(|()| text.write_str(escaped));
+        from = at + 1;
     }
+    let _ = text.write_str(&raw[from..]);
 }
 
 #[cfg(test)]
@@ -281,16 +304,24 @@ mod tests {
     }
 
     #[test]
-    fn labels_written_once_are_those_written_each_time() {
-        let labels = [("vhost", "/"), ("queue", "a\"b")];
-        let each_time = written(|out| {
-            out.family("a", "help", MetricKind::Gauge).sample(&labels, 1_u64).sample(&labels, 2_u64);
+    fn objects_that_are_looked_at_once_have_the_samples_of_each_family() {
+        let (one, other) = ([("vhost", "/"), ("queue", "a\"b")], [("vhost", "/"), ("queue", "c")]);
+        let by_family = written(|out| {
+            out.gauge("before", "help", 7_u64);
+            out.family("a", "of a", MetricKind::Gauge).sample(&one, 1_u64).sample(&other, 2_u64);
+            out.family("b", "of b", MetricKind::Counter).sample(&one, 10_u64).sample(&other, 20_u64);
+            out.gauge("behind", "help", 8_u64);
         });
-        let once = written(|out| {
-            let labels = Labels::new(&labels);
-            out.family("a", "help", MetricKind::Gauge).sample_of(&labels, 1_u64).sample_of(&labels, 2_u64);
+        let by_object = written(|out| {
+            out.gauge("before", "help", 7_u64);
+            let mut families =
+                out.families(&[("a", "of a", MetricKind::Gauge), ("b", "of b", MetricKind::Counter)]);
+            families.object(&one, [1, 10].into_iter());
+            families.object(&other, [2, 20].into_iter());
+            drop(families);
+            out.gauge("behind", "help", 8_u64);
         });
-        assert_eq!(once, each_time);
+        assert_eq!(by_object, by_family);
     }
 
     #[test]

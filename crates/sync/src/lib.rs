@@ -12,12 +12,13 @@
 //! Counters that many threads add to are [`ShardedCounters`].
 //!
 //! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
-//! waiting.
+//! waiting. [`pace`] does so for threads that serve no connection.
 //!
 //! Out of scope: anything that is not needed both with and without loom.
 
 #[cfg(feature = "loom")]
 mod explored;
+pub mod pace;
 #[cfg_attr(
     not(feature = "lock-profile"),
     expect(dead_code, reason = "it is checked in every build, and used in one")

@@ -11,6 +11,7 @@ use axum::body::Bytes;
 use tokio::sync::Notify;
 
 use crate::http::AtWork;
+use crate::pieces::{Pieces, PiecewiseBody};
 
 /// Counts the bytes of responses that have not been sent yet.
 #[derive(Default)]
@@ -19,19 +20,26 @@ pub(super) struct Answers {
     freed: Notify,
 }
 
-/// The bytes of one response.
-struct CountedAnswer {
+/// Bytes of one response.
+struct CountedPiece {
     bytes: Vec<u8>,
     all: Arc<Answers>,
-    /// Keeps the connection from being closed to make room until the response is sent.
+    /// Of the last piece: keeps the connection from being closed to make room until the response is sent.
     _at_work: Option<AtWork>,
 }
 
 impl Answers {
-    /// Counts a response until its last piece is dropped, once it has been written or abandoned.
-    pub(super) fn keep(self: &Arc<Self>, bytes: Vec<u8>, at_work: Option<AtWork>) -> Bytes {
-        self.unread.fetch_add(bytes.capacity(), Ordering::Relaxed);
-        Bytes::from_owner(CountedAnswer { bytes, all: Arc::clone(self), _at_work: at_work })
+    /// Counts each piece of a response until it is dropped, once it has been written or abandoned.
+    pub(super) fn keep(self: &Arc<Self>, pieces: Pieces, at_work: Option<AtWork>) -> PiecewiseBody {
+        let mut pieces = pieces.into_pieces().peekable();
+        let mut counted = Vec::new();
+        let mut at_work = at_work;
+        while let Some(bytes) = pieces.next() {
+            self.unread.fetch_add(bytes.capacity(), Ordering::Relaxed);
+            let at_work = at_work.take_if(|_| pieces.peek().is_none());
+            counted.push(Bytes::from_owner(CountedPiece { bytes, all: Arc::clone(self), _at_work: at_work }));
+        }
+        counted.into_iter().collect()
     }
 
     /// Whether another response may be produced. Its size is unknown, so the responses then in progress can
@@ -59,13 +67,13 @@ impl Answers {
     }
 }
 
-impl AsRef<[u8]> for CountedAnswer {
+impl AsRef<[u8]> for CountedPiece {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for CountedAnswer {
+impl Drop for CountedPiece {
     fn drop(&mut self) {
         self.all.unread.fetch_sub(self.bytes.capacity(), Ordering::Relaxed);
         self.all.freed.notify_waiters();
@@ -78,18 +86,40 @@ pub(super) const MOST_UNREAD: usize = 128 << 20;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use http_body_util::BodyExt as _;
 
-    #[test]
-    fn an_answer_counts_until_the_last_of_it_is_gone() {
+    use super::*;
+    use crate::http::Work;
+
+    #[tokio::test]
+    async fn a_piece_of_an_answer_counts_until_the_last_of_it_is_gone() {
         let answers = Arc::new(Answers::default());
-        let mut first = answers.keep(vec![0; MOST_UNREAD], None);
+        let mut written = Pieces::from(vec![0; MOST_UNREAD]);
+        written.append(Pieces::from(vec![0; 7]));
+        let mut body = answers.keep(written, None);
         assert!(!answers.have_room());
+        let mut first = body.frame().await.unwrap().unwrap().into_data().unwrap();
         let rest = first.split_off(1);
         drop(first);
         assert!(!answers.have_room(), "all of it is in memory still");
         drop(rest);
         assert!(answers.have_room());
+        assert_eq!(answers.unread(), 7);
+        drop(body);
         assert_eq!(answers.unread(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_at_work_until_the_last_piece_is_gone() {
+        let (answers, work) = (Arc::new(Answers::default()), Work::default());
+        let mut written = Pieces::from(vec![0; 9]);
+        written.append(Pieces::from(vec![0; 7]));
+        let mut body = answers.keep(written, Some(work.begin()));
+        drop(body.frame().await);
+        assert!(!work.is_over());
+        let last = body.frame().await;
+        assert!(body.frame().await.is_none() && !work.is_over());
+        drop(last);
+        assert!(work.is_over());
     }
 }

@@ -17,6 +17,7 @@ use super::Api;
 use super::error::ApiError;
 use super::login::User;
 use super::parts;
+use crate::pieces::Pieces;
 
 /// A request whose user is known and has the tag that the route requires.
 pub(super) struct Call {
@@ -40,7 +41,7 @@ pub(super) type ApiAnswer = Result<Reply, ApiError>;
 pub(super) struct Reply {
     pub(super) status: StatusCode,
     /// The body as encoded JSON, if there is one.
-    pub(super) body: Option<Vec<u8>>,
+    pub(super) body: Option<Pieces>,
     pub(super) location: Option<String>,
     /// The methods of the path, in a response to OPTIONS.
     pub(super) allow: Option<String>,
@@ -57,10 +58,10 @@ impl Reply {
     }
 
     /// 200 with a body that is encoded JSON already.
-    pub(super) fn text(body: Vec<u8>) -> Self {
+    pub(super) fn text(body: impl Into<Pieces>) -> Self {
         Self {
             status: StatusCode::OK,
-            body: Some(body),
+            body: Some(body.into()),
             location: None,
             allow: None,
             until: DiskPoint::default(),

@@ -2,11 +2,13 @@
 
 use broker::{Compatibility, Definitions, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
+use sync::pace::pace;
 
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::limits::limits_of_vhost;
 use super::{overview, vhosts};
+use crate::pieces::Pieces;
 
 /// `GET /api/definitions`.
 pub(super) fn export(call: &Call) -> ApiAnswer {
@@ -75,19 +77,49 @@ pub(super) fn import_vhost(call: &Call) -> ApiAnswer {
 }
 
 fn show(call: &Call, mut file: Map<String, Value>) -> Reply {
-    if call.compatibility() == Compatibility::V4 {
-        add_queue_types(&mut file);
-    }
     file.insert("rabbit_version".to_owned(), json!(call.rabbitmq_version()));
-    Reply::json(Value::Object(file))
+    Reply::text(written(file, call.compatibility() == Compatibility::V4))
 }
 
-/// Adds the type of each queue, which RabbitMQ 4 writes beside the arguments as well.
-fn add_queue_types(file: &mut Map<String, Value>) {
-    for queue in file.get_mut("queues").and_then(Value::as_array_mut).into_iter().flatten() {
-        let kind = queue["arguments"]["x-queue-type"].as_str().unwrap_or(QueueKind::default().name());
-        queue["type"] = json!(kind);
+/// Writes a file, and frees each entry once it is written.
+fn written(file: Map<String, Value>, with_queue_types: bool) -> Pieces {
+    let mut out = Pieces::default();
+    let mut before = "{";
+    for (section, value) in file {
+        out.add(before.as_bytes());
+        before = ",";
+        // Cannot fail: any `Value` can be serialised, and writes to memory succeed.
+        let _ = serde_json::to_writer(&mut out, &section);
+        out.add(b":");
+        let entries = match value {
+            Value::Array(entries) => entries,
+            value => {
+                let _ = serde_json::to_writer(&mut out, &value);
+                continue;
+            }
+        };
+        out.add(b"[");
+        for (at, mut entry) in entries.into_iter().enumerate() {
+            if at > 0 {
+                out.add(b",");
+            }
+            if with_queue_types && section == "queues" {
+                add_queue_type(&mut entry);
+            }
+            let _ = serde_json::to_writer(&mut out, &entry);
+            drop(entry);
+            pace(FREED);
+        }
+        out.add(b"]");
     }
+    out.add(if before == "{" { b"{}" } else { b"}" });
+    out
+}
+
+/// Adds the type of a queue, which RabbitMQ 4 writes beside the arguments as well.
+fn add_queue_type(queue: &mut Value) {
+    let kind = queue["arguments"]["x-queue-type"].as_str().unwrap_or(QueueKind::default().name());
+    queue["type"] = json!(kind);
 }
 
 fn load(call: &Call, file: &Map<String, Value>) -> ApiAnswer {
@@ -110,3 +142,36 @@ fn put_vhost(file: &mut Map<String, Value>, vhost: &VirtualHost) {
 
 /// Sections whose entries belong to a virtual host.
 const IN_VHOST: [&str; 5] = ["parameters", "policies", "queues", "exchanges", "bindings"];
+
+/// Nanoseconds for freeing an entry, with its names and values.
+const FREED: u32 = 500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queues(count: usize) -> Map<String, Value> {
+        let queue = |number| json!({"name": format!("q{number}"), "vhost": "/", "arguments": {}});
+        let queues = (0..count).map(queue).collect();
+        let sections =
+            [("users", json!([])), ("queues", Value::Array(queues)), ("rabbit_version", json!("3"))];
+        sections.into_iter().map(|(section, entries)| (section.to_owned(), entries)).collect()
+    }
+
+    #[test]
+    fn a_file_is_written_as_json_however_many_entries_it_has() {
+        for file in [Map::new(), queues(0), queues(1), queues(3)] {
+            let expected = Value::Object(file.clone()).to_string();
+            assert_eq!(String::from_utf8(written(file, false).into_bytes()).unwrap(), expected);
+        }
+        let with_types: Value = serde_json::from_slice(&written(queues(2), true).into_bytes()).unwrap();
+        assert_eq!(with_types["queues"][1]["type"], "classic");
+    }
+
+    #[test]
+    fn the_thread_that_writes_very_many_entries_pauses_in_between() {
+        let before = sync::pace::pauses();
+        written(queues(20_000), false);
+        assert!(sync::pace::pauses() - before >= 20, "no more than a thousand entries at a time");
+    }
+}

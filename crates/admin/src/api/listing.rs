@@ -7,9 +7,11 @@ use std::cmp::Ordering;
 
 use broker::{Compatibility, Pattern};
 use serde_json::{Map, Value, json};
+use sync::pace::pace;
 
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
+use crate::pieces::Pieces;
 
 /// Replies with a list, or with a page of it if the query asks for one. `key` is the virtual host and the name.
 pub(super) fn list<T>(
@@ -36,7 +38,10 @@ pub(super) fn list<T>(
         )?,
         Some(sort) => {
             // Only the sort values are kept; the rendered items may be large and are dropped.
-            let by = |item: &T| at_path(&show(item), sort).cloned().unwrap_or(Value::Null);
+            let by = |item: &T| {
+                pace(SHOWN);
+                at_path(&show(item), sort).cloned().unwrap_or(Value::Null)
+            };
             let keyed = items.iter().map(|item| call.check_awaited().map(|()| (by(item), item)));
             let mut keyed = keyed.collect::<Result<Vec<(Value, &T)>, _>>()?;
             keyed.sort_by(|(one, first), (other, second)| {
@@ -114,24 +119,24 @@ impl<'c> Asked<'c> {
         shown: usize,
         total: usize,
         filtered: usize,
-    ) -> Result<Vec<u8>, ApiError> {
-        let mut out = Vec::new();
+    ) -> Result<Pieces, ApiError> {
+        let mut out = Pieces::default();
         if let Some(page) = self.page {
             let head = json!({
                 "filtered_count": filtered, "item_count": shown, "page": page.number,
                 "page_count": page.count(filtered), "page_size": page.size, "total_count": total,
             });
-            out.extend_from_slice(head.to_string().trim_end_matches('}').as_bytes());
-            out.extend_from_slice(b",\"items\":");
+            out.add(head.to_string().trim_end_matches('}').as_bytes());
+            out.add(b",\"items\":");
         }
-        out.push(b'[');
+        out.add(b"[");
         let mut items = items.enumerate();
         loop {
             // Before the next item is rendered.
             call.check_awaited()?;
             let Some((at, item)) = items.next() else { break };
             if at > 0 {
-                out.push(b',');
+                out.add(b",");
             }
             let item = match &self.columns {
                 None => item,
@@ -139,10 +144,11 @@ impl<'c> Asked<'c> {
             };
             // Cannot fail: any `Value` can be serialised, and writes to memory succeed.
             let _ = serde_json::to_writer(&mut out, &item);
+            pace(SHOWN);
         }
-        out.push(b']');
+        out.add(b"]");
         if self.page.is_some() {
-            out.push(b'}');
+            out.add(b"}");
         }
         Ok(out)
     }
@@ -303,6 +309,9 @@ const DEFAULT_PAGE_SIZE: usize = 100;
 
 /// Columns of a query: several times as many as any object has.
 const MAX_COLUMNS: usize = 256;
+
+/// Nanoseconds for rendering an item.
+const SHOWN: u32 = 4_000;
 
 /// Rows of the largest page, as in RabbitMQ.
 const MAX_PAGE_SIZE: usize = 500;

@@ -25,6 +25,7 @@ use super::error::ApiError;
 use super::login::{User, Who};
 use super::routes::{self, Action, Found, Size};
 use crate::http::{OverTls, Work};
+use crate::pieces::PiecewiseBody;
 
 /// The peer of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -293,10 +294,12 @@ fn query(uri: &Uri) -> Vec<(String, String)> {
 }
 
 /// Builds the HTTP response from a reply and the body that was taken out of it.
-fn response(reply: Reply, body: Option<Bytes>) -> Response {
+fn response(reply: Reply, body: Option<PiecewiseBody>) -> Response {
     let mut response = match body {
         None => reply.status.into_response(),
-        Some(body) => (reply.status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Some(body) => {
+            (reply.status, [(header::CONTENT_TYPE, "application/json")], Body::new(body)).into_response()
+        }
     };
     let headers = response.headers_mut();
     for (name, value) in [(header::LOCATION, reply.location), (header::ALLOW, reply.allow)] {

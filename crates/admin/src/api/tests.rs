@@ -251,7 +251,7 @@ fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], 
 
 fn shown(answer: call::ApiAnswer) -> Value {
     let reply = answer.unwrap_or_else(|error| panic!("{error:?}"));
-    serde_json::from_slice(&reply.body.unwrap()).unwrap()
+    serde_json::from_slice(&reply.body.unwrap().into_bytes()).unwrap()
 }
 
 #[test]

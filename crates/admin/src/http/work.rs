@@ -21,7 +21,7 @@ impl Work {
         AtWork(self.clone())
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
@@ -13,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::{Detail, MetricsWriter, WantedMetrics};
 use crate::api::{self, Api};
+use crate::pieces::PiecewiseBody;
 use crate::{Source, process};
 
 /// Scrapes that may run at once; others wait. Each occupies a thread and walks all measured objects.
@@ -73,11 +75,12 @@ async fn scrape(context: Arc<Context>, wanted: WantedMetrics) -> Response {
         let mut out = MetricsWriter::new();
         process::write(&mut out, context.started, &wanted);
         context.source.metrics(&wanted, &mut out);
-        out.into_text()
+        PiecewiseBody::from(out.into_pieces())
     });
     match scrape.await {
         Ok(text) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+            let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+            (kind, Body::new(text)).into_response()
         }
         Err(error) => {
             tracing::error!(%error, "the metrics could not be written");

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use store::catalogue::Section;
+use sync::pace::{drop_at_pace, pace};
 
 use super::views::{BindingEnd, STEP};
 use crate::broker::Broker;
@@ -52,6 +53,7 @@ impl Broker {
             let sections = ["queues", "exchanges", "bindings"];
             let of_sections = file.iter_mut().filter(|(section, _)| sections.contains(&section.as_str()));
             for entry in of_sections.filter_map(|(_, entries)| entries.as_array_mut()).flatten() {
+                pace(CHANGED);
                 entry.as_object_mut().map(|entry| entry.remove("vhost"));
             }
         }
@@ -74,8 +76,10 @@ fn export_topology(
 ) {
     let name = vhost.name();
     // Those that a binding may lead to: a file that names others could not be loaded.
-    let mut exported = HashSet::new();
-    for queue in vhost.all_queues() {
+    let all = vhost.all_queues();
+    let mut exported = HashSet::with_capacity(all.len());
+    for queue in all {
+        pace(EXPORTED);
         let properties = queue.properties();
         if properties.owner.is_none() {
             exported.insert(queue.name().clone());
@@ -87,6 +91,7 @@ fn export_topology(
         }
     }
     for exchange in vhost.all_exchanges() {
+        pace(EXPORTED);
         if !exchange.name.is_empty() && !exchange.name.starts_with("amq.") {
             exchanges.push(json!({
                 "name": &*exchange.name, "vhost": name, "type": exchange.kind, "durable": exchange.durable,
@@ -100,6 +105,7 @@ fn export_topology(
         let (found, next) = vhost.bindings_from(at, STEP);
         from = next;
         for binding in found {
+            pace(EXPORTED);
             let destination_type = match binding.destination_type {
                 BindingEnd::Queue if !exported.contains(&binding.destination) => continue,
                 BindingEnd::Queue => "queue",
@@ -112,4 +118,10 @@ fn export_topology(
             }));
         }
     }
+    drop_at_pace(FREED, exported);
 }
+
+/// Nanoseconds for making an entry, of removing a value from one, and of freeing a name.
+const EXPORTED: u32 = 3_000;
+const CHANGED: u32 = 200;
+const FREED: u32 = 50;

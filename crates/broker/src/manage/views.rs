@@ -5,6 +5,7 @@ use std::sync::Arc;
 use amqp::{FieldTable, RawTable};
 use serde_json::Value;
 use store::catalogue::Section;
+use sync::pace::pace;
 
 use crate::broker::Broker;
 use crate::queue::Queue;
@@ -93,6 +94,7 @@ impl VirtualHost {
         let (mut all, mut from) = (Vec::new(), Some(0));
         while let Some(at) = from {
             from = self.with_topology(|topology| topology.queues_from(at, STEP, &mut all));
+            pace(STEPPED);
         }
         all
     }
@@ -109,6 +111,7 @@ impl VirtualHost {
         let (mut all, mut from) = (Vec::new(), Some(0));
         while let Some(at) = from {
             from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut all));
+            pace(STEPPED);
         }
         all
     }
@@ -144,6 +147,7 @@ impl VirtualHost {
         while let Some(at) = from {
             let mut found = Vec::new();
             from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
+            pace(STEPPED);
             found.iter().filter_map(|exchange| exchange.flow.get()).for_each(|flow| add(flow));
         }
         published
@@ -274,3 +278,6 @@ impl Topology {
 
 /// Slots visited with the topology locked: well below a millisecond.
 pub(crate) const STEP: usize = 1000;
+
+/// Nanoseconds for as many slots.
+const STEPPED: u32 = 100_000;

@@ -54,6 +54,16 @@ fn what_is_exported_can_be_loaded_and_exported_again() {
 }
 
 #[test]
+fn the_thread_that_exports_very_many_queues_pauses_in_between() {
+    let broker = broker();
+    let queues: Vec<Value> = (0..2_000).map(|number| queue("/", &format!("q{number}"))).collect();
+    load(&broker, &json!({ "queues": queues }));
+    let before = sync::pace::pauses();
+    assert_eq!(broker.export(None)["queues"].as_array().map(Vec::len), Some(2_000));
+    assert!(sync::pace::pauses() - before >= 10, "no more than 200 queues at a time");
+}
+
+#[test]
 fn a_deleted_virtual_host_takes_everything_with_it() {
     let broker = broker();
     load(

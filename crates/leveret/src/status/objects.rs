@@ -4,12 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use admin::{Detail, Families, Labels, MetricKind, MetricsWriter};
+use admin::{Detail, Families, MetricKind, MetricsWriter};
 use broker::{Broker, QueueView, VirtualHost};
 use server::{ChannelStatus, OpenConnection, Server};
+use sync::pace::pace;
 
 /// Bindings visited per lock acquisition: well below a millisecond.
 const BINDINGS_AT_ONCE: usize = 1000;
+
+/// Nanoseconds for looking at a queue, or at a binding.
+const LOOKED_AT: u32 = 100;
 
 /// Writes the sums over all queues and connections.
 pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut MetricsWriter) {
@@ -20,6 +24,7 @@ pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut
     let mut sum = QueueView::default();
     for vhost in broker.vhosts() {
         for queue in vhost.all_queues() {
+            pace(LOOKED_AT);
             let queue = queue.view();
             sum.ready += queue.ready;
             sum.unacknowledged += queue.unacknowledged;
@@ -94,25 +99,19 @@ pub(super) fn write_apart(
     if families.is_empty() {
         return;
     }
-    let queues = views(broker, detail);
-    for family in families {
-        let name = format!("{prefix}_queue_{}", family.name);
-        let mut samples = out.family(&name, family.help, MetricKind::Gauge);
-        for (labels, view) in &queues {
-            samples.sample_of(labels, (family.value)(view));
+    let names: Vec<_> = families.iter().map(|family| format!("{prefix}_queue_{}", family.name)).collect();
+    let named: Vec<_> = std::iter::zip(&names, &families)
+        .map(|(name, family)| (name.as_str(), family.help, MetricKind::Gauge))
+        .collect();
+    let mut samples = out.families(&named);
+    for vhost in broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name())) {
+        for queue in vhost.all_queues() {
+            pace(LOOKED_AT);
+            let view = queue.view();
+            let labels = [("vhost", vhost.name()), ("queue", &**queue.name())];
+            samples.object(&labels, families.iter().map(|family| (family.value)(&view)));
         }
     }
-}
-
-/// The wanted queues, each read once for all families.
-fn views(broker: &Broker, detail: &Detail) -> Vec<(Labels, QueueView)> {
-    let vhosts = broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name()));
-    let views = vhosts.flat_map(|vhost| {
-        vhost.all_queues().into_iter().map(move |queue| {
-            (Labels::new(&[("vhost", vhost.name()), ("queue", queue.name())]), queue.view())
-        })
-    });
-    views.collect()
 }
 
 /// A family with a value for each queue, or for all queues together.
@@ -280,6 +279,7 @@ fn binding_counts(vhost: &VirtualHost) -> BTreeMap<Arc<str>, u64> {
     while let Some(at) = from {
         let (bindings, next) = vhost.bindings_from(at, BINDINGS_AT_ONCE);
         for binding in bindings {
+            pace(LOOKED_AT);
             *counts.entry(binding.source).or_default() += 1;
         }
         from = next;
