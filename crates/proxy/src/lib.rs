@@ -134,6 +134,7 @@
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.
 
+mod ack_frames;
 mod auth_gate;
 mod client_properties;
 mod config;

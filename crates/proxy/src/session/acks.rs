@@ -8,13 +8,12 @@
 //! Deliveries 1 to 6 are out. The client acknowledges 1, 2, 3, 4 and 6, each by itself, in one read. The broker gets
 //! one acknowledgement of 4 with `multiple`, and then that of 6: delivery 5 is still the client's.
 
-use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD};
 use amqp::method::basic;
 use sync::work;
 
 use super::ProxySession;
 use super::channel::ChannelPhase;
-use super::validate::{ACK_LEN, is_ack};
+use crate::ack_frames::{WIRE_LEN, acks_in, decode};
 
 impl ProxySession {
     /// Takes a `basic.ack` on channel `number`, and those behind it on the same channel, as long as `rest` contains them
@@ -121,37 +120,6 @@ impl Settled {
     }
 }
 
-/// The acknowledgements on channel `number` that `input` begins with.
-#[inline]
-fn acks_in(number: u16, mut input: &[u8]) -> impl Iterator<Item = basic::Ack> {
-    let [high, low] = number.to_be_bytes();
-    let header = [1, high, low, 0, 0, 0, ACK_LEN as u8];
-    std::iter::from_fn(move || {
-        let (frame, behind) = input.split_first_chunk::<WIRE_LEN>()?;
-        let payload = &frame[HEADER_LEN..WIRE_LEN - 1];
-        if !frame.starts_with(&header) || frame[WIRE_LEN - 1] != FRAME_END || !is_ack(payload) {
-            return None;
-        }
-        input = behind;
-        Some(decode(payload))
-    })
-}
-
-/// Decodes the payload of a well-formed `basic.ack`.
-#[inline]
-fn decode(payload: &[u8]) -> basic::Ack {
-    let tag = payload.get(TAG_AT..).and_then(|rest| rest.first_chunk());
-    basic::Ack {
-        delivery_tag: tag.map_or(0, |tag| u64::from_be_bytes(*tag)),
-        multiple: payload.last().is_some_and(|bits| bits & MULTIPLE != 0),
-    }
-}
-
-/// Bytes of a `basic.ack` on the wire.
-const WIRE_LEN: usize = ACK_LEN + OVERHEAD;
-/// Offset of the delivery tag in the payload, behind class and method.
-const TAG_AT: usize = 4;
-const MULTIPLE: u8 = 1;
 /// Bytes taken at once at most, so that the broker gets work early.
 const SPAN_MAX: usize = 64 * 1024;
 /// Runs of settled deliveries that are remembered. A client that leaves more gaps settles in no order that could be
@@ -166,62 +134,8 @@ const ACK: u32 = 40;
 mod tests {
     use std::collections::BTreeSet;
 
-    use amqp::FrameKind;
-    use amqp::frame::write_method;
-
     use super::*;
     use crate::dice::Dice;
-
-    fn ack(channel: u16, delivery_tag: u64, multiple: bool) -> Vec<u8> {
-        let mut out = Vec::new();
-        write_method(&mut out, channel, basic::Ack { delivery_tag, multiple });
-        out
-    }
-
-    fn tags(input: &[u8]) -> Vec<(u64, bool)> {
-        acks_in(3, input).map(|ack| (ack.delivery_tag, ack.multiple)).collect()
-    }
-
-    #[test]
-    fn acknowledgements_are_found_whole_or_not_at_all() {
-        let bytes = [ack(3, 1, false), ack(3, u64::MAX, true)].concat();
-        assert_eq!(bytes.len(), 2 * WIRE_LEN);
-        let all = [(1, false), (u64::MAX, true)];
-        for cut in 0..=bytes.len() {
-            assert_eq!(tags(&bytes[..cut]), all[..cut / WIRE_LEN], "{cut} bytes");
-        }
-        assert_eq!(tags(&[&bytes[..], b"more"].concat()), all);
-    }
-
-    #[test]
-    fn they_end_where_anything_else_begins() {
-        let changed = |at: usize, value: u8| {
-            let mut frame = ack(3, 2, false);
-            frame[at] = value;
-            frame
-        };
-        let mut nack = Vec::new();
-        write_method(&mut nack, 3, basic::Nack { delivery_tag: 2, multiple: false, requeue: false });
-        let mut shorter = changed(6, 12);
-        shorter.remove(WIRE_LEN - 2);
-        let mut longer = changed(6, 14);
-        longer.insert(WIRE_LEN - 1, 0);
-        let others = [
-            ("another channel", ack(4, 2, false)),
-            ("another channel by its high byte", ack(0x103, 2, false)),
-            ("a header", changed(0, FrameKind::Header as u8)),
-            ("a wrong end", changed(WIRE_LEN - 1, 0)),
-            ("length 14 of a frame of 13", changed(6, 14)),
-            ("length 14", longer),
-            ("length 12", shorter),
-            ("a length of four bytes", changed(3, 1)),
-            ("nack", nack),
-        ];
-        for (what, other) in others {
-            let bytes = [ack(3, 1, false), other, ack(3, 3, false)].concat();
-            assert_eq!(tags(&bytes), [(1, false)], "{what}");
-        }
-    }
 
     /// The last of the deliveries up to which all are settled, and the number of runs beyond.
     fn runs(settled: &BTreeSet<u64>) -> (u64, usize) {

@@ -42,9 +42,8 @@ pub(crate) use self::secret::MAX_UNANSWERED_SECRETS;
 use self::side::{Side, SidePlacement};
 pub use self::state::{FORMAT, SessionState};
 pub use self::validate::may_cost_connection;
-use self::validate::{
-    Need, is_about_queues, is_ack, is_publish, names_last_queue, validate, validate_consume,
-};
+use self::validate::{Need, is_about_queues, is_publish, names_last_queue, validate, validate_consume};
+use crate::ack_frames::is_ack;
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;

@@ -1,4 +1,5 @@
 mod acks;
+mod confirms;
 mod pipelining;
 mod states;
 

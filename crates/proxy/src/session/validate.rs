@@ -214,12 +214,6 @@ pub(super) fn is_about_queues(payload: &[u8]) -> bool {
     matches!(payload, [0, 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
 }
 
-/// Whether the payload of a method frame is a well-formed `basic.ack`.
-#[inline]
-pub(super) fn is_ack(payload: &[u8]) -> bool {
-    payload.len() == ACK_LEN && payload.starts_with(&[0, BASIC_CLASS as u8, 0, 80])
-}
-
 /// Whether the payload of a method frame is a `basic.ack`, `basic.reject` or `basic.nack`.
 #[inline]
 pub(super) fn is_settling(payload: &[u8]) -> bool {
@@ -322,8 +316,6 @@ const PUBLISH: u16 = 40;
 const EXCHANGE_AT: usize = 6;
 /// The text of RabbitMQ's connection process for a table that it cannot read.
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
-/// Bytes of a `basic.ack`: class, method, delivery tag, one byte of bits.
-pub(super) const ACK_LEN: usize = 13;
 /// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
 const MANDATORY: u8 = 1;
 const IMMEDIATE: u8 = 2;

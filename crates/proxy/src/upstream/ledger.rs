@@ -99,6 +99,15 @@ struct Record {
     changes: Changes,
 }
 
+/// A confirm, in the client's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ConfirmedNumber {
+    /// That of the message.
+    pub(super) number: u64,
+    /// All messages up to this number are confirmed.
+    pub(super) all_up_to: u64,
+}
+
 /// The unsettled part of a ledger when its upstream channel is lost.
 #[derive(Debug, Default)]
 pub(crate) struct Remains {
@@ -425,8 +434,8 @@ impl Ledger {
         record.entries.push_back(entry);
     }
 
-    /// Records a confirm from the broker; returns the client's number for it.
-    pub(super) fn confirmed(&self, tag: u64, multiple: bool) -> u64 {
+    /// Records a confirm from the broker.
+    pub(super) fn confirmed(&self, tag: u64, multiple: bool) -> ConfirmedNumber {
         let mut record = self.record.lock();
         let own = tag.saturating_sub(record.base);
         record.confirms.confirmed(own, multiple);
@@ -434,11 +443,12 @@ impl Ledger {
         let number = record.carried.numbers.of(own);
         let up_to = record.confirms.up_to();
         record.carried.numbers.fold(up_to);
+        let all_up_to = record.carried.numbers.of(up_to);
         self.forget_answered(&mut record);
         let is_due = record.take_awaited();
         drop(record);
         self.notify(is_due);
-        number
+        ConfirmedNumber { number, all_up_to }
     }
 
     /// Records a reply to one of the client's requests. `last_queue` is what an empty queue name means.

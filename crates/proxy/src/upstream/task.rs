@@ -16,10 +16,12 @@ use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::TunedLimits;
 use super::leases::Resting;
+use super::ledger::ConfirmedNumber;
 use super::role::Role;
 use super::run::Run;
 use super::slot::{Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
+use crate::ack_frames::{WIRE_LEN, acks_in, decode, is_ack};
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{Endpoint, Pool, background};
@@ -181,7 +183,9 @@ impl Protocol for UpstreamConnection {
                     taken += frame.wire_len();
                     frames += 1;
                     let (wire, behind) = input[start..].split_at(frame.wire_len());
-                    self.frame(&mut state, &mut run, &frame, wire, behind);
+                    let more = self.frame(&mut state, &mut run, &frame, wire, behind);
+                    taken += more * WIRE_LEN;
+                    frames += more as u64;
                 }
                 Ok(None) => break,
                 Err(fault) => self.broken(fault),
@@ -354,6 +358,7 @@ impl UpstreamConnection {
         self.finished = true;
     }
 
+    /// Handles a frame and, if it is a confirm, those behind it on the same channel; returns how many of these there were.
     #[inline]
     fn frame(
         &mut self,
@@ -362,9 +367,10 @@ impl UpstreamConnection {
         frame: &Frame<'_>,
         wire: &[u8],
         behind: &[u8],
-    ) {
+    ) -> usize {
         if frame.channel == 0 {
-            return self.connection_frame(state, run, frame);
+            self.connection_frame(state, run, frame);
+            return 0;
         }
         match state.slot(frame.channel) {
             Some(Slot::Leased(lease)) => {
@@ -372,6 +378,8 @@ impl UpstreamConnection {
                     lease.go_on_with_content(run, frame, wire);
                 } else if carries_content(frame.payload) {
                     lease.begin_content(run, frame, wire, behind);
+                } else if is_ack(frame.payload) {
+                    return lease.pass_on_confirms(run, frame, behind);
                 } else {
                     self.validated_method(state, run, frame);
                 }
@@ -382,6 +390,7 @@ impl UpstreamConnection {
             // Nothing is expected on a closed channel; frames there are ignored.
             _ => {}
         }
+        0
     }
 
     /// Handles a method that changes the state of a leased channel.
@@ -416,12 +425,8 @@ impl UpstreamConnection {
                 }
             }
             Method::ChannelFlow(_) => run.add(lease, frame),
-            Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {
-                let delivery_tag = lease.confirm(delivery_tag, multiple);
-                run.add_method(lease, basic::Ack { delivery_tag, multiple });
-            }
             Method::BasicNack(basic::Nack { delivery_tag, multiple, requeue }) => {
-                let delivery_tag = lease.confirm(delivery_tag, multiple);
+                let delivery_tag = lease.confirm(delivery_tag, multiple).number;
                 run.add_method(lease, basic::Nack { delivery_tag, multiple, requeue });
             }
             Method::QueueDeclareOk(ok) => {
@@ -565,8 +570,33 @@ fn answers_method(payload: &[u8]) -> bool {
 }
 
 impl Lease {
-    /// Records a confirm of the broker and returns the client's number for it.
-    fn confirm(&mut self, tag: u64, multiple: bool) -> u64 {
+    /// Passes on the broker's confirms that stand one behind the other, as one with `multiple` where all messages up to the
+    /// last of them are confirmed. Returns how many there were behind the first.
+    fn pass_on_confirms(&mut self, run: &mut Run, first: &Frame<'_>, behind: &[u8]) -> usize {
+        let (mut taken, mut gathered) = (0, None);
+        for ack in std::iter::once(decode(first.payload)).chain(acks_in(first.channel, behind)) {
+            taken += 1;
+            let confirmed = self.confirm(ack.delivery_tag, ack.multiple);
+            let ack = basic::Ack { delivery_tag: confirmed.number, ..ack };
+            gathered = match gathered {
+                Some(basic::Ack { delivery_tag, .. })
+                    if delivery_tag.max(ack.delivery_tag) <= confirmed.all_up_to =>
+                {
+                    let delivery_tag = delivery_tag.max(ack.delivery_tag);
+                    Some(basic::Ack { delivery_tag, multiple: true })
+                }
+                before => {
+                    before.into_iter().for_each(|before| run.add_method(self, before));
+                    Some(ack)
+                }
+            };
+        }
+        gathered.into_iter().for_each(|last| run.add_method(self, last));
+        taken - 1
+    }
+
+    /// Records a confirm of the broker.
+    fn confirm(&mut self, tag: u64, multiple: bool) -> ConfirmedNumber {
         if let Some(confirms) = &mut self.confirms
             && confirms.confirmed(tag, multiple)
         {

@@ -292,7 +292,7 @@ impl Run {
         // Mostly the first ones, as brokers do.
         let tag = open[self.below(open.len().min(4) as u64) as usize];
         let multiple = self.below(4) == 0;
-        assert_eq!(self.ledger.confirmed(tag, multiple), tag);
+        assert_eq!(self.ledger.confirmed(tag, multiple).number, tag);
         self.model
             .confirmed
             .extend(open.into_iter().filter(|number| *number == tag || multiple && *number < tag));

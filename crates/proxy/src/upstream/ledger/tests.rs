@@ -59,22 +59,22 @@ fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
         PrefetchState::default(),
     );
     first.messages(&message("4"), 1);
-    assert_eq!(first.confirmed(101, false), 1);
-    assert_eq!(first.confirmed(103, false), 3);
+    assert_eq!(first.confirmed(101, false).number, 1);
+    assert_eq!(first.confirmed(103, false).number, 3);
     let remains = first.take();
     assert_eq!(keys(&remains.frames), ["2", "queue.declare", "4"]);
     assert_eq!(remains.messages, 2);
 
     let second = ledger(remains.carried);
     second.messages(&[message("2"), message("4"), message("5")].concat(), 3);
-    assert_eq!(second.confirmed(2, false), 4);
+    assert_eq!(second.confirmed(2, false).number, 4);
     let remains = second.take();
     assert_eq!(keys(&remains.frames), ["2", "5"]);
 
     let third = ledger(remains.carried);
     third.messages(&[message("2"), message("5"), message("6")].concat(), 3);
-    assert_eq!(third.confirmed(1, false), 2);
-    assert_eq!(third.confirmed(3, true), 6);
+    assert_eq!(third.confirmed(1, false).number, 2);
+    assert_eq!(third.confirmed(3, true).number, 6);
     assert_eq!(third.take().carried.numbers, Numbers { offset: 6, gaps: vec![] });
 }
 
@@ -97,7 +97,7 @@ fn confirm_select_stays_behind_messages_that_are_unproven() {
             second.messages(&[message("1"), message("2")].concat(), 2);
             second.method(&select(true), false, PrefetchState::default());
             if is_confirmed {
-                assert_eq!(second.confirmed(1, false), 1);
+                assert_eq!(second.confirmed(1, false).number, 1);
             } else if no_wait {
                 second.prove();
                 assert!(second.answers_proof());
@@ -211,8 +211,8 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
     assert_eq!(keys(&remains.frames), ["1", "3"]);
     let second = ledger(remains.carried);
     second.messages(&[message("1"), message("3")].concat(), 2);
-    assert_eq!(second.confirmed(1, false), 1);
-    assert_eq!(second.confirmed(2, false), 3);
+    assert_eq!(second.confirmed(1, false).number, 1);
+    assert_eq!(second.confirmed(2, false).number, 3);
 }
 
 #[test]
