@@ -250,8 +250,8 @@ impl Broker {
         &self.metrics
     }
 
-    /// The time at which [`Broker::expire`] next has work to do, which may have passed. What waits for room in the store counts
-    /// once there is room: then the waker is called.
+    /// The time at which [`Broker::expire`] next has work to do, which may have passed. Dead letters that wait for room in the
+    /// store count once there is room: then the waker is called.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         if self.deadlines.has_sweeps() {
             if self.paging.has_room() {
@@ -262,9 +262,9 @@ impl Broker {
         self.deadlines.earliest()
     }
 
-    /// Expires the messages and queues that have fallen due, and sends dead letters, as long as the store has room. If there are
-    /// very many, it handles only some of them: the rest has a deadline no later than `now`, so a timer that yields to others in
-    /// between comes back for it at once.
+    /// Expires the messages and queues that have fallen due, and sends dead letters, as long as the store has room. If there
+    /// are very many, it handles only some of them: the rest has a deadline no later than `now`, so a timer that yields to
+    /// others in between comes back for it at once.
     pub fn expire(&self, now: Timestamp) {
         let mut dropped = 0;
         for _ in 0..EXPIRED_QUEUES {

@@ -585,7 +585,7 @@ impl Publisher {
             self.vhost.dead_letter(&route.queues[at], dead, self.now);
         }
         in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters());
-        // What it makes others write counts as what it publishes.
+        // A publisher pauses for its dead letters as for its messages.
         self.flushed.full |= !self.vhost.has_room();
         true
     }

@@ -151,8 +151,8 @@ impl Queue {
         }
     }
 
-    /// Takes the next message. If it is on disk, or behind very many that have expired, `waiter` is woken when it is worth asking
-    /// again.
+    /// Takes the next message. If it is on disk, or behind very many that have expired, `waiter` is woken when it is worth
+    /// asking again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         match self.take_next(no_ack, now, Some(waiter)) {
             Some(got) => got.map_or(Fetched::Later, Fetched::Got),
@@ -390,8 +390,8 @@ impl Queue {
         PublisherHold { queue: Arc::clone(self), added }
     }
 
-    /// Serves consumers, and completes the effects of that and `effects`. If very many messages have expired, the broker's timer
-    /// drops most of them, and then serves the consumers.
+    /// Serves consumers, and completes the effects of that and `effects`. If very many messages have expired, the broker's
+    /// timer drops most of them, and then serves the consumers.
     pub(super) fn run(&self, mut state: StateGuard<'_>, mut effects: Effects, now: Timestamp) {
         state.pump(now, &mut effects);
         self.finish(state, effects, now);

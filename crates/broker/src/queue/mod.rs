@@ -449,8 +449,8 @@ impl Queue {
         }
     }
 
-    /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above its
-    /// limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of letters.
+    /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above
+    /// its limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of letters.
     pub(crate) fn sweep(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -466,9 +466,9 @@ impl Queue {
             }
             return count;
         }
-        if !state.deleted
-            && !(state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects))
-        {
+        let is_done = state.deleted
+            || state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects);
+        if !is_done {
             self.sweep_later(&mut state);
         }
         let dropped = effects.dead.len();

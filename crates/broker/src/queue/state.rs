@@ -378,7 +378,7 @@ impl QueueState {
 /// A time before every expiry, for messages that have just arrived.
 const JUST_CAME: Timestamp = Timestamp(0);
 
-/// What is dropped, because of expiry or length limits, while the lock is held.
+/// The messages that are dropped, because of expiry or length limits, while the lock is held.
 #[derive(Default)]
 struct DropStep {
     messages: usize,
@@ -399,7 +399,8 @@ impl DropStep {
 /// Most messages of a [`DropStep`]: well below a millisecond.
 const DROPPED_AT_ONCE: usize = 512;
 
-/// Bytes of bodies at which a [`DropStep`] ends: dead letters may be written to the journal, of whose limit this is a small part.
+/// Bytes of bodies at which a [`DropStep`] ends: dead letters may be written to the journal, of whose limit this is a small
+/// part.
 const BYTES_DROPPED_AT_ONCE: u64 = 4 << 20;
 
 /// Letters after which a thread leaves the rest of a queue's to others, so that it comes back to its own work: about a

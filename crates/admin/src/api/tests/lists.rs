@@ -18,7 +18,7 @@ fn queues_named(name: &str, count: usize) -> Arc<Api> {
 fn listed(api: &Arc<Api>, query: &[(&str, &str)]) -> (StatusCode, usize) {
     match queues::all(&call(api, &[], query, &json!({}))) {
         Ok(reply) => {
-            let items: Value = serde_json::from_slice(&reply.body.unwrap()).unwrap();
+            let items: Value = serde_json::from_slice(&reply.body.unwrap().into_bytes()).unwrap();
             (reply.status, items.as_array().unwrap().len())
         }
         Err(error) => (error.into_response().status(), 0),

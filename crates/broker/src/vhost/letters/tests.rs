@@ -27,7 +27,7 @@ fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> Vec<DeadLetter> {
     queue.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
 }
 
-/// What has arrived, in order.
+/// The bodies that have arrived, in order.
 fn drain(queue: &Queue) -> Vec<u32> {
     std::iter::from_fn(|| queue.get(true, NOW))
         .map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap().parse().unwrap())
