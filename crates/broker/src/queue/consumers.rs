@@ -158,6 +158,12 @@ impl Consumers {
         active.is_none_or(|active| active.is_some_and(|active| std::ptr::eq(self.get(active), entry)))
     }
 
+    /// Whether this is the single active consumer of such a queue.
+    pub(super) fn is_the_active(&self, id: ConsumerId) -> bool {
+        let active = self.single.as_ref().and_then(|single| single.active);
+        active.is_some() && active == self.slot(id)
+    }
+
     /// The tag of the single active consumer.
     pub(super) fn active_tag(&self) -> Option<&str> {
         let active = self.single.as_ref()?.active?;

@@ -1,4 +1,4 @@
-//! The flow of messages through a queue: in, to consumers, and back again.
+//! The flow of messages through a queue: in, to consumers, and out. Their way back is in [`super::returning`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,7 @@ use store::Waiter;
 use store::journal::Lsn;
 
 use super::{
-    ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, Returned,
-    StateGuard,
+    ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, StateGuard,
 };
 use crate::SessionId;
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
@@ -123,26 +122,6 @@ impl Queue {
         Ok(consumers.insert(entry))
     }
 
-    /// Removes a consumer. Once this returns, the consumer is not called any more. An auto-delete queue is
-    /// deleted with its last consumer. Unknown consumers are ignored.
-    pub fn cancel(&self, consumer: ConsumerId, now: Timestamp) {
-        let mut state = self.state.lock();
-        if state.consumers.remove(consumer).is_none() {
-            return;
-        }
-        self.context.metrics.consumers.sub(1);
-        if state.consumers.is_empty() {
-            self.has_consumers.store(false, Ordering::Release);
-            state.last_used = now;
-            if self.properties.auto_delete && !state.deleted {
-                self.delete_locked(state);
-                return;
-            }
-        }
-        // A waiting consumer may have become the single active one.
-        self.run(state, Effects::default(), now);
-    }
-
     /// Records that the consumer has room, again or for the first time, and serves it.
     pub fn resume(&self, consumer: ConsumerId, now: Timestamp) {
         let mut state = self.state.lock();
@@ -222,62 +201,6 @@ impl Queue {
         }
         drop(state);
         self.settle_stored(deliveries.iter())
-    }
-
-    /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
-    /// requeue, the end of a channel). A quorum queue drops messages that have failed too often.
-    pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
-        let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
-        if state.deleted {
-            return;
-        }
-        self.context.metrics.messages_requeued.add(deliveries.len());
-        let arguments = self.arguments.load();
-        let limit = self.delivery_limit_of(&arguments);
-        let failure = self.failure_of(returned);
-        for mut delivery in deliveries {
-            delivery.deliveries = delivery.deliveries.saturating_add((returned != Returned::Unseen).into());
-            delivery.failures = delivery.failures.saturating_add(failure);
-            if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
-                state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
-            } else {
-                state.ready.put_back(delivery);
-            }
-        }
-        if self.delivery_order().returned_first {
-            // Such a queue hands out what it can before it looks at its limits.
-            state.pump_before_limits(now, &mut effects);
-        }
-        let state = self.trim(state, &mut effects, now);
-        self.run(state, effects, now);
-    }
-
-    /// The number of failures that a delivery counts for which is given back in this way.
-    fn failure_of(&self, returned: Returned) -> u32 {
-        let is_forgiven = match returned {
-            Returned::Released => self.context.compatibility.forgives_releases(),
-            Returned::Failed => false,
-            Returned::Unseen => true,
-        };
-        u32::from(!is_forgiven)
-    }
-
-    /// Drops deliveries (reject and nack without requeue). They are sent to the dead-letter exchange if there
-    /// is one.
-    pub fn reject(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
-        let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
-        let failure = self.failure_of(returned);
-        if !state.deleted {
-            for mut delivery in deliveries {
-                delivery.failures = delivery.failures.saturating_add(failure);
-                state.dead_letter(delivery, DeathReason::Rejected, &mut effects);
-            }
-        }
-        self.finish(state, effects, now);
     }
 
     /// Drops all ready messages. Returns their number, and the log position to wait for so that they do not
@@ -442,20 +365,22 @@ impl Queue {
             state.passing.add(effects.published, effects.leaving(), now);
         }
         let Effects { mut dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
-        let mut lined_up = false;
+        let (mut lined_up, mut dropped) = (false, Vec::new());
         if !dead.is_empty() {
             if self.properties.capacity.is_some() {
                 let over = dead.iter().filter(|dead| dead.reason == DeathReason::MaxLength).count();
                 self.context.metrics.mqtt_messages_dropped.add(over);
             }
             if self.arguments.load().dead_lettering.is_none() {
-                dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
+                dropped = std::mem::take(&mut dead);
             } else {
                 dead = state.line_up(dead);
                 lined_up = dead.is_empty();
             }
         }
         drop(state);
+        // Without the lock, since there may be very many.
+        dropped.into_iter().filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
         released.wake();
         self.context.metrics.messages_delivered.add(delivered);
         self.context.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);

@@ -12,6 +12,7 @@ mod flow;
 mod moving;
 mod paging;
 mod ready;
+mod returning;
 mod state;
 mod stored;
 mod view;

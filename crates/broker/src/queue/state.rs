@@ -119,6 +119,13 @@ impl Effects {
         self.dead.push(DeadLetter { message, reason, failures, stored, budget: MAX_LETTERS_OF_A_CAUSE });
     }
 
+    /// Adds a message that its queue drops, and that is in the store, too, if that has such messages of the queue.
+    pub(super) fn drop_delivery(&mut self, delivery: Delivery, reason: DeathReason, stores: StoredMessages) {
+        let Delivery { message, position, failures, .. } = delivery;
+        let stored = stores.includes(&message).then_some(position);
+        self.dead_letter(message, reason, failures, stored);
+    }
+
     /// The deliveries, for counters.
     pub(super) fn leaving(&self) -> Leaving {
         let (deliver_no_ack, redeliver) = (self.delivered_auto_ack, self.redelivered);
@@ -202,9 +209,7 @@ impl QueueState {
 
     /// Adds a dropped message to the dead letters.
     pub(super) fn dead_letter(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
-        let Delivery { message, position, failures, .. } = delivery;
-        let stored = self.stores.includes(&message).then_some(position);
-        effects.dead_letter(message, reason, failures, stored);
+        effects.drop_delivery(delivery, reason, self.stores);
     }
 
     /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever

@@ -6,6 +6,7 @@
 //! | deliveries are not repeated or lost by prefetch, priorities, cancelling | `consuming` |
 //! | messages are counted, with rates | `counting` |
 //! | requeue restores the position and marks as redelivered | `requeue_order` |
+//! | what a client leaves behind comes back in one step | `leaving` |
 //! | exclusive queues belong to a session and go with it | `exclusive_queues` |
 //! | declare, passive, redeclare, names, delete with conditions | `declaring` |
 //! | bindings, exchanges that go with them, cycles, duplicates, the default exchange | `bindings` |
@@ -35,6 +36,7 @@ mod expiry;
 mod firehose;
 mod flow;
 mod kept;
+mod leaving;
 mod length_limits;
 mod managing;
 mod many_threads;

@@ -8,6 +8,7 @@
 mod chunked;
 mod disk;
 mod level;
+mod returned;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use super::stored::StoredMessages;
 use crate::compatibility::DeliveryOrder;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
+pub(super) use returned::ReturnedMessages;
 pub(crate) use run::{Plan, Run};
 use waiting::Next;
 
@@ -133,8 +135,7 @@ impl ReadyStore {
         self.resident += weight;
         self.pinned += weight;
         let at = self.level_at(self.order.returned_rank(&delivery.message));
-        let place = if self.order.returned_first { self.returns } else { delivery.position };
-        self.returns += 1;
+        let place = if self.order.returned_first { self.reserve_places(1) } else { delivery.position };
         self.levels[at].returned.insert(place, delivery);
     }
 

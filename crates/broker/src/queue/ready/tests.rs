@@ -180,6 +180,20 @@ impl World {
         self.store.put_back(delivery);
     }
 
+    fn put_back_all(&mut self) {
+        let all = std::mem::take(&mut self.out);
+        for delivery in &all {
+            if self.store.order.returned_first {
+                self.returned.push_back(delivery.position);
+            } else {
+                let level = self.level_of(delivery.position);
+                self.model[level].insert(delivery.position);
+            }
+        }
+        let first = self.store.reserve_places(all.len());
+        self.store.put_back_all(ReturnedMessages::new(self.store.order, all, first));
+    }
+
     fn page_out(&mut self) {
         if self.writing.is_none() && self.loading.is_none() {
             let segments = self.segments.clone();
@@ -244,7 +258,7 @@ proptest! {
     fn messages_keep_their_order_however_they_come_and_go(
         highest in 0u8..3,
         returned_first: bool,
-        steps in proptest::collection::vec((0u8..14, 0u8..8, any::<bool>()), 1..400),
+        steps in proptest::collection::vec((0u8..15, 0u8..8, any::<bool>()), 1..400),
     ) {
         let mut world = World::new(highest, returned_first);
         for (step, more, flag) in steps {
@@ -260,6 +274,7 @@ proptest! {
                 11 | 12 => world.end_load(1 + usize::from(more)),
                 13 if more == 0 => world.purge(),
                 13 if more == 1 => { world.writing = None; }
+                14 => world.put_back_all(),
                 _ => { world.out.pop(); }
             }
             world.check();

@@ -1,0 +1,187 @@
+//! The way back: consumers that leave a queue, and deliveries that return to it or are refused.
+
+use std::sync::atomic::Ordering;
+
+use sync::work;
+
+use super::ready::ReturnedMessages;
+use super::state::QueueState;
+use super::{ConsumerId, DeathReason, Delivery, Effects, Queue, Returned, StateGuard};
+use crate::time::Timestamp;
+
+/// Deliveries on their way back, with all that can be done before the queue is locked: a client may have had very many.
+struct Returning {
+    /// Their number, those included that have failed too often.
+    count: usize,
+    messages: Back,
+    /// Has the dead letters of those that have failed too often.
+    effects: Effects,
+}
+
+/// The messages that are ready again.
+enum Back {
+    Few(Vec<Delivery>),
+    Many(ReturnedMessages),
+}
+
+impl Queue {
+    /// Removes a consumer. Once this returns, the consumer is not called any more. An auto-delete queue is
+    /// deleted with its last consumer. Unknown consumers are ignored.
+    pub fn cancel(&self, consumer: ConsumerId, now: Timestamp) {
+        self.leave(&[consumer], Vec::new(), now);
+    }
+
+    /// Removes consumers as [`Queue::cancel`] does, and returns deliveries as [`Queue::requeue`] does, at the end of a client
+    /// or of its channel: all of that is one step. Nobody is served before everything is back, so that the next single
+    /// active consumer continues in order. A queue that is deleted with its last consumer takes nothing back.
+    pub fn leave(&self, consumers: &[ConsumerId], deliveries: Vec<Delivery>, now: Timestamp) {
+        let (early, late) = consumers.split_at(consumers.len().saturating_sub(STEP));
+        let (active, mut has_left) = self.remove_in_steps(early, now);
+        let Returning { count, messages, effects } = self.prepare(deliveries, Returned::Failed);
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(count as u64);
+        for consumer in active.iter().chain(late) {
+            has_left |= self.remove_consumer(&mut state, *consumer, now);
+        }
+        if state.deleted || (!has_left && count == 0) {
+            return;
+        }
+        if has_left && self.properties.auto_delete && state.consumers.is_empty() {
+            self.delete_locked(state);
+            return;
+        }
+        self.take_back(state, count, messages, effects, now);
+    }
+
+    /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
+    /// requeue), in one step. A quorum queue drops messages that have failed too often.
+    pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
+        let Returning { count, messages, effects } = self.prepare(deliveries, returned);
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(count as u64);
+        if !state.deleted {
+            self.take_back(state, count, messages, effects, now);
+        }
+    }
+
+    /// Drops deliveries (reject and nack without requeue). They are sent to the dead-letter exchange if there
+    /// is one.
+    pub fn reject(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
+        let (count, failure) = (deliveries.len(), self.failure_of(returned));
+        let mut effects = Effects::default();
+        for mut delivery in deliveries {
+            delivery.failures = delivery.failures.saturating_add(failure);
+            effects.drop_delivery(delivery, DeathReason::Rejected, self.stored_messages());
+        }
+        work::charge(REFUSAL, count);
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(count as u64);
+        if state.deleted {
+            effects = Effects::default();
+        }
+        self.finish(state, effects, now);
+    }
+
+    /// Removes consumers with the lock released now and then, and nobody served. The single active one stays, and is
+    /// returned: its successor would be served before its deliveries are back. Returns also whether any was there.
+    fn remove_in_steps(&self, consumers: &[ConsumerId], now: Timestamp) -> (Option<ConsumerId>, bool) {
+        let (mut active, mut has_left) = (None, false);
+        for step in consumers.chunks(STEP) {
+            let mut state = self.state.lock();
+            for consumer in step {
+                if state.consumers.is_the_active(*consumer) {
+                    active = Some(*consumer);
+                } else {
+                    has_left |= self.remove_consumer(&mut state, *consumer, now);
+                }
+            }
+        }
+        (active, has_left)
+    }
+
+    /// Removes a consumer; returns whether it was there.
+    fn remove_consumer(&self, state: &mut QueueState, consumer: ConsumerId, now: Timestamp) -> bool {
+        if state.consumers.remove(consumer).is_none() {
+            return false;
+        }
+        self.context.metrics.consumers.sub(1);
+        if state.consumers.is_empty() {
+            self.has_consumers.store(false, Ordering::Release);
+            state.last_used = now;
+        }
+        true
+    }
+
+    fn prepare(&self, deliveries: Vec<Delivery>, returned: Returned) -> Returning {
+        let mut effects = Effects::default();
+        let count = deliveries.len();
+        let limit = self.delivery_limit_of(&self.arguments.load());
+        let failure = self.failure_of(returned);
+        let stores = self.stored_messages();
+        let back: Vec<_> = deliveries
+            .into_iter()
+            .filter_map(|mut delivery| {
+                let counts = returned != Returned::Unseen;
+                delivery.deliveries = delivery.deliveries.saturating_add(counts.into());
+                delivery.failures = delivery.failures.saturating_add(failure);
+                if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
+                    effects.drop_delivery(delivery, DeathReason::DeliveryLimit, stores);
+                    return None;
+                }
+                Some(delivery)
+            })
+            .collect();
+        work::charge(RETURN, count);
+        let messages = if back.len() <= STEP { Back::Few(back) } else { Back::Many(self.sort(back)) };
+        Returning { count, messages, effects }
+    }
+
+    /// Sorts messages, so that they can be put back at once.
+    fn sort(&self, back: Vec<Delivery>) -> ReturnedMessages {
+        let order = self.delivery_order();
+        let first = if order.returned_first { self.state.lock().ready.reserve_places(back.len()) } else { 0 };
+        ReturnedMessages::new(order, back, first)
+    }
+
+    /// Puts messages back, then looks at the limits, and only then serves consumers.
+    fn take_back(
+        &self,
+        mut state: StateGuard<'_>,
+        count: usize,
+        messages: Back,
+        mut effects: Effects,
+        now: Timestamp,
+    ) {
+        self.context.metrics.messages_requeued.add(count);
+        match messages {
+            Back::Few(messages) => messages.into_iter().for_each(|delivery| state.ready.put_back(delivery)),
+            Back::Many(messages) => state.ready.put_back_all(messages),
+        }
+        if count > 0 && self.delivery_order().returned_first {
+            // Such a queue hands out what it can before it looks at its limits.
+            state.pump_before_limits(now, &mut effects);
+        }
+        let state = self.trim(state, &mut effects, now);
+        self.run(state, effects, now);
+    }
+
+    /// The number of failures that a delivery counts for which is given back in this way.
+    fn failure_of(&self, returned: Returned) -> u32 {
+        let is_forgiven = match returned {
+            Returned::Released => self.context.compatibility.forgives_releases(),
+            Returned::Failed => false,
+            Returned::Unseen => true,
+        };
+        u32::from(!is_forgiven)
+    }
+}
+
+/// Most consumers that leave, and most messages that are put back one by one, while the lock is held: well below a
+/// millisecond.
+const STEP: usize = 512;
+
+/// Nanoseconds charged for a message that comes back.
+const RETURN: u32 = 100;
+
+/// Nanoseconds charged for a message that is refused, without its dead letter.
+const REFUSAL: u32 = 20;

@@ -1,0 +1,196 @@
+//! The end of a client: its consumers leave and its deliveries return, in one step.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use amqp::{FieldValue, Properties};
+use broker::*;
+use sync::work::{self, Turn};
+
+use crate::world::*;
+
+fn single_active(world: &World) -> Arc<Queue> {
+    world.queue_with("q", &[("x-single-active-consumer", FieldValue::Boolean(true))])
+}
+
+fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+    let mut all = vec![("x-queue-type", FieldValue::text("quorum"))];
+    all.extend_from_slice(arguments);
+    let arguments = table(&all);
+    let declare = QueueDeclare { name: "q", durable: true, arguments: raw(&arguments), ..Default::default() };
+    world.declare(declare).unwrap().queue
+}
+
+fn rabbitmq_4() -> World {
+    world_of(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() })
+}
+
+/// Takes what a consumer has got.
+fn taken(recorder: &Recorder) -> Vec<Delivery> {
+    recorder.got.lock().drain(..).collect()
+}
+
+#[test]
+fn the_next_single_active_consumer_begins_with_what_comes_back() {
+    let mut world = world();
+    let queue = single_active(&world);
+    let (first, one) = world.consume(&queue, 2, 0);
+    let (_, two) = world.consume(&queue, 10, 0);
+    world.publish_all("q", &["1", "2", "3", "4"]);
+    queue.leave(&[first], taken(&one), world.now);
+    assert_eq!(two.bodies(), ["1", "2", "3", "4"]);
+    assert_eq!((queue.message_count(), queue.unacked_count(), queue.consumer_count()), (0, 4, 1));
+}
+
+#[test]
+fn an_end_counts_one_failure_however_many_consumers_leave() {
+    let mut world = world();
+    let queue = quorum(&world, &[("x-delivery-limit", FieldValue::I64(1))]);
+    let consumers: Vec<_> = (0..25).map(|_| world.consume(&queue, 10, 0)).collect();
+    world.publish_all("q", &["m"]);
+    let ids: Vec<_> = consumers.iter().map(|(id, _)| *id).collect();
+    queue.leave(&ids, consumers.iter().flat_map(|(_, one)| taken(one)).collect(), world.now);
+    assert!(consumers.iter().all(|(_, one)| one.bodies().is_empty()));
+    assert_eq!((queue.message_count(), queue.unacked_count(), queue.consumer_count()), (1, 0, 0));
+}
+
+#[test]
+fn a_queue_that_ends_with_its_last_consumer_takes_nothing_back() {
+    let mut world = world();
+    let dead = world.queue("dead");
+    let arguments = table(&[
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ("x-max-length", FieldValue::I64(1)),
+    ]);
+    let declare =
+        QueueDeclare { name: "q", auto_delete: true, arguments: raw(&arguments), ..Default::default() };
+    let queue = world.declare(declare).unwrap().queue;
+    let (id, recorder) = world.consume(&queue, 10, 0);
+    world.publish_all("q", &["1", "2"]);
+    queue.leave(&[id], taken(&recorder), world.now);
+    assert!(queue.is_deleted() && !recorder.was_cancelled());
+    assert_eq!((queue.message_count(), queue.unacked_count(), dead.message_count()), (0, 0, 0));
+    assert_eq!(world.broker.metrics().messages_requeued.get(), 0);
+    // It has none of them any more.
+    queue.leave(&[id], Vec::new(), world.now);
+}
+
+#[test]
+fn deliveries_without_a_consumer_return_and_consumers_without_deliveries_leave() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish_all("q", &["1"]);
+    let got = world.get(&queue);
+    let (id, recorder) = world.consume(&queue, 1, 0);
+    queue.leave(&[], vec![got], world.now);
+    assert_eq!(recorder.bodies(), ["1"]);
+    queue.leave(&[id], Vec::new(), world.now);
+    assert_eq!((queue.consumer_count(), queue.unacked_count()), (0, 1), "its channel still has the message");
+    assert_eq!(world.broker.metrics().consumers.get(), 0);
+}
+
+#[test]
+fn very_many_consumers_leave_before_another_is_served() {
+    let mut world = world();
+    let queue = single_active(&world);
+    let mine: Vec<_> = (0..2_000).map(|_| world.consume(&queue, 2, 0)).collect();
+    let (_, other) = world.consume(&queue, 10, -1);
+    world.publish_all("q", &["1", "2", "3"]);
+    let ids: Vec<_> = mine.iter().map(|(id, _)| *id).collect();
+    queue.leave(&ids, taken(&mine[0].1), world.now);
+    assert!(mine.iter().all(|(_, one)| one.bodies().is_empty()));
+    assert_eq!((other.bodies(), queue.consumer_count()), (vec!["1".into(), "2".into(), "3".into()], 1));
+}
+
+/// Many enough that they are put back at once.
+const MANY: usize = 3_000;
+
+#[test]
+fn very_many_messages_return_to_their_places_and_are_charged() {
+    for max_priority in [0, 3] {
+        let mut world = world();
+        let queue = world.queue_with("q", &[("x-max-priority", FieldValue::I64(max_priority))]);
+        for number in 0..MANY {
+            let properties = Properties::default().with_priority((number % 4) as u8);
+            world.try_publish("", "q", &number.to_string(), properties).unwrap();
+        }
+        let held: Vec<_> = (0..MANY - 10).map(|_| world.get(&queue)).collect();
+        let order: Vec<_> = held.iter().map(text).collect();
+        let (few, mut many): (Vec<_>, Vec<_>) =
+            held.into_iter().enumerate().partition(|(at, _)| at % 100 == 0);
+        many.reverse();
+        queue.requeue(few.into_iter().map(|(_, one)| one).collect(), Returned::Failed, world.now);
+        let turn = Turn::begin();
+        queue.requeue(many.into_iter().map(|(_, one)| one).collect(), Returned::Failed, world.now);
+        assert!(turn.spent() > 50 * MANY as u64, "{} ns", turn.spent());
+        drop(turn);
+        assert_eq!((queue.message_count(), queue.unacked_count()), (MANY as u64, 0));
+        let again = world.drain(&queue);
+        assert_eq!((&again[..order.len()], again.len()), (&order[..], MANY));
+    }
+}
+
+#[test]
+fn very_many_messages_return_in_front_where_these_come_first() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world, &[]);
+    let bodies: Vec<_> = (0..MANY + 2).map(|number| number.to_string()).collect();
+    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let mut held: Vec<_> = (0..=MANY).map(|_| world.get(&queue)).collect();
+    let last = held.pop().unwrap();
+    queue.requeue(vec![last], Returned::Released, world.now);
+    queue.requeue(held, Returned::Released, world.now);
+    let again = world.drain(&queue);
+    let (first, rest) = (&again[0], &again[1..]);
+    assert_eq!((&**first, rest[0].as_str(), rest.len()), ("3000", "0", MANY + 1));
+    assert_eq!((&rest[..MANY], &*rest[MANY]), (&bodies[..MANY], "3001"));
+}
+
+#[test]
+fn very_many_refused_messages_are_charged_and_dead_lettered_in_order() {
+    let mut world = world();
+    let dead = world.queue("dead");
+    let queue = world.queue_with(
+        "q",
+        &[
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ],
+    );
+    let bodies: Vec<_> = (0..MANY).map(|number| number.to_string()).collect();
+    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let held: Vec<_> = (0..MANY).map(|_| world.get(&queue)).collect();
+    let _turn = Turn::begin();
+    queue.reject(held, Returned::Failed, world.now);
+    assert!(work::is_turn_over());
+    assert_eq!((queue.unacked_count(), world.drain(&dead)), (0, bodies));
+}
+
+#[test]
+fn nobody_is_served_while_very_many_messages_come_back() {
+    let mut world = world();
+    let queue = single_active(&world);
+    let bodies: Vec<_> = (0..MANY).map(|number| number.to_string()).collect();
+    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let (first, one) = world.consume(&queue, MANY, 0);
+    let (_, two) = world.consume(&queue, usize::MAX, 0);
+    let (over, now) = (AtomicBool::new(false), world.now);
+    thread::scope(|scope| {
+        // Each message that arrives offers what there is to a consumer with room.
+        let publishing = scope.spawn(|| {
+            let mut published = 0;
+            while !over.load(Ordering::SeqCst) {
+                world.publish("", "q", "later");
+                published += 1;
+            }
+            published
+        });
+        queue.leave(&[first], taken(&one), now);
+        over.store(true, Ordering::SeqCst);
+        let published = publishing.join().unwrap();
+        let got = two.bodies();
+        assert_eq!((&got[..MANY], got.len()), (&bodies[..], MANY + published));
+    });
+}
