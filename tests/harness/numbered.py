@@ -7,12 +7,10 @@ All frames of a message have the same length as those of any other, so that many
 import socket
 import struct
 
-from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, HEADER, METHOD, Wire
+from harness.wire import BASIC_CONSUME, BASIC_CONSUME_OK, BASIC_PUBLISH, BODY, CONNECTION_CLOSE, HEADER, METHOD, Wire
 from harness.wire import frame, publish_arguments, short_string
 
 CONFIRM_SELECT, CONFIRM_SELECT_OK = (85, 10), (85, 11)
-BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
-BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 BASIC_DELIVER, BASIC_ACK = (60, 60), (60, 80)
 PERSISTENT, TRANSIENT = 2, 1
 # Messages of one write: larger ones are no faster.
@@ -95,7 +93,7 @@ class Consumer(Session):
         header = len(frame(HEADER, 1, bytes(14 + property_bytes)))
         between = len(short_string("") + short_string(queue)) + 1 + header + 7
         self.delivery = struct.Struct(f">7xHH{1 + len(TAG)}xQ?{between}xQ{size - 8}xB")
-        self.call(BASIC_QOS, struct.pack(">IHB", 0, prefetch, 0), BASIC_QOS_OK)
+        self.qos(prefetch)
         arguments = struct.pack(">H", 0) + short_string(queue) + short_string(TAG) + b"\x00" + struct.pack(">I", 0)
         self.call(BASIC_CONSUME, arguments, BASIC_CONSUME_OK)
 

@@ -17,6 +17,7 @@ CONNECTION_CLOSE, CONNECTION_CLOSE_OK = (10, 50), (10, 51)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
 CHANNEL_CLOSE = (20, 40)
 QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
 BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 BASIC_PUBLISH = (60, 40)
 # The most of a body that `publish_frames` puts into one frame.
@@ -116,9 +117,14 @@ class Wire:
         self.send(queue_declare(queue, flags))
         return struct.unpack(">I", self.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
 
-    def consume(self, queue, no_ack=True):
+    def qos(self, prefetch):
+        """Limits the deliveries that each later consumer has not acknowledged."""
+        self.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, prefetch, 0))
+        self.expect(BASIC_QOS_OK)
+
+    def consume(self, queue, no_ack=True, channel=1):
         arguments = struct.pack(">H", 0) + short_string(queue) + short_string("") + bytes([2 * no_ack]) + long_string(b"")
-        self.send_method(1, BASIC_CONSUME, arguments)
+        self.send_method(channel, BASIC_CONSUME, arguments)
         self.expect(BASIC_CONSUME_OK)
 
     def delivered_body(self):

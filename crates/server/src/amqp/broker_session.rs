@@ -20,7 +20,7 @@ use transport::Outbox;
 use super::blocking::{Blocking, publishes};
 use super::channel::{Channel, WaitingPublish};
 use super::content::Destination;
-use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
+use super::deliveries::{ConnectionConsumers, Deliveries, Departure, TracePublisher};
 use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
@@ -251,9 +251,8 @@ impl BrokerSession {
             }
             ChannelStep::Open => self.open_channel(number)?,
             ChannelStep::Close => {
-                if let Some(channel) = self.channels.remove(number) {
-                    self.end_channel(*channel);
-                }
+                let channel = self.channels.remove(number);
+                self.end_channels(channel);
                 self.context.send(number, channel::CloseOk {});
             }
             ChannelStep::AnswerClose => self.context.send(number, channel::CloseOk {}),
@@ -377,9 +376,8 @@ impl BrokerSession {
 
     /// Closes a channel for a fault that is its own.
     fn close_channel(&mut self, number: u16, fault: &Fault) {
-        if let Some(channel) = self.channels.start_closing(number) {
-            self.end_channel(*channel);
-        }
+        let channel = self.channels.start_closing(number);
+        self.end_channels(channel);
         let reply_text = fault.reply_text();
         let (class_id, method_id) = fault.method;
         let reply_code = fault.code.code();
@@ -422,12 +420,22 @@ impl BrokerSession {
         }
     }
 
-    fn end_channel(&mut self, mut channel: Channel) {
-        self.incomplete.changed(channel.incomplete_bytes(), 0);
-        channel.end(&self.context);
-        self.context.view.channel_closed(channel.view().number());
-        self.context.authorised.close_channel();
-        self.context.shared.metrics.channels_closed.add(1);
+    /// Ends channels that are no longer in the table: all of the connection's, or one.
+    fn end_channels(&mut self, channels: impl IntoIterator<Item = Box<Channel>>) {
+        let Self { context, incomplete, .. } = self;
+        let mut channels: Vec<_> = channels.into_iter().collect();
+        // None of them takes any more what the others publish or give back.
+        let mut departure = Departure::default();
+        channels.iter_mut().for_each(|channel| channel.depart(&mut departure));
+        channels.iter_mut().for_each(|channel| channel.finish_publishing(context));
+        departure.leave(context.now);
+        for channel in &mut channels {
+            channel.close_replies(context);
+            incomplete.changed(channel.incomplete_bytes(), 0);
+            context.view.channel_closed(channel.view().number());
+            context.authorised.close_channel();
+            context.shared.metrics.channels_closed.add(1);
+        }
     }
 }
 
@@ -610,9 +618,7 @@ impl BackendSession for BrokerSession {
         }
         self.context.view.all_channels_closed();
         let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
-        for channel in channels {
-            self.end_channel(*channel);
-        }
+        self.end_channels(channels);
         let Self { context, traces, .. } = self;
         traces.finish(context.consumers.traces(), context.now, || context.tracer());
         self.context.vhost.end_session(self.context.session);

@@ -20,7 +20,7 @@ pub(super) use self::publishing::WaitingPublish;
 use self::publishing::{LazyPublisher, PendingPublish};
 use self::transaction::ChannelTransaction;
 use super::broker_session::ChannelContext;
-use super::deliveries::{ConsumerKey, Deliveries, Unsettled};
+use super::deliveries::{ConsumerKey, Deliveries, Departure, Unsettled, by_queue};
 use crate::registry::OpenChannel;
 
 /// An open channel.
@@ -149,19 +149,22 @@ impl Channel {
         }
     }
 
-    /// Ends the channel: flushes publishes, cancels consumers, and requeues unsettled deliveries.
-    pub(crate) fn end(&mut self, context: &ChannelContext) {
+    /// Begins the channel's end: its consumers take nothing any more. They and the unsettled deliveries are added to
+    /// `departure`.
+    pub(crate) fn depart(&mut self, departure: &mut Departure) {
+        if let Mode::Tx(transaction) = &mut self.mode {
+            self.deliveries.restore(std::mem::take(&mut **transaction).into_unsettled());
+        }
+        departure.add(self.deliveries.close());
+        for (_, consumer) in self.consumers.drain() {
+            departure.add_consumer(&consumer.queue, consumer.id);
+        }
+    }
+
+    /// Flushes what the channel has published, before anything comes back.
+    pub(crate) fn finish_publishing(&mut self, context: &ChannelContext) {
         self.flush_all(context);
         self.leave_confirms(context);
-        for (_, consumer) in self.consumers.drain() {
-            consumer.queue.cancel(consumer.id, context.now);
-            self.deliveries.remove_consumer(consumer.key);
-        }
-        self.close_replies(context);
-        if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
-            self.deliveries.restore(transaction.into_unsettled());
-        }
-        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue(Returned::Failed), context);
     }
 
     fn confirm_select(&mut self, context: &ChannelContext, select: confirm::Select) -> Result<(), Fault> {
@@ -206,8 +209,21 @@ impl DeliverySettlement {
     }
 }
 
-/// Settles deliveries with their queues, with one call per run of deliveries of the same queue.
+/// Settles deliveries with their queues: those that come back with one call for each queue, which delivers them again only
+/// once it has all of them, and others with one call for each run of deliveries of the same queue.
 fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context: &ChannelContext) {
+    match how {
+        DeliverySettlement::Ack => acknowledge(unsettled, context),
+        DeliverySettlement::Requeue(returned) => {
+            by_queue(unsettled).for_each(|(queue, back)| queue.requeue(back, returned, context.now));
+        }
+        DeliverySettlement::Reject(returned) => {
+            by_queue(unsettled).for_each(|(queue, refused)| queue.reject(refused, returned, context.now));
+        }
+    }
+}
+
+fn acknowledge(unsettled: Vec<(u64, Unsettled)>, context: &ChannelContext) {
     let mut rest = unsettled.into_iter().map(|(_, entry)| entry).peekable();
     while let Some(first) = rest.next() {
         let queue = first.queue;
@@ -215,10 +231,6 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context:
         while let Some(entry) = rest.next_if(|entry| Arc::ptr_eq(&entry.queue, &queue)) {
             run.push(entry.delivery);
         }
-        match how {
-            DeliverySettlement::Ack => _ = queue.ack(run, context.now),
-            DeliverySettlement::Requeue(returned) => queue.requeue(run, returned, context.now),
-            DeliverySettlement::Reject(returned) => queue.reject(run, returned, context.now),
-        }
+        queue.ack(run, context.now);
     }
 }

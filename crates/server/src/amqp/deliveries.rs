@@ -10,6 +10,7 @@
 
 mod connection;
 mod consumer;
+mod departure;
 mod inner;
 #[cfg(feature = "loom")]
 pub mod interleavings;
@@ -27,6 +28,7 @@ use super::content::Destination;
 
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
+pub(crate) use departure::{Departure, by_queue};
 pub(crate) use inner::Settling;
 use inner::{Credit, DeliveringChannel, Standing};
 pub(crate) use traces::{TracePublisher, Traces};
@@ -238,7 +240,23 @@ impl Deliveries {
         })
     }
 
-    /// Removes all deliveries, for recover and close. The caller proceeds as after [`Deliveries::settle`].
+    /// Removes all consumers and all deliveries, at the end of the channel. The consumers take nothing any more, though
+    /// they are still with their queues, which keep them for as long as the deliveries are away: [`Departure`].
+    pub(crate) fn close(&self) -> Vec<(u64, Unsettled)> {
+        let mut inner = self.inner.lock();
+        let Some(inner) = inner.as_mut() else { return Vec::new() };
+        for credit in inner.consumers.drain() {
+            if let Standing::OutOfRoom(ticket) = credit.standing {
+                self.connection.leave(ticket);
+            }
+        }
+        inner.waiting.clear();
+        let taken = inner.take_up_to(0).unwrap_or_default();
+        inner.release(&taken);
+        taken
+    }
+
+    /// Removes all deliveries, for recover. The caller proceeds as after [`Deliveries::settle`].
     pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return Vec::new() };

@@ -379,15 +379,13 @@ impl MqttClient {
     pub(super) fn detach(&mut self, name: &str) {
         let Some(at) = self.sources.iter().position(|source| **source.queue.name() == *name) else { return };
         let source = self.sources.swap_remove(at);
-        source.queue.cancel(source.id, self.now);
+        // From now on nothing arrives from the queue.
         let mut back: Vec<Delivery> = self.inbox.remove(source.key).into();
         if source.kind == SourceKind::Own(Class::Qos0) {
             back.clear();
         }
         source.queue.ack(source.settled, self.now);
-        if !back.is_empty() {
-            source.queue.requeue(back, Returned::Failed, self.now);
-        }
+        source.queue.leave(&[source.id], back, self.now);
     }
 
     pub(super) fn detach_all(&mut self) {

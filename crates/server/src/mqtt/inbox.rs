@@ -77,7 +77,7 @@ impl Inbox {
         (key, Arc::new(QueueConsumer { inbox: Arc::clone(self), key }))
     }
 
-    /// Removes a queue whose consumer has been cancelled; returns the messages that had arrived from it.
+    /// Removes a queue, whose consumer takes nothing any more; returns the messages that had arrived from it.
     pub(super) fn remove(&self, key: SourceKey) -> VecDeque<Delivery> {
         let mut sources = self.sources.lock();
         if find(&mut sources, key).is_none() {

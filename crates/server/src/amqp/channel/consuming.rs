@@ -110,7 +110,7 @@ impl Channel {
     }
 
     /// Called after the direct reply-to consumer was cancelled.
-    pub(super) fn close_replies(&mut self, context: &ChannelContext) {
+    pub(crate) fn close_replies(&mut self, context: &ChannelContext) {
         if let Some(queue) = self.replies.take() {
             self.publisher.get(context, self.number).set_reply_queue(None);
             context.vhost.close_replies(&queue);

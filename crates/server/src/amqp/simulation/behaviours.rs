@@ -1,6 +1,7 @@
 //! Behaviours of one connection that brokers tend to get wrong, and that no client library can show alone.
 
 use amqp::method::tx;
+use amqp::{FieldValue, RawTable};
 
 use super::*;
 
@@ -23,7 +24,11 @@ fn ack(out: &mut Vec<u8>, delivery_tag: u64, multiple: bool) {
 
 /// A conversation with `count` messages in the queue `q`.
 fn stocked(count: usize) -> Conversation {
-    let mut conversation = Conversation::open(&server(), 0);
+    stocked_at(&server(), count)
+}
+
+fn stocked_at(shared: &Arc<Shared>, count: usize) -> Conversation {
+    let mut conversation = Conversation::open(shared, 0);
     conversation.call(|out| {
         declare(out, "q");
         (0..count).for_each(|_| publish(out, "q", b"x", false));
@@ -128,6 +133,88 @@ fn unsettled_messages_are_back_before_the_channels_end_is_answered() {
         get(out, false);
     });
     assert_eq!(answers, ["channel.close-ok", "channel.open-ok", "basic.get-ok 0"]);
+}
+
+/// A client with consumers of `q` on each of `channels`, without acknowledgements if this says so. The first has got a message.
+fn consuming_from_one_queue(
+    shared: &Arc<Shared>,
+    channels: &[(u16, bool)],
+    arguments: &[u8],
+) -> Conversation {
+    let mut client = Conversation::open(shared, 0);
+    let arguments = RawTable::check(arguments).unwrap();
+    client.call(|out| {
+        let declare = queue::Declare { queue: "q", durable: true, arguments, ..Default::default() };
+        frame::write_method(out, 1, declare);
+    });
+    for (number, no_ack) in channels {
+        client.call(|out| {
+            if *number > 1 {
+                frame::write_method(out, *number, channel::Open { reserved_1: "" });
+            }
+            let consume = basic::Consume { queue: "q", no_ack: *no_ack, ..Default::default() };
+            frame::write_method(out, *number, consume);
+        });
+        if *number == channels[0].0 {
+            client.call(|out| publish(out, "q", b"x", false));
+        }
+    }
+    client
+}
+
+#[test]
+fn what_a_connection_leaves_behind_does_not_pass_through_its_own_channels() {
+    let limit = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I64(1))];
+    let limit = limit.into_iter().collect::<FieldTable>().encode();
+    // An acknowledged delivery counts each time that it fails; one that is not is lost.
+    for (channels, arguments) in
+        [([(1, false), (2, false), (3, false)], &limit[..]), ([(1, false), (2, true), (3, true)], &[])]
+    {
+        let shared = server();
+        drop(consuming_from_one_queue(&shared, &channels, arguments));
+        let mut other = Conversation::open(&shared, 0);
+        assert_eq!(other.call(|out| get(out, true)), ["basic.get-ok 0"], "{channels:?}");
+    }
+}
+
+#[test]
+fn what_a_connection_refused_in_a_transaction_comes_back_with_the_rest() {
+    let shared = server();
+    let mut client = stocked_at(&shared, 3);
+    client.call(|out| frame::write_method(out, 1, tx::Select {}));
+    client.call(|out| qos(out, 2, false));
+    assert_eq!(delivered(&client.call(|out| consume(out, "c", false))), 2);
+    client.call(|out| frame::write_method(out, 1, basic::Reject { delivery_tag: 1, requeue: false }));
+    drop(client);
+    let mut other = Conversation::open(&shared, 0);
+    assert_eq!(other.call(|out| get(out, true)), ["basic.get-ok 2"]);
+}
+
+#[test]
+fn a_nack_of_several_queues_returns_all_messages_of_one_before_these_are_delivered() {
+    let mut conversation = Conversation::open(&server(), 0);
+    let arguments = [("x-max-priority", FieldValue::I64(1))].into_iter().collect::<FieldTable>().encode();
+    let arguments = RawTable::check(&arguments).unwrap();
+    let mut high = Vec::new();
+    amqp::Properties::default().with_priority(1).encode(&mut high);
+    conversation.call(|out| {
+        frame::write_method(out, 1, queue::Declare { queue: "q", arguments, ..Default::default() });
+        declare(out, "other");
+        publish(out, "q", b"<low>", false);
+        publish(out, "other", b"x", false);
+        get(out, false);
+        frame::write_method(out, 1, basic::Get { queue: "other", ..Default::default() });
+        let publish = basic::Publish { routing_key: "q", ..Default::default() };
+        write_content(out, 1, publish, &high, b"<high>", FRAME_MAX);
+        get(out, false);
+    });
+    let mut reader = Conversation::open(&conversation.shared, 0);
+    assert_eq!(reader.call(|out| consume(out, "c", false)), ["basic.consume-ok"]);
+    let nack = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
+    conversation.call(|out| frame::write_method(out, 1, nack));
+    let delivered = reader.outbox.read_all();
+    let at = |body: &[u8]| delivered.windows(body.len()).position(|window| window == body).unwrap();
+    assert!(at(b"<high>") < at(b"<low>"));
 }
 
 #[test]

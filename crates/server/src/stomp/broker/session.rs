@@ -18,7 +18,7 @@ use super::sending::Reply;
 use super::subscribing::Subscription;
 use super::transactions::StompTransaction;
 use crate::alarms::Blocked;
-use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
+use crate::amqp::deliveries::{ConnectionConsumers, Departure, TracePublisher};
 use crate::amqp::room::DiskRoom;
 use crate::client::OutboxWaiter;
 use crate::question::OpenQuestion;
@@ -376,13 +376,15 @@ impl StompSession for BrokerStompSession {
             return;
         }
         self.set_time(now);
+        // No subscription takes any more what the session publishes or gives back.
+        let mut departure = Departure::default();
+        let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
+        let subscriptions = self.subscriptions.drain().map(|(_, own)| own).chain(replies);
+        subscriptions.for_each(|own| _ = own.end(&mut departure));
+        self.transactions.drain().for_each(|(_, transaction)| transaction.give_up(&mut departure));
         self.flush_published();
         self.blocked = None;
-        let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
-        let subscriptions: Vec<_> = self.subscriptions.drain().map(|(_, own)| own).chain(replies).collect();
-        subscriptions.into_iter().for_each(|own| _ = own.end(self.context.now));
-        let transactions: Vec<_> = self.transactions.drain().map(|(_, transaction)| transaction).collect();
-        transactions.into_iter().for_each(|transaction| transaction.give_up(self.context.now));
+        departure.leave(self.context.now);
         let Self { context, traces, .. } = self;
         traces.finish(context.consumers.traces(), context.now, || context.tracer());
         self.context.vhost.end_session(self.context.session);

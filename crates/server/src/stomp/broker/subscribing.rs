@@ -11,7 +11,9 @@ use stomp::{Headers, StompFault};
 use super::messages::Messages;
 use super::session::BrokerStompSession;
 use crate::amqp::content::Destination as Channel;
-use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Settling, Unsettled};
+use crate::amqp::deliveries::{
+    Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Departure, Settling, Unsettled,
+};
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
 use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
 use crate::stomp::properties::check_short;
@@ -44,11 +46,11 @@ impl Subscription {
         self.queue.resume(self.id, now);
     }
 
-    /// Ends it and requeues unacknowledged messages. Returns the first delivery tag that it has not used.
-    pub(super) fn end(self, now: Timestamp) -> u64 {
-        self.queue.cancel(self.id, now);
-        self.deliveries.remove_consumer(self.key);
-        StompSettlement::Requeue.apply(self.deliveries.take_all(), now);
+    /// Begins its end: it takes no messages any more, and is added to `departure` with the unacknowledged ones. Returns
+    /// the first delivery tag that it has not used.
+    pub(super) fn end(self, departure: &mut Departure) -> u64 {
+        departure.add(self.deliveries.close());
+        departure.add_consumer(&self.queue, self.id);
         self.deliveries.next_tag()
     }
 }
@@ -156,7 +158,9 @@ impl BrokerStompSession {
         headers: &Headers<'_>,
     ) -> Result<DiskPoint, StompFault> {
         if let Some(subscription) = self.subscriptions.remove(&number) {
-            let next_tag = subscription.end(self.context.now);
+            let mut departure = Departure::default();
+            let next_tag = subscription.end(&mut departure);
+            departure.leave(self.context.now);
             self.next_tag = self.next_tag.max(next_tag);
         }
         let destination = parse(destination)?;
@@ -208,7 +212,7 @@ pub(super) enum StompSettlement {
     Ack,
     /// By a NACK, which RabbitMQ sends on as basic.nack.
     Release,
-    /// At the end of the subscription.
+    /// After the end of the subscription.
     Requeue,
     Reject,
 }

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use amqp::error::{Fault, ReplyCode};
-use broker::{BrokerError, DiskPoint, Publish, Timestamp};
+use broker::{BrokerError, DiskPoint, Publish};
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
 use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
-use crate::amqp::deliveries::{Deliveries, Unsettled};
+use crate::amqp::deliveries::{Deliveries, Departure, Unsettled};
 use crate::question::RIGHTS_FORGOTTEN;
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
@@ -34,11 +34,9 @@ struct TransactionSettlement {
 }
 
 impl StompTransaction {
-    /// Discards a transaction whose subscriptions end: its deliveries are requeued.
-    pub(super) fn give_up(self, now: Timestamp) {
-        for TransactionSettlement { unsettled, .. } in self.settlements {
-            StompSettlement::Requeue.apply(unsettled, now);
-        }
+    /// Discards a transaction whose subscriptions end: its deliveries are to be requeued.
+    pub(super) fn give_up(self, departure: &mut Departure) {
+        self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
     }
 }
 

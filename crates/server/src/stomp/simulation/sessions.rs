@@ -57,6 +57,33 @@ fn acknowledging_with_all_before_it_is_about_one_subscription() {
 }
 
 #[test]
+fn what_a_session_leaves_behind_passes_by_its_other_subscriptions() {
+    let shared = server();
+    let subscribe = |id: u8, ack: &str| format!("SUBSCRIBE\nid:{id}\ndestination:/queue/q\nack:{ack}\n\n");
+    let mut ending = Conversation::open(&shared);
+    ending.call(&subscribe(1, "client"));
+    assert_eq!(ending.call(&send("/queue/q", "r", "a")), ["MESSAGE 1 false a", "RECEIPT r "]);
+    // None of them would give it back.
+    ending.call(&(2..30).map(|id| subscribe(id, "auto")).collect::<Vec<_>>().join("\0"));
+    drop(ending);
+    assert_eq!(Conversation::open(&shared).call(&subscribe(1, "auto")), ["MESSAGE 1 true a"]);
+}
+
+#[test]
+fn the_next_single_active_consumer_begins_with_what_its_predecessor_had() {
+    let shared = server();
+    let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\nx-single-active-consumer:true\n";
+    let mut first = Conversation::open(&shared);
+    first.call(&format!("{subscribe}prefetch-count:1\n\n"));
+    let mut second = Conversation::open(&shared);
+    second.call(&format!("{subscribe}\n"));
+    let sends = ["a", "b"].map(|body| format!("SEND\ndestination:/amq/queue/q\n\n{body}"));
+    assert_eq!(first.call(&sends.join("\0")), ["MESSAGE 1 false a"]);
+    first.call("UNSUBSCRIBE\nid:1\n\n");
+    assert_eq!(second.received(), ["MESSAGE 1 true a", "MESSAGE 1 false b"]);
+}
+
+#[test]
 fn identifiers_of_messages_are_not_repeated_by_a_subscription_of_the_same_name() {
     let mut conversation = Conversation::open(&server());
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client-individual\n\n";

@@ -1,0 +1,70 @@
+//! The end of channels.
+
+use std::sync::Arc;
+
+use broker::{ConsumerId, Delivery, Queue, Timestamp};
+use hashbrown::HashMap;
+
+use super::Unsettled;
+
+/// The consumers and unsettled deliveries of channels that end together, by queue. Each queue gets its deliveries back at once:
+/// channel by channel, it would deliver them to the next one, and count a failure each time.
+#[derive(Default)]
+pub(crate) struct Departure {
+    queues: Vec<Departing>,
+    /// Indices in `queues`, by the queues' ids.
+    by_id: HashMap<u64, usize>,
+    /// The number of channels with unsettled deliveries.
+    channels: usize,
+}
+
+struct Departing {
+    queue: Arc<Queue>,
+    consumers: Vec<ConsumerId>,
+    deliveries: Vec<Delivery>,
+}
+
+impl Departure {
+    /// Adds a consumer that takes nothing any more ([`Deliveries::close`](super::Deliveries::close)).
+    pub(crate) fn add_consumer(&mut self, queue: &Arc<Queue>, consumer: ConsumerId) {
+        self.of(queue).consumers.push(consumer);
+    }
+
+    /// Adds the unsettled deliveries of a channel.
+    pub(crate) fn add(&mut self, unsettled: Vec<(u64, Unsettled)>) {
+        self.channels += usize::from(!unsettled.is_empty());
+        for (_, entry) in unsettled {
+            self.of(&entry.queue).deliveries.push(entry.delivery);
+        }
+    }
+
+    /// Has all consumers leave their queues, and returns the deliveries.
+    pub(crate) fn leave(self, now: Timestamp) {
+        for Departing { queue, consumers, mut deliveries } in self.queues {
+            if self.channels > 1 {
+                // Some queues keep the order in which messages come back.
+                deliveries.sort_by_key(Delivery::position);
+            }
+            queue.leave(&consumers, deliveries, now);
+        }
+    }
+
+    fn of(&mut self, queue: &Arc<Queue>) -> &mut Departing {
+        let next = self.queues.len();
+        let at = *self.by_id.entry(queue.id()).or_insert(next);
+        if at == next {
+            let queue = Arc::clone(queue);
+            self.queues.push(Departing { queue, consumers: Vec::new(), deliveries: Vec::new() });
+        }
+        &mut self.queues[at]
+    }
+}
+
+/// Unsettled deliveries, in order, with their queues: each queue once.
+pub(crate) fn by_queue(
+    unsettled: Vec<(u64, Unsettled)>,
+) -> impl Iterator<Item = (Arc<Queue>, Vec<Delivery>)> {
+    let mut all = Departure::default();
+    all.add(unsettled);
+    all.queues.into_iter().map(|departing| (departing.queue, departing.deliveries))
+}
