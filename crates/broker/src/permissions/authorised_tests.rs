@@ -166,6 +166,19 @@ fn queues_of_a_vhost_are_limited_but_those_that_exist_can_be_redeclared() {
 }
 
 #[test]
+fn the_limit_of_queues_holds_though_another_is_created_meanwhile() {
+    let (broker, _) = broker(UserLimits::default());
+    let vhost = broker.vhost("/").unwrap();
+    vhost.set_limits(VirtualHostLimits { max_queues: Some(1), max_connections: None });
+    let declare = |name| QueueDeclare { name, ..Default::default() };
+    let outcome = vhost.declare_queue_if(ME, &declare("one"), NOW, |_, _| {
+        vhost.declare_queue(ME, &declare("two"), NOW).map(drop)
+    });
+    let text = "cannot declare queue 'one': queue limit in vhost '/' (1) is reached";
+    assert_eq!(refusal(outcome), (406, text.to_owned()));
+}
+
+#[test]
 fn nobody_sits_down_without_permissions() {
     let (broker, identity) = broker(UserLimits::default());
     broker.add_vhost("other");

@@ -115,11 +115,14 @@ impl VirtualHost {
         self.topology.read().exchange(name).is_some()
     }
 
-    pub(super) fn check_queue_limit(&self, queue: &str) -> Result<(), BrokerError> {
+    /// Refuses one more queue beside `count`, if that is the limit.
+    pub(super) fn check_queue_limit(
+        &self,
+        queue: &str,
+        count: impl FnOnce() -> usize,
+    ) -> Result<(), BrokerError> {
         match self.limits().max_queues {
-            Some(limit) if self.topology.read().queue_count() as u64 >= limit => {
-                Err(too_many_queues(queue, &self.name, limit))
-            }
+            Some(limit) if count() as u64 >= limit => Err(too_many_queues(queue, &self.name, limit)),
             _ => Ok(()),
         }
     }

@@ -84,7 +84,7 @@ impl VirtualHost {
         if let Some(queue) = found {
             return self.redeclare(queue, session, declare, &arguments, now);
         }
-        self.check_queue_limit(name)?;
+        self.check_queue_limit(name, || self.topology.read().queue_count())?;
         may_create(name, &arguments)?;
         self.create_queue(session, name, declare, arguments, now)
     }
@@ -140,6 +140,8 @@ impl VirtualHost {
                 self.check_stands(&topology)?;
                 let existing = topology.queue(name).map(|(_, other)| other.clone());
                 if existing.is_none() {
+                    // Again: other threads may have created queues since.
+                    self.check_queue_limit(name, || topology.queue_count())?;
                     topology.insert_queue(queue.clone());
                     self.topology_changed();
                 }
