@@ -56,8 +56,8 @@ impl Pattern {
         Ok(Self { text: text.into(), rule })
     }
 
-    /// The same expression, for a walk through this many names: all of them together take no more than [`WALK_STEPS`], and each
-    /// at least [`MIN_STEPS`].
+    /// The same expression, for a walk through this many names: they share a number of steps, of which each has some hundred at
+    /// least.
     #[must_use]
     pub fn for_walk(&self, names: usize) -> Self {
         let rule = match &self.rule {
