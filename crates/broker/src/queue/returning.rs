@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use sync::work;
 
-use super::ready::ReturnedMessages;
+use super::ready::ReturnedBatch;
 use super::state::QueueState;
 use super::{ConsumerId, DeathReason, Delivery, Effects, Queue, Returned, StateGuard};
 use crate::time::Timestamp;
@@ -21,7 +21,7 @@ struct Returning {
 /// The messages that are ready again.
 enum Back {
     Few(Vec<Delivery>),
-    Many(ReturnedMessages),
+    Many(ReturnedBatch),
 }
 
 impl Queue {
@@ -137,10 +137,10 @@ impl Queue {
     }
 
     /// Sorts messages, so that they can be put back at once.
-    fn sort(&self, back: Vec<Delivery>) -> ReturnedMessages {
+    fn sort(&self, back: Vec<Delivery>) -> ReturnedBatch {
         let order = self.delivery_order();
         let first = if order.returned_first { self.state.lock().ready.reserve_places(back.len()) } else { 0 };
-        ReturnedMessages::new(order, back, first)
+        ReturnedBatch::new(order, self.stored_messages(), back, first)
     }
 
     /// Puts messages back, then looks at the limits, and only then serves consumers.

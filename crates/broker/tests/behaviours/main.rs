@@ -19,6 +19,7 @@
 //! | consistent hash exchanges | `consistent_hash` |
 //! | persistent messages of durable queues survive a power failure | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their positions | `paging` |
+//! | so do those that consumers have given back | `paging_returned` |
 //! | operators' tools read and change definitions | `managing` |
 //! | the firehose reports publishes and deliveries | `firehose` |
 //! | many threads at once | `many_threads` |
@@ -41,6 +42,7 @@ mod length_limits;
 mod managing;
 mod many_threads;
 mod paging;
+mod paging_returned;
 mod paging_under_load;
 mod permission_races;
 mod quorum_queues;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use store::pages::QueueSegments;
 
-use super::level::Level;
+use super::level::{Level, WINDOW};
 use super::{Plan, ReadyStore, Run};
 use crate::queue::delivery::Delivery;
 
@@ -39,7 +39,7 @@ pub(in crate::queue) enum PagedOut {
 impl ReadyStore {
     /// The positions of messages on disk that the store has, as ranges that contain no other messages.
     pub(in crate::queue) fn stored_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.levels.iter().filter_map(Level::run).filter(|run| run.stored > 0).flat_map(Run::spans)
+        self.levels.iter().flat_map(Level::stored_ranges)
     }
 
     /// Puts the runs found on disk, each with the rank of its level, behind the messages in memory, in a queue that is
@@ -73,8 +73,8 @@ impl ReadyStore {
         plan
     }
 
-    /// Adds loaded messages: all of the run up to `through`, in order, each with whether it is in the store.
-    /// Removes and returns those that `which` selects.
+    /// Adds loaded messages: all of the plan up to `through`, in order, each with whether it is in the store.
+    /// Removes and returns those of a run that `which` selects.
     pub(in crate::queue) fn loaded(
         &mut self,
         plan: &Plan,
@@ -87,6 +87,10 @@ impl ReadyStore {
             return Vec::new();
         }
         let Ok(at) = self.find_level(plan.rank) else { return Vec::new() };
+        if plan.of_returned {
+            self.returned_loaded(at, plan, found, through);
+            return Vec::new();
+        }
         let Some(run) = self.levels[at].run_mut() else { return Vec::new() };
         let before = run.on_disk();
         let mut out = Vec::new();
@@ -111,10 +115,28 @@ impl ReadyStore {
         out
     }
 
+    fn returned_loaded(&mut self, at: usize, plan: &Plan, found: Vec<(Delivery, bool)>, through: u64) {
+        let Some(returned) = &mut self.levels[at].returned else { return };
+        let found = found.into_iter().map(|(delivery, _)| delivery).collect();
+        let before = returned.pinned();
+        let reloaded = returned.loaded(plan, found, through);
+        self.pinned = self.pinned - before + returned.pinned();
+        self.resident += reloaded.weight;
+        self.on_disk.messages -= reloaded.passed.messages;
+        self.on_disk.bytes -= reloaded.passed.bytes;
+        self.len -= reloaded.lost.messages as usize;
+        self.bytes -= reloaded.lost.bytes;
+        self.levels[at].returned.take_if(|returned| returned.len() == 0);
+    }
+
     /// Lets messages leave memory: those in the store at once, others when they are [written](Self::written).
     pub(in crate::queue) fn page_out(&mut self, page_segments: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
         let single = self.levels.len() == 1;
         for at in 0..self.levels.len() {
+            let freed = self.page_out_returned(at);
+            if !freed.is_empty() {
+                return PagedOut::Freed(freed);
+            }
             let Some(pinned) = self.levels[at].split() else { continue };
             self.pinned += pinned;
             let mut freed = Vec::new();
@@ -133,6 +155,18 @@ impl ReadyStore {
             }
         }
         PagedOut::Nothing
+    }
+
+    fn page_out_returned(&mut self, level: usize) -> Vec<Delivery> {
+        let Some(returned) = &mut self.levels[level].returned else { return Vec::new() };
+        let before = returned.pinned();
+        let freed = returned.page_out(WINDOW, STEP_MESSAGES);
+        self.pinned = self.pinned - before + returned.pinned();
+        for delivery in &freed {
+            self.resident -= delivery.message.weight();
+            self.on_disk.add(delivery);
+        }
+        freed
     }
 
     /// Called when messages have been written: those that are still in the tail leave memory.

@@ -1,22 +1,22 @@
 //! The ready messages of one rank: of one priority, or all returned messages where these come first.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use store::pages::QueueSegments;
 
 use super::chunked::ChunkedDeque;
+use super::returned::{Front, ReturnedMessages};
 use super::run::{Plan, Run};
 use super::waiting::{Next, Waiting};
 use crate::queue::delivery::Delivery;
 
-/// Messages that were returned to their place wait in a separate tree in front of those that have never left: they are older
-/// than those, and rare. Where returned messages come first, one level has all of them, and nothing else.
+/// Messages that were returned to their place wait apart, in front of those that have never left: they are older than those,
+/// and rare. Where returned messages come first, one level has all of them, and nothing else.
 pub(super) struct Level {
     /// The priority of its messages, or a rank above all priorities, for returned messages.
     pub(super) rank: u8,
-    /// By their positions, or by the order of their return where returned messages come first.
-    pub(super) returned: BTreeMap<u64, Delivery>,
+    /// Messages that were returned; `None` if there are none.
+    pub(super) returned: Option<Box<ReturnedMessages>>,
     /// The messages that have never left; in a split level, only the first of them.
     head: ChunkedDeque<Waiting>,
     split: Option<Box<Split>>,
@@ -33,9 +33,9 @@ struct Split {
 /// A message that was taken.
 pub(super) struct Popped {
     pub(super) delivery: Delivery,
-    /// It was in the part of the level that is not paged out.
-    pub(super) pinned: bool,
-    /// The run needs to be loaded from.
+    /// Bytes by which the part of the level that is not paged out has become smaller.
+    pub(super) unpinned: u64,
+    /// A load is needed.
     pub(super) needs_load: bool,
     /// The level has to be [joined](Level::join).
     pub(super) joins: bool,
@@ -43,13 +43,13 @@ pub(super) struct Popped {
 
 impl Level {
     pub(super) fn new(rank: u8) -> Self {
-        Self { rank, returned: BTreeMap::new(), head: ChunkedDeque::new(), split: None }
+        Self { rank, returned: None, head: ChunkedDeque::new(), split: None }
     }
 
     /// The number of messages, including those on disk.
     pub(super) fn len(&self) -> u64 {
         let split = self.split.as_ref().map_or(0, |split| split.run.messages() + split.tail.len() as u64);
-        split + (self.returned.len() + self.head.len()) as u64
+        split + self.returned.as_ref().map_or(0, |returned| returned.len()) + self.head.len() as u64
     }
 
     #[inline]
@@ -62,43 +62,80 @@ impl Level {
 
     #[inline]
     pub(super) fn front(&self) -> Option<Next> {
-        match self.returned.first_key_value() {
-            Some((_, delivery)) => Some(Next::of(delivery)),
+        match self.front_of_returned() {
+            Some(Front::InMemory(next)) => Some(next),
+            Some(Front::OnDisk(_)) => None,
             None => self.head.front().map(Waiting::next),
         }
+    }
+
+    #[inline]
+    fn front_of_returned(&self) -> Option<Front> {
+        self.returned.as_ref().and_then(|returned| returned.front())
     }
 
     /// Whether the level has messages, and the next one is on disk.
     #[inline]
     pub(super) fn is_on_disk(&self) -> bool {
-        self.split.is_some() && self.front().is_none()
+        (self.split.is_some() || self.returned.is_some()) && self.front().is_none()
     }
 
     /// The earliest time at which the next message expires, if it is on disk.
     pub(super) fn expiry_on_disk(&self) -> Option<u64> {
-        self.split.as_ref().map(|split| split.run.expires)
+        match self.front_of_returned() {
+            Some(Front::OnDisk(expires)) => Some(expires),
+            _ => self.split.as_ref().map(|split| split.run.expires),
+        }
     }
 
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Popped> {
-        if let Some((_, delivery)) = self.returned.pop_first() {
-            return Some(Popped { delivery, pinned: true, needs_load: false, joins: false });
+        if self.returned.is_some() {
+            return self.pop_returned();
         }
         let delivery = self.head.pop_front()?.into_delivery();
         if let Some(split) = &mut self.split {
-            split.head_weight -= delivery.message.weight();
+            let unpinned = delivery.message.weight();
+            split.head_weight -= unpinned;
             let on_disk = !split.run.is_empty();
             let needs_load = on_disk && split.head_weight < LOW_HEAD;
             let joins = !on_disk && self.head.is_empty();
-            return Some(Popped { delivery, pinned: true, needs_load, joins });
+            return Some(Popped { delivery, unpinned, needs_load, joins });
         }
-        Some(Popped { delivery, pinned: false, needs_load: false, joins: false })
+        Some(Popped { delivery, unpinned: 0, needs_load: false, joins: false })
+    }
+
+    fn pop_returned(&mut self) -> Option<Popped> {
+        let returned = self.returned.as_mut()?;
+        let before = returned.pinned();
+        let delivery = returned.pop()?;
+        let (unpinned, needs_load) = (before - returned.pinned(), returned.needs_load());
+        self.returned.take_if(|returned| returned.len() == 0);
+        Some(Popped { delivery, unpinned, needs_load, joins: false })
+    }
+
+    /// Adds a message that was returned. Returns the bytes by which the part of the level that is not paged out has grown.
+    pub(super) fn put_back(&mut self, place: u64, delivery: Delivery, stored: bool) -> u64 {
+        let returned = self.returned.get_or_insert_default();
+        let before = returned.pinned();
+        returned.insert(place, delivery, stored);
+        returned.pinned() - before
+    }
+
+    /// Adds messages that were returned together. Returns the bytes by which the part of the level that is not paged out has
+    /// grown.
+    pub(super) fn put_back_all(&mut self, messages: ReturnedMessages) -> u64 {
+        let returned = self.returned.get_or_insert_default();
+        let before = returned.pinned();
+        returned.join(messages);
+        returned.pinned() - before
     }
 
     /// All messages in memory.
     pub(super) fn iter(&self) -> impl Iterator<Item = Delivery> {
         let tail = self.split.iter().flat_map(|split| split.tail.iter());
-        self.returned.values().cloned().chain(self.head.iter().chain(tail).map(Waiting::to_delivery))
+        let returned = self.returned.iter().flat_map(|returned| returned.in_memory());
+        returned.cloned().chain(self.head.iter().chain(tail).map(Waiting::to_delivery))
     }
 
     /// Removes the selected messages from memory, and returns how many bytes of memory belonged to the head
@@ -135,6 +172,13 @@ impl Level {
         self.split.as_mut().map(|split| &mut split.run)
     }
 
+    /// The positions of messages on disk that the store has, as ranges that contain no other messages.
+    pub(super) fn stored_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let run = self.run().filter(|run| run.stored > 0);
+        let returned = self.returned.iter().flat_map(|returned| returned.spans());
+        returned.chain(run.into_iter().flat_map(Run::spans))
+    }
+
     pub(super) fn take_page_segments(&mut self) -> Option<Arc<QueueSegments>> {
         self.split.as_mut().and_then(|split| split.run.page_segments.take())
     }
@@ -153,7 +197,13 @@ impl Level {
         head_weight
     }
 
+    /// The load that is needed next.
     pub(super) fn plan(&self, epoch: u64) -> Option<Plan> {
+        let of_returned = self.returned.as_ref().and_then(|returned| returned.plan(self.rank, epoch));
+        of_returned.or_else(|| self.plan_of_run(epoch))
+    }
+
+    fn plan_of_run(&self, epoch: u64) -> Option<Plan> {
         let split = self.split.as_ref().filter(|split| split.head_weight < LOW_HEAD)?;
         split.run.plan(self.rank, epoch)
     }
@@ -238,7 +288,7 @@ fn weight_of(messages: &ChunkedDeque<Waiting>) -> u64 {
 
 /// Bytes of memory that stay at the front when a level is split: consumers start with them while more are
 /// loaded.
-const WINDOW: u64 = 64 << 10;
+pub(super) const WINDOW: u64 = 64 << 10;
 
 /// Bytes below which the head is loaded to: a consumer takes this in some milliseconds, and a disk reads more
 /// in that time.

@@ -3,8 +3,10 @@
 //! Each priority that occurs has a level, and in some queues returned messages have one in front of all. All
 //! messages of a short level are in memory. A long one may be split: its head, from which messages leave, and its
 //! tail, to which they are added, are in memory, and the run between them is on disk. A run is only loaded from its
-//! front, to the end of the head, and only grows at its end, by the front of the tail.
+//! front, to the end of the head, and only grows at its end, by the front of the tail. In front of the head are the
+//! messages of the level that were returned, in memory or on disk.
 
+mod batch;
 mod chunked;
 mod disk;
 mod level;
@@ -21,9 +23,9 @@ use store::pages::QueueSegments;
 use super::delivery::{Delivery, NEVER};
 use super::stored::StoredMessages;
 use crate::compatibility::DeliveryOrder;
+pub(super) use batch::ReturnedBatch;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
-pub(super) use returned::ReturnedMessages;
 pub(crate) use run::{Plan, Run};
 use waiting::Next;
 
@@ -40,10 +42,10 @@ pub(crate) struct ReadyStore {
     bytes: u64,
     /// Bytes of memory that messages take.
     resident: u64,
-    /// Bytes of memory that are not paged out: returned messages, and heads.
+    /// Bytes of memory that are not paged out: heads, and a part of the returned messages.
     pinned: u64,
     on_disk: OnDisk,
-    /// A run needs to be loaded from.
+    /// Messages need to be loaded.
     needs_load: bool,
     /// The number of messages returned so far, if these have a level of their own.
     returns: u64,
@@ -133,10 +135,10 @@ impl ReadyStore {
         self.bytes += delivery.message.body_len() as u64;
         let weight = delivery.message.weight();
         self.resident += weight;
-        self.pinned += weight;
+        let stored = self.stores.includes(&delivery.message);
         let at = self.level_at(self.order.returned_rank(&delivery.message));
         let place = if self.order.returned_first { self.reserve_places(1) } else { delivery.position };
-        self.levels[at].returned.insert(place, delivery);
+        self.pinned += self.levels[at].put_back(place, delivery, stored);
     }
 
     /// Adds a message that a restart has found, which is younger than all others.
@@ -199,7 +201,7 @@ impl ReadyStore {
         self.len -= 1;
         self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
         self.resident -= weight;
-        self.pinned -= if popped.pinned { weight } else { 0 };
+        self.pinned -= popped.unpinned;
         self.needs_load |= popped.needs_load;
         if popped.joins {
             self.join_exhausted();
@@ -251,7 +253,7 @@ impl ReadyStore {
         std::mem::replace(self, empty)
     }
 
-    /// All messages in memory, the lowest priority first, the oldest first within it.
+    /// All messages in memory, the lowest priority first, and within it the returned ones, in any order, before all others.
     pub(super) fn iter(&self) -> impl Iterator<Item = Delivery> {
         self.levels.iter().flat_map(Level::iter)
     }

@@ -9,7 +9,7 @@ use super::OnDisk;
 use crate::queue::delivery::{Delivery, NEVER};
 
 /// Messages on disk. None of them has been delivered since the broker started, and the run includes all
-/// messages that are on disk at its positions.
+/// messages that are on disk at its positions, except returned ones, which precede it.
 pub(crate) struct Run {
     /// First and last positions of its spans, ascending. Where all messages have one rank there
     /// is only one span.
@@ -30,6 +30,8 @@ pub(crate) struct Run {
 pub(crate) struct Plan {
     pub(super) rank: u8,
     pub(super) epoch: u64,
+    /// It is one of returned messages, not of the run.
+    pub(super) of_returned: bool,
     spans: Vec<(u64, u64)>,
     pub(crate) has_stored: bool,
     pub(crate) page_segments: Option<Arc<QueueSegments>>,
@@ -123,6 +125,7 @@ impl Run {
         (!self.is_empty()).then(|| Plan {
             rank,
             epoch,
+            of_returned: false,
             spans,
             has_stored: self.stored > 0,
             page_segments: self.page_segments.clone().filter(|_| self.written > 0),
@@ -131,6 +134,16 @@ impl Run {
 }
 
 impl Plan {
+    /// A load of returned messages, all of which are in the store; `spans` are ascending.
+    pub(super) fn of_returned(rank: u8, epoch: u64, spans: impl Iterator<Item = (u64, u64)>) -> Self {
+        let spans = spans.take(PLANNED_SPANS).collect();
+        Self { rank, epoch, of_returned: true, spans, has_stored: true, page_segments: None }
+    }
+
+    pub(super) fn spans(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.spans.iter().copied()
+    }
+
     /// The first position of the run at or above this one.
     pub(crate) fn next(&self, from: u64) -> Option<u64> {
         let span = self.spans.get(self.spans.partition_point(|span| span.1 < from))?;

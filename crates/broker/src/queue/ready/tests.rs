@@ -98,6 +98,33 @@ fn an_expired_message_waits_for_the_one_before_it() {
     assert_eq!(store.pop_expired(20).unwrap().position, 1);
 }
 
+#[test]
+fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
+    for returned_first in [false, true] {
+        let mut world = World::new(0, returned_first);
+        (0..300).for_each(|_| world.push(0, true, false));
+        (0..200).for_each(|_| world.pop());
+        world.put_all_back(true);
+        (0..20).for_each(|_| world.page_out());
+        // Two windows stay: one of returned messages, one of others.
+        assert!(world.store.resident() < 2 * (level::WINDOW + 31_000), "{}", world.store.resident());
+        let returned = world.store.levels.iter().find_map(|level| level.returned.as_ref()).unwrap();
+        assert_eq!(returned.spans().count(), 1, "neighbours are together");
+        // One that comes back late finds its place, though its neighbours are on disk.
+        (0..3).for_each(|_| world.pop());
+        world.put_back(1, false);
+        world.page_out();
+        while !world.store.is_empty() {
+            world.pop();
+            world.begin_load();
+            world.end_load(30);
+            world.page_out();
+            world.check();
+        }
+        assert_eq!(world.out.len(), 300);
+    }
+}
+
 /// A store, a model of its contents, and the contents of the disk.
 struct World {
     store: ReadyStore,
@@ -109,6 +136,8 @@ struct World {
     out: Vec<Delivery>,
     /// The messages as they were published, indexed by position.
     published: Vec<Delivery>,
+    /// How often each has been delivered, and how often that failed.
+    counts: Vec<(u32, u32)>,
     segments: Arc<store::pages::QueueSegments>,
     writing: Option<ToWrite>,
     loading: Option<Plan>,
@@ -128,6 +157,7 @@ impl World {
             next: 0,
             out: Vec::new(),
             published: Vec::new(),
+            counts: Vec::new(),
             segments: Arc::new(segments),
             writing: None,
             loading: None,
@@ -136,7 +166,9 @@ impl World {
 
     fn push(&mut self, priority: u8, persistent: bool, spill: bool) {
         let priority = priority % self.model.len() as u8;
-        let delivery = message(self.next, priority, persistent, 30_000);
+        let expires = if self.next.is_multiple_of(3) { NEVER } else { 1000 + 7 * self.next % 11 };
+        let delivery = Delivery { expires, ..message(self.next, priority, persistent, 30_000) };
+        self.counts.push((0, 0));
         self.model[usize::from(priority)].insert(self.next);
         self.published.push(delivery.clone());
         self.store.push(delivery, spill);
@@ -159,6 +191,9 @@ impl World {
         match self.store.pop() {
             Some(delivery) => {
                 assert_eq!(Some(delivery.position), next);
+                let at = delivery.position as usize;
+                assert_eq!((delivery.deliveries, delivery.failures), self.counts[at]);
+                assert_eq!(delivery.expires, self.published[at].expires);
                 if self.returned.pop_front().is_none() {
                     let level = self.level_of(delivery.position);
                     self.model[level].remove(&delivery.position);
@@ -169,29 +204,43 @@ impl World {
         }
     }
 
-    fn put_back(&mut self, which: usize) {
-        let delivery = self.out.swap_remove(which % self.out.len());
+    fn put_back(&mut self, which: usize, has_failed: bool) {
+        let mut delivery = self.out.swap_remove(which % self.out.len());
+        self.returns(&mut delivery, has_failed);
+        self.store.put_back(delivery);
+    }
+
+    /// Counts a return, and puts it into the model.
+    fn returns(&mut self, delivery: &mut Delivery, has_failed: bool) {
+        delivery.deliveries += 1;
+        delivery.failures += u32::from(has_failed);
+        self.counts[delivery.position as usize] = (delivery.deliveries, delivery.failures);
         if self.store.order.returned_first {
             self.returned.push_back(delivery.position);
         } else {
             let level = self.level_of(delivery.position);
             self.model[level].insert(delivery.position);
         }
-        self.store.put_back(delivery);
     }
 
-    fn put_back_all(&mut self) {
-        let all = std::mem::take(&mut self.out);
-        for delivery in &all {
-            if self.store.order.returned_first {
-                self.returned.push_back(delivery.position);
-            } else {
-                let level = self.level_of(delivery.position);
-                self.model[level].insert(delivery.position);
-            }
+    /// Puts everything back at once, in the order in which it was taken.
+    fn put_back_together(&mut self, has_failed: bool) {
+        let mut all = std::mem::take(&mut self.out);
+        for delivery in &mut all {
+            self.returns(delivery, has_failed);
         }
         let first = self.store.reserve_places(all.len());
-        self.store.put_back_all(ReturnedMessages::new(self.store.order, all, first));
+        self.store.put_back_all(ReturnedBatch::new(self.store.order, self.store.stores, all, first));
+    }
+
+    /// Puts everything back that was taken, in the order of positions.
+    fn put_all_back(&mut self, has_failed: bool) {
+        self.out.sort_by_key(|delivery| delivery.position);
+        while !self.out.is_empty() {
+            let first = self.out.remove(0);
+            self.out.push(first);
+            self.put_back(self.out.len() - 1, has_failed);
+        }
     }
 
     fn page_out(&mut self) {
@@ -212,14 +261,18 @@ impl World {
     /// Completes a load with the first `most` messages of the plan that are ready.
     fn end_load(&mut self, most: usize) {
         let Some(plan) = self.loading.take() else { return };
-        let level = self.model[usize::from(plan.rank)].iter().copied();
-        let all: Vec<u64> = level.filter(|at| plan.contains(*at)).collect();
+        assert!(!self.out.iter().any(|delivery| plan.contains(delivery.position)));
+        let level = self.model.get(usize::from(plan.rank)).into_iter().flatten();
+        let all: BTreeSet<u64> = level.chain(&self.returned).copied().collect();
+        let all: Vec<u64> = all.into_iter().filter(|at| plan.contains(*at)).collect();
         let (found, rest) = all.split_at(most.min(all.len()));
         let through = if rest.is_empty() { plan.last() } else { found.last().copied().unwrap_or(0) };
         let found = found.iter().map(|at| self.published[*at as usize].clone());
         let found = found.map(|delivery| {
             let stored = delivery.message.traits().persistent;
-            (delivery, stored)
+            // The store knows how often a message was delivered, but not how often that failed.
+            let (deliveries, failures) = if plan.of_returned { (99, 99) } else { (0, 0) };
+            (Delivery { deliveries, failures, ..delivery }, stored)
         });
         self.store.loaded(&plan, found.collect(), through, |_| false);
     }
@@ -249,6 +302,9 @@ impl World {
             assert_eq!(self.store.front().map(|delivery| delivery.position), next);
         }
         assert!(self.store.pageable() <= self.store.resident());
+        if let Some(next) = next.filter(|_| !self.store.order.returned_first) {
+            assert!(self.store.next_expiry().unwrap_or(NEVER) <= self.published[next as usize].expires);
+        }
     }
 }
 
@@ -258,14 +314,18 @@ proptest! {
     fn messages_keep_their_order_however_they_come_and_go(
         highest in 0u8..3,
         returned_first: bool,
-        steps in proptest::collection::vec((0u8..15, 0u8..8, any::<bool>()), 1..400),
+        steps in proptest::collection::vec((0u8..18, 0u8..8, any::<bool>()), 1..400),
     ) {
         let mut world = World::new(highest, returned_first);
         for (step, more, flag) in steps {
             match step {
                 0..=2 => (0..=more).for_each(|n| world.push(n % 3, flag || n % 2 == 0, more % 2 == 0)),
                 3..=5 => world.pop(),
-                6 if !world.out.is_empty() => world.put_back(more.into()),
+                6 if !world.out.is_empty() => world.put_back(more.into(), flag),
+                14 => (0..=4 * more).for_each(|_| world.pop()),
+                15 => world.put_all_back(flag),
+                17 => world.put_back_together(flag),
+                16 => (0..=more).for_each(|_| world.page_out()),
                 7 | 8 => world.page_out(),
                 9 => if let Some(written) = world.writing.take() {
                     world.store.written(written);
@@ -274,7 +334,6 @@ proptest! {
                 11 | 12 => world.end_load(1 + usize::from(more)),
                 13 if more == 0 => world.purge(),
                 13 if more == 1 => { world.writing = None; }
-                14 => world.put_back_all(),
                 _ => { world.out.pop(); }
             }
             world.check();
@@ -292,20 +351,25 @@ proptest! {
     /// The ranges that a purge settles cover the messages on disk that the store has, and none that were
     /// taken.
     #[test]
-    fn ranges_on_disk_touch_nothing_else(highest in 0u8..3, steps in proptest::collection::vec((0u8..6, 0u8..8), 1..200)) {
-        let mut world = World::new(highest, false);
+    fn ranges_on_disk_touch_nothing_else(
+        highest in 0u8..3,
+        returned_first: bool,
+        steps in proptest::collection::vec((0u8..7, 0u8..8), 1..200),
+    ) {
+        let mut world = World::new(highest, returned_first);
         for (step, more) in steps {
             match step {
                 0..=2 => (0..=more).for_each(|n| world.push(n, true, more % 2 == 0)),
-                3 => world.pop(),
+                3 => (0..=more).for_each(|_| world.pop()),
                 4 => world.page_out(),
+                5 => world.put_all_back(more % 2 == 0),
                 _ => { world.begin_load(); world.end_load(3); }
             }
             let resident: BTreeSet<u64> = world.store.iter().map(|one| one.position).collect();
             let ranges: Vec<_> = world.store.stored_ranges().collect();
             let covered = |at: u64| ranges.iter().any(|(first, last)| (*first..=*last).contains(&at));
             for at in 0..world.next {
-                let ready = world.model.iter().any(|level| level.contains(&at));
+                let ready = world.model.iter().any(|level| level.contains(&at)) || world.returned.contains(&at);
                 let on_disk = ready && !resident.contains(&at);
                 prop_assert!(!on_disk || covered(at), "{} is forgotten", at);
                 prop_assert!(on_disk || !covered(at) , "{} is no more there", at);

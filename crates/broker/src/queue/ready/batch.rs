@@ -1,0 +1,62 @@
+//! Very many messages that come back together.
+
+use std::collections::BTreeMap;
+
+use super::ReadyStore;
+use super::returned::ReturnedMessages;
+use crate::compatibility::DeliveryOrder;
+use crate::queue::delivery::Delivery;
+use crate::queue::stored::StoredMessages;
+
+/// Messages that come back, counted and sorted without the queue's lock.
+pub(in crate::queue) struct ReturnedBatch {
+    /// By rank.
+    levels: BTreeMap<u8, ReturnedMessages>,
+    messages: usize,
+    /// Bytes of their bodies.
+    bytes: u64,
+    /// Bytes of memory that they take.
+    weight: u64,
+}
+
+impl ReturnedBatch {
+    /// Where returned messages come first, `first` is the place of the first of them ([`ReadyStore::reserve_places`]).
+    pub(in crate::queue) fn new(
+        order: DeliveryOrder,
+        stores: StoredMessages,
+        returned: Vec<Delivery>,
+        first: u64,
+    ) -> Self {
+        let mut batch = Self { levels: BTreeMap::new(), messages: returned.len(), bytes: 0, weight: 0 };
+        for (place, delivery) in (first..).zip(returned) {
+            batch.bytes += delivery.message.body_len() as u64;
+            batch.weight += delivery.message.weight();
+            let place = if order.returned_first { place } else { delivery.position };
+            let stored = stores.includes(&delivery.message);
+            let rank = order.returned_rank(&delivery.message);
+            batch.levels.entry(rank).or_default().insert(place, delivery, stored);
+        }
+        batch
+    }
+}
+
+impl ReadyStore {
+    /// Reserves places for messages that come back where these come first; returns the first.
+    pub(in crate::queue) fn reserve_places(&mut self, messages: usize) -> u64 {
+        let first = self.returns;
+        self.returns += messages as u64;
+        first
+    }
+
+    /// Puts messages back that were popped before: all of them in less time than very many one by one.
+    pub(in crate::queue) fn put_back_all(&mut self, batch: ReturnedBatch) {
+        let ReturnedBatch { levels, messages, bytes, weight } = batch;
+        self.len += messages;
+        self.bytes += bytes;
+        self.resident += weight;
+        for (rank, messages) in levels {
+            let at = self.level_at(rank);
+            self.pinned += self.levels[at].put_back_all(messages);
+        }
+    }
+}
