@@ -1,11 +1,12 @@
 //! Accounts for the queues' memory, and for the queues that have work to do on disk.
 //!
 //! Queues report their memory here, a batch at a time. Above the watermark long queues are asked to page out
-//! messages, until an eighth less is in memory. The disk reads and writes are done by the callers of
-//! [`Broker::page`]: threads, in a server; no queue is locked meanwhile. A publisher that fills a
-//! long queue faster than that [waits](crate::VirtualHost::wait_for_room).
+//! messages, until an eighth less is in memory; if that is not enough, all others are, too ([`sweep`]). The disk
+//! reads and writes are done by the callers of [`Broker::page`]: threads, in a server; no queue is locked
+//! meanwhile. A publisher that fills a long queue faster than that [waits](crate::VirtualHost::wait_for_room).
 
 mod memory;
+mod sweep;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,6 +16,7 @@ use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
 use self::memory::{Memory, Told};
+use self::sweep::Sweep;
 use crate::broker::Broker;
 use crate::queue::{Queue, ReadyStore};
 use crate::time::Timestamp;
@@ -44,6 +46,8 @@ pub(crate) struct Paging {
     is_over_watermark: AtomicBool,
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
+    /// Pages out what is in short queues.
+    sweep: Sweep,
     /// Queues that are, or were, long.
     long: Mutex<LongQueues, { Rank::Leaf as u8 }>,
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
@@ -93,7 +97,7 @@ impl Broker {
             return true;
         }
         paging.relieve();
-        let Some(queue) = paging.next_job() else { return false };
+        let Some(queue) = paging.next_job() else { return self.sweep(now) };
         queue.page(now);
         true
     }
@@ -114,6 +118,7 @@ impl Paging {
             watermark,
             is_over_watermark: AtomicBool::new(false),
             relief: AtomicBool::new(false),
+            sweep: Sweep::new(),
             long: Mutex::default(),
             jobs: Mutex::default(),
             to_free: Mutex::default(),
@@ -164,6 +169,9 @@ impl Paging {
             // set.
             let waiting = self.for_room.lock().take();
             waiting.wake();
+            if paid && self.sweep.is_wanted() {
+                self.wake();
+            }
         }
     }
 
@@ -176,8 +184,12 @@ impl Paging {
                 self.relief.store(true, Ordering::Release);
                 self.wake();
             }
+            if self.store().is_some() && self.sweep.is_due(resident) {
+                self.wake();
+            }
         } else if self.is_over_watermark() && resident < self.watermark - self.watermark / 8 {
             self.is_over_watermark.store(false, Ordering::Relaxed);
+            self.sweep.begin_anew();
         }
     }
 

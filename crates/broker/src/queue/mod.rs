@@ -36,7 +36,7 @@ pub use delivery::{
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
 pub use moving::{ForeignMessage, Moving, TakenIn};
-pub(crate) use ready::ReadyStore;
+pub(crate) use ready::{Extent, ReadyStore};
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::{StoredMessages, stored_expiry};

@@ -15,6 +15,8 @@
 //!   queues have their turn.
 //! - A consumer takes a message. Because the head has less than 512 KiB, about 1 MiB is read from the front of the run, a
 //!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
+//! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
+//!   what they have ([`Queue::let_go`]), and long ones more of it.
 //! - If a read or a write fails, everything stays where it is. The queue is given a job again after 100 ms, then after
 //!   200 ms, and so on up to 25.6 s.
 
@@ -25,7 +27,7 @@ use std::sync::atomic::Ordering;
 use store::pages::QueueSegments;
 use store::{WaitList, Waiter};
 
-use super::ready::{PagedOut, Plan, ToWrite};
+use super::ready::{Extent, PagedOut, Plan, ToWrite};
 use super::{DeathReason, Delivery, Effects, Queue, QueueState, StateGuard};
 use crate::paging::Counted;
 use crate::persistence::{self, Loaded, PagingError};
@@ -64,18 +66,43 @@ impl Queue {
             drop(state);
             self.load(&plan, now);
         } else {
-            self.page_out(state, now);
+            self.page_out(state, Extent::Usual, now);
         }
+        self.end_step(now);
+    }
+
+    /// Lets messages leave memory, of a queue that need not be long, while more than the watermark is in memory. It blocks on
+    /// the disk. Returns false if they could not be written.
+    pub(crate) fn let_go(&self, extent: Extent, now: Timestamp) -> bool {
+        let mut state = self.state.lock();
+        let has_failed = state.paging_retry().is_some_and(|at| at > now);
+        if state.paging.busy
+            || has_failed
+            || state.ready.needs_load()
+            || state.ready.resident() <= extent.least()
+        {
+            return true;
+        }
+        state.paging.busy = true;
+        self.page_out(state, extent, now);
+        self.end_step(now)
+    }
+
+    /// Returns whether the step has not failed.
+    fn end_step(&self, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         state.paging.busy = false;
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
+        state.paging_retry().is_none_or(|at| at <= now)
     }
 
     /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
     /// the lock is released, after every change of the messages.
     #[inline]
     pub(super) fn look_at_paging(&self, state: &mut QueueState, now: Timestamp) {
+        // The bytes that could not leave may have been delivered.
+        state.paging.stuck = state.paging.stuck.min(state.ready.pageable());
         let counted = state.counted();
         if counted != state.paging.counted {
             self.context.paging.count(state.paging.counted, counted);
@@ -165,15 +192,18 @@ impl Queue {
         std::mem::take(&mut self.state.lock().paging.lost_bytes)
     }
 
-    fn page_out<'q>(&'q self, mut state: StateGuard<'q>, now: Timestamp) {
+    fn page_out<'q>(&'q self, mut state: StateGuard<'q>, extent: Extent, now: Timestamp) {
         let Some(store) = self.context.paging.store() else { return };
         for _ in 0..MAX_STEPS {
-            if state.deleted || !self.should_page() || !state.ready.can_let_go() {
+            if state.deleted || !self.should_page() || !state.ready.can_let_go(extent) {
                 return;
             }
-            match state.ready.page_out(|| Arc::new(store.transient_segments())) {
+            match state.ready.page_out(extent, || Arc::new(store.transient_segments())) {
                 PagedOut::Nothing => {
-                    state.paging.stuck = state.ready.pageable();
+                    // Others could leave by a write.
+                    if extent != Extent::Stored {
+                        state.paging.stuck = state.ready.pageable();
+                    }
                     return;
                 }
                 PagedOut::Freed(freed) => {
@@ -263,7 +293,7 @@ impl QueueState {
 
     #[inline]
     pub(super) fn is_long(&self) -> bool {
-        self.can_leave() > LONG
+        self.can_leave() > Extent::Usual.least()
     }
 
     /// Bytes of memory that can be paged out, without those that the last attempt could not.
@@ -294,10 +324,6 @@ impl PagingState {
 fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
     deliveries.map(|delivery| delivery.message.body_len()).sum()
 }
-
-/// Bytes of memory up to which a queue is not paged out, apart from those that always stay at the front:
-/// paging costs more than they are worth.
-const LONG: u64 = 128 << 10;
 
 /// Steps of one queue before other queues have their turn.
 const MAX_STEPS: usize = 64;

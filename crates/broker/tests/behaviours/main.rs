@@ -20,6 +20,7 @@
 //! | persistent messages of durable queues survive a power failure | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their positions | `paging` |
 //! | so do those that consumers have given back | `paging_returned` |
+//! | so do those of many short queues | `paging_many` |
 //! | operators' tools read and change definitions | `managing` |
 //! | the firehose reports publishes and deliveries | `firehose` |
 //! | many threads at once | `many_threads` |
@@ -42,6 +43,7 @@ mod length_limits;
 mod managing;
 mod many_threads;
 mod paging;
+mod paging_many;
 mod paging_returned;
 mod paging_under_load;
 mod permission_races;

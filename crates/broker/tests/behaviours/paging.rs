@@ -427,3 +427,16 @@ fn a_message_of_many_queues_counts_once_in_memory() {
     let resident = kept.world.broker.held().resident;
     assert!((100_000..110_000).contains(&resident), "{resident}");
 }
+
+#[test]
+fn a_large_message_that_has_left_makes_no_room_for_others() {
+    let mut kept = paging(24, 0);
+    let queue = kept.durable("q", &[]);
+    kept.publish_with("", "q", &"x".repeat(MANY * BODY), properties(0));
+    kept.page();
+    assert_eq!(kept.world.broker.held().paged_messages, 0, "the first one stays");
+    assert!(kept.fetch(&queue, true).is_some());
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+}

@@ -473,8 +473,8 @@ settings! {
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:
         /// persistent ones of durable queues are there anyway, the others are written under `data_dir`. They come back as
         /// they are consumed. Each queue keeps its first messages and what comes last, together about 200 KiB, or 1.5 MiB
-        /// while it is consumed. A share or a size, as above; 0 lets messages leave at once, `off` never. Has no effect
-        /// without a data folder.
+        /// while it is consumed; less, if long queues are not enough to stay below this. A share or a size, as above; 0
+        /// lets messages leave at once, `off` never. Has no effect without a data folder.
         memory_paging_watermark: Watermark = "0.2";
 
         /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,

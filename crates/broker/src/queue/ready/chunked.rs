@@ -31,6 +31,10 @@ impl<T> ChunkedDeque<T> {
         self.first.front()
     }
 
+    pub(super) fn back(&self) -> Option<&T> {
+        self.more.back().unwrap_or(&self.first).back()
+    }
+
     #[inline]
     pub(super) fn push_back(&mut self, element: T) {
         self.len += 1;
@@ -57,6 +61,14 @@ impl<T> ChunkedDeque<T> {
         if self.first.is_empty() {
             self.next_chunk();
         }
+        Some(element)
+    }
+
+    pub(super) fn pop_back(&mut self) -> Option<T> {
+        let last = self.more.back_mut().unwrap_or(&mut self.first);
+        let element = last.pop_back()?;
+        self.len -= 1;
+        self.more.pop_back_if(|last| last.is_empty());
         Some(element)
     }
 
@@ -131,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_queue(steps in prop::collection::vec((0..6_usize, 0..1500_usize), 0..30)) {
+        fn it_is_a_queue(steps in prop::collection::vec((0..7_usize, 0..1500_usize), 0..30)) {
             let (mut deque, mut model, mut next) = (ChunkedDeque::new(), VecDeque::new(), 0);
             for (step, count) in steps {
                 match step {
@@ -143,7 +155,10 @@ mod tests {
                     2 | 3 => for _ in 0..count {
                         prop_assert_eq!(deque.pop_front(), model.pop_front());
                     },
-                    4 => {
+                    4 => for _ in 0..count {
+                        prop_assert_eq!(deque.pop_back(), model.pop_back());
+                    },
+                    5 => {
                         let keep = |number: &usize| number % 7 != count % 7 && *number > count;
                         deque.retain(keep);
                         model.retain(keep);
@@ -157,6 +172,7 @@ mod tests {
                 }
                 prop_assert_eq!((deque.len(), deque.is_empty()), (model.len(), model.is_empty()));
                 prop_assert_eq!(deque.front(), model.front());
+                prop_assert_eq!(deque.back(), model.back());
                 prop_assert!(deque.iter().eq(&model));
             }
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use store::pages::QueueSegments;
 
-use super::level::{Level, WINDOW};
+use super::level::Level;
+use super::waiting::Waiting;
 use super::{Plan, ReadyStore, Run};
 use crate::queue::delivery::Delivery;
 
@@ -24,6 +25,17 @@ pub(in crate::queue) struct ToWrite {
     pub(in crate::queue) deliveries: Vec<Delivery>,
     /// The segments to write to.
     pub(in crate::queue) segments: Arc<QueueSegments>,
+}
+
+/// How much of a queue leaves memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The messages between the first and the last ones of each level.
+    Usual,
+    /// All but a few of the first messages.
+    Short,
+    /// All that is in the store, and costs no write.
+    Stored,
 }
 
 /// The outcome of a step of paging out.
@@ -130,16 +142,25 @@ impl ReadyStore {
     }
 
     /// Lets messages leave memory: those in the store at once, others when they are [written](Self::written).
-    pub(in crate::queue) fn page_out(&mut self, page_segments: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
+    pub(in crate::queue) fn page_out(
+        &mut self,
+        extent: Extent,
+        page_segments: impl Fn() -> Arc<QueueSegments>,
+    ) -> PagedOut {
         let single = self.levels.len() == 1;
         for at in 0..self.levels.len() {
-            let freed = self.page_out_returned(at);
+            let freed = self.page_out_returned(at, extent);
             if !freed.is_empty() {
                 return PagedOut::Freed(freed);
             }
-            let Some(pinned) = self.levels[at].split() else { continue };
+            // A head may only be empty if there is a run.
+            let first = self.levels[at].first_of_whole();
+            if extent == Extent::Stored && first.is_some_and(|first| !self.stores.includes(first.message())) {
+                continue;
+            }
+            let Some(pinned) = self.levels[at].split(extent.window()) else { continue };
             self.pinned += pinned;
-            let mut freed = Vec::new();
+            let mut freed = self.page_out_head(at, extent, single);
             while freed.len() < STEP_MESSAGES
                 && self.levels[at].next_of_tail().is_some_and(|next| self.stores.includes(next.message()))
             {
@@ -148,7 +169,9 @@ impl ReadyStore {
             if !freed.is_empty() {
                 return PagedOut::Freed(freed);
             }
-            if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_BYTES) {
+            if extent != Extent::Stored
+                && let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_BYTES)
+            {
                 let segments = self.levels[at].page_segments(&page_segments);
                 let (rank, epoch) = (self.levels[at].rank, self.epoch);
                 return PagedOut::Write(ToWrite { rank, epoch, deliveries, segments });
@@ -157,10 +180,30 @@ impl ReadyStore {
         PagedOut::Nothing
     }
 
-    fn page_out_returned(&mut self, level: usize) -> Vec<Delivery> {
+    /// Makes the last messages of a head the first of the run.
+    fn page_out_head(&mut self, level: usize, extent: Extent, single: bool) -> Vec<Delivery> {
+        let mut freed = Vec::new();
+        if extent == Extent::Usual {
+            return freed;
+        }
+        let stores = self.stores;
+        let may_leave = |last: &Waiting| stores.includes(last.message());
+        while freed.len() < STEP_MESSAGES
+            && let Some((delivery, weight)) = self.levels[level].pop_head_back(extent.window(), may_leave)
+        {
+            self.resident -= weight;
+            self.pinned -= weight;
+            self.on_disk.add(&delivery);
+            self.levels[level].add_in_front_of_run(&delivery, single);
+            freed.push(delivery);
+        }
+        freed
+    }
+
+    fn page_out_returned(&mut self, level: usize, extent: Extent) -> Vec<Delivery> {
         let Some(returned) = &mut self.levels[level].returned else { return Vec::new() };
         let before = returned.pinned();
-        let freed = returned.page_out(WINDOW, STEP_MESSAGES);
+        let freed = returned.page_out(extent, STEP_MESSAGES);
         self.pinned = self.pinned - before + returned.pinned();
         for delivery in &freed {
             self.resident -= delivery.message.weight();
@@ -200,6 +243,26 @@ impl ReadyStore {
         self.on_disk.add(&delivery);
         self.levels[level].add_to_run(&delivery, stored, single);
         freed.push(delivery);
+    }
+}
+
+impl Extent {
+    /// Bytes of memory that a queue may take before it is worth the work.
+    pub(in crate::queue) fn least(self) -> u64 {
+        match self {
+            Self::Usual => 128 << 10,
+            Self::Short => 16 << 10,
+            Self::Stored => 0,
+        }
+    }
+
+    /// Bytes of memory that stay at the front when a level is split: consumers start with them while more are loaded.
+    pub(super) fn window(self) -> u64 {
+        match self {
+            Self::Usual => 64 << 10,
+            Self::Short => 8 << 10,
+            Self::Stored => 0,
+        }
     }
 }
 

@@ -183,6 +183,12 @@ impl Level {
         self.split.as_mut().and_then(|split| split.run.page_segments.take())
     }
 
+    pub(super) fn add_in_front_of_run(&mut self, delivery: &Delivery, single: bool) {
+        if let Some(split) = &mut self.split {
+            split.run.add_front(delivery, single);
+        }
+    }
+
     pub(super) fn add_to_run(&mut self, delivery: &Delivery, stored: bool, single: bool) {
         if let Some(split) = &mut self.split {
             split.run.add(delivery, stored, single);
@@ -216,26 +222,46 @@ impl Level {
         self.head.push_back(delivery.into());
     }
 
-    /// Splits the level behind the head's window, if it is not split. Returns the bytes of memory that have
+    /// Splits the level behind the first `window` bytes, if it is not split. Returns the bytes of memory that have
     /// become part of the head; `None` if all messages fit into the head.
-    pub(super) fn split(&mut self) -> Option<u64> {
+    pub(super) fn split(&mut self, window: u64) -> Option<u64> {
         if self.split.is_some() {
             return Some(0);
         }
-        let mut window = ChunkedDeque::new();
+        let mut first = ChunkedDeque::new();
         let mut head_weight = 0;
-        while head_weight < WINDOW
+        while head_weight < window
             && let Some(waiting) = self.head.pop_front()
         {
             head_weight += waiting.message().weight();
-            window.push_back(waiting);
+            first.push_back(waiting);
         }
-        let tail = std::mem::replace(&mut self.head, window);
+        let tail = std::mem::replace(&mut self.head, first);
         if tail.is_empty() {
             return None;
         }
         self.split = Some(Box::new(Split { run: Run::default(), tail, head_weight }));
         Some(head_weight)
+    }
+
+    /// The first message that has never left, in a level that is not split.
+    pub(super) fn first_of_whole(&self) -> Option<&Waiting> {
+        if self.split.is_none() { self.head.front() } else { None }
+    }
+
+    /// Takes the last message of the head of a split level, if the others take `window` bytes and `may_leave` says so.
+    pub(super) fn pop_head_back(
+        &mut self,
+        window: u64,
+        may_leave: impl Fn(&Waiting) -> bool,
+    ) -> Option<(Delivery, u64)> {
+        let split = self.split.as_mut()?;
+        let last = self.head.back().filter(|last| may_leave(last))?;
+        let weight = last.message().weight();
+        let rest = (split.head_weight - weight >= window).then(|| split.head_weight - weight)?;
+        let delivery = self.head.pop_back()?.into_delivery();
+        split.head_weight = rest;
+        Some((delivery, weight))
     }
 
     /// The next message that would leave memory.
@@ -285,10 +311,6 @@ impl Level {
 fn weight_of(messages: &ChunkedDeque<Waiting>) -> u64 {
     messages.iter().map(|waiting| waiting.message().weight()).sum()
 }
-
-/// Bytes of memory that stay at the front when a level is split: consumers start with them while more are
-/// loaded.
-pub(super) const WINDOW: u64 = 64 << 10;
 
 /// Bytes below which the head is loaded to: a consumer takes this in some milliseconds, and a disk reads more
 /// in that time.

@@ -4,7 +4,8 @@
 //! messages of a short level are in memory. A long one may be split: its head, from which messages leave, and its
 //! tail, to which they are added, are in memory, and the run between them is on disk. A run is only loaded from its
 //! front, to the end of the head, and only grows at its end, by the front of the tail. In front of the head are the
-//! messages of the level that were returned, in memory or on disk.
+//! messages of the level that were returned, in memory or on disk. Only if memory is short ([`Extent`]), the last messages of
+//! the head become the first of the run again.
 
 mod batch;
 mod chunked;
@@ -24,6 +25,7 @@ use super::delivery::{Delivery, NEVER};
 use super::stored::StoredMessages;
 use crate::compatibility::DeliveryOrder;
 pub(super) use batch::ReturnedBatch;
+pub(crate) use disk::Extent;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
 pub(crate) use run::{Plan, Run};
@@ -95,9 +97,13 @@ impl ReadyStore {
         self.resident - self.pinned
     }
 
-    /// Whether there are such bytes.
-    pub(super) fn can_let_go(&self) -> bool {
-        self.pageable() > 0
+    /// Whether something may leave memory.
+    pub(super) fn can_let_go(&self, extent: Extent) -> bool {
+        match extent {
+            Extent::Usual => self.pageable() > 0,
+            // A part of the heads leaves, too.
+            Extent::Short | Extent::Stored => self.resident > 0,
+        }
     }
 
     pub(super) fn on_disk(&self) -> OnDisk {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::OnDisk;
 use super::run::Plan;
 use super::waiting::Next;
+use super::{Extent, OnDisk};
 use crate::queue::delivery::Delivery;
 
 /// The returned messages of a level, by their places: their positions, or the order of their return where returned messages
@@ -141,11 +141,11 @@ impl ReturnedMessages {
         self.spans.values().map(|span| (span.position, span.end() - 1))
     }
 
-    /// Lets up to `most` messages leave memory, but not the first ones, which take `window` bytes, or more once they have been
-    /// loaded: otherwise each delivery might load what has just left.
-    pub(super) fn page_out(&mut self, window: u64, most: usize) -> Vec<Delivery> {
+    /// Lets up to `most` messages leave memory, but not the first ones. Once messages have been loaded these are usually more
+    /// than the extent's window: otherwise each delivery might load what has just left.
+    pub(super) fn page_out(&mut self, extent: Extent, most: usize) -> Vec<Delivery> {
         self.is_consumed &= !self.spans.is_empty();
-        self.reserve = if self.is_consumed { RESERVE } else { window };
+        self.reserve = if self.is_consumed && extent == Extent::Usual { RESERVE } else { extent.window() };
         let mut freed = Vec::new();
         while freed.len() < most
             && let Some(last) = self.movable.last_entry()

@@ -85,6 +85,17 @@ impl Run {
         self.expires = self.expires.min(delivery.expires);
     }
 
+    /// Adds a message in the store in front of all others.
+    pub(super) fn add_front(&mut self, delivery: &Delivery, single: bool) {
+        match self.spans.front_mut() {
+            Some(front) if single || delivery.position + 1 == front.0 => front.0 = delivery.position,
+            _ => self.spans.push_front((delivery.position, delivery.position)),
+        }
+        self.stored += 1;
+        self.bytes += delivery.message.body_len() as u64;
+        self.expires = self.expires.min(delivery.expires);
+    }
+
     fn extend(&mut self, (first, last): (u64, u64), single: bool) {
         match self.spans.back_mut() {
             Some(back) if single || back.1 + 1 == first => back.1 = last,

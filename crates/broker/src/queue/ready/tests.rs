@@ -105,20 +105,20 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
         (0..300).for_each(|_| world.push(0, true, false));
         (0..200).for_each(|_| world.pop());
         world.put_all_back(true);
-        (0..20).for_each(|_| world.page_out());
+        (0..20).for_each(|_| world.page_out(Extent::Usual));
         // Two windows stay: one of returned messages, one of others.
-        assert!(world.store.resident() < 2 * (level::WINDOW + 31_000), "{}", world.store.resident());
+        assert!(world.store.resident() < 2 * (Extent::Usual.window() + 31_000), "{}", world.store.resident());
         let returned = world.store.levels.iter().find_map(|level| level.returned.as_ref()).unwrap();
         assert_eq!(returned.spans().count(), 1, "neighbours are together");
         // One that comes back late finds its place, though its neighbours are on disk.
         (0..3).for_each(|_| world.pop());
         world.put_back(1, false);
-        world.page_out();
+        world.page_out(Extent::Usual);
         while !world.store.is_empty() {
             world.pop();
             world.begin_load();
             world.end_load(30);
-            world.page_out();
+            world.page_out(Extent::Usual);
             world.check();
         }
         assert_eq!(world.out.len(), 300);
@@ -243,10 +243,10 @@ impl World {
         }
     }
 
-    fn page_out(&mut self) {
+    fn page_out(&mut self, extent: Extent) {
         if self.writing.is_none() && self.loading.is_none() {
             let segments = self.segments.clone();
-            if let PagedOut::Write(to_write) = self.store.page_out(|| segments.clone()) {
+            if let PagedOut::Write(to_write) = self.store.page_out(extent, || segments.clone()) {
                 self.writing = Some(to_write);
             }
         }
@@ -308,6 +308,10 @@ impl World {
     }
 }
 
+fn extent(number: u8) -> Extent {
+    [Extent::Usual, Extent::Usual, Extent::Short, Extent::Stored][usize::from(number % 4)]
+}
+
 proptest! {
     /// Whichever messages are on disk meanwhile, all come in order, each once, and counts are exact.
     #[test]
@@ -325,8 +329,8 @@ proptest! {
                 14 => (0..=4 * more).for_each(|_| world.pop()),
                 15 => world.put_all_back(flag),
                 17 => world.put_back_together(flag),
-                16 => (0..=more).for_each(|_| world.page_out()),
-                7 | 8 => world.page_out(),
+                16 => (0..=2 * more).for_each(|_| world.page_out(extent(more))),
+                7 | 8 => world.page_out(extent(more)),
                 9 => if let Some(written) = world.writing.take() {
                     world.store.written(written);
                 },
@@ -361,7 +365,7 @@ proptest! {
             match step {
                 0..=2 => (0..=more).for_each(|n| world.push(n, true, more % 2 == 0)),
                 3 => (0..=more).for_each(|_| world.pop()),
-                4 => world.page_out(),
+                4 => world.page_out(extent(more)),
                 5 => world.put_all_back(more % 2 == 0),
                 _ => { world.begin_load(); world.end_load(3); }
             }
