@@ -1,5 +1,6 @@
 """What MQTT clients rely on: bursts are taken, what comes again says so, topics stay what they are, browsers find the server."""
 
+import struct
 import subprocess
 
 import pytest
@@ -8,9 +9,15 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from harness.leveret import ROOT
 from harness.mqtt_broker import SERVED, Broker, KilledServer
 from harness.mqtt_client import V5, V311, MqttClient
+from harness.mqtt_wire import CLEAN, CONNECT, PUBLISH, WITH_LOGIN, encoded, text
 from harness.patience import PATIENCE
+from harness.websocket import BINARY, CLOSE, FIN, PeerClosed, WebSocketWire, framed
 
 BURST = 5000
+# More than one turn of its connection takes, and no more than is read at once.
+BEFORE_CLOSE = 3000
+WITH_WILL = 0x04
+DISCONNECT = 14
 
 # In front of an upstream (docs/compatibility.md).
 EXCEPTIONS = {
@@ -46,6 +53,26 @@ def test_web_mqtt_is_where_clients_look_for_it(broker, path):
         client.subscribe("web", 1)
         client.publish("web", path.encode())
         assert client.message().payload == path.encode()
+
+
+def test_what_a_browser_has_sent_before_it_closes_arrives_and_its_will_does_not(broker):
+    with (
+        MqttClient(broker.mqtt, "watcher") as watcher,
+        WebSocketWire(broker.web_mqtt, "/ws", Sec_WebSocket_Protocol="mqtt") as browser,
+    ):
+        watcher.subscribe("last/#", 1)
+        head = text("MQTT") + bytes([4, WITH_LOGIN | CLEAN | WITH_WILL]) + struct.pack(">H", 60)
+        strings = ["leaving", "last/will", "gone", "guest", "guest"]
+        packets = [encoded(CONNECT, head + b"".join(map(text, strings)))]
+        packets += [encoded(PUBLISH, text("last/m") + b"%d" % number) for number in range(BEFORE_CLOSE)]
+        packets.append(encoded(DISCONNECT, b""))
+        browser.send_raw(framed(FIN | BINARY, b"".join(packets)) + framed(FIN | CLOSE, struct.pack(">H", 1000)))
+        assert [message.payload for message in watcher.take(BEFORE_CLOSE)] == [b"%d" % n for n in range(BEFORE_CLOSE)]
+        with pytest.raises(PeerClosed):
+            while True:
+                browser.read(1)
+        watcher.publish("last/marker")
+        assert watcher.message().topic == "last/marker"
 
 
 @pytest.mark.parametrize("version", [V311, V5])

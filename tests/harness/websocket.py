@@ -80,18 +80,12 @@ class WebSocketWire(Wire):
         self.send_frame(FIN | BINARY, data)
 
     def send_frame(self, first, payload=b"", masked=True):
-        """One frame; its opcode and flags are given as its first byte."""
-        key = os.urandom(4) if masked else bytes(4)
-        size, flag = len(payload), 0x80 if masked else 0
-        if size < 126:
-            head = bytes([first, flag | size])
-        elif size < 65536:
-            head = bytes([first, flag | 126]) + struct.pack(">H", size)
-        else:
-            head = bytes([first, flag | 127]) + struct.pack(">Q", size)
-        repeated = (key * (size // 4 + 1))[:size]
-        data = (int.from_bytes(payload) ^ int.from_bytes(repeated)).to_bytes(size) if masked else payload
-        super().send(head + (key if masked else b"") + data)
+        """Sends one frame; its opcode and flags are given as its first byte."""
+        self.send_raw(framed(first, payload, masked))
+
+    def send_raw(self, data):
+        """Sends frames as they are, in one write."""
+        super().send(data)
 
     def _receive(self):
         while True:
@@ -134,3 +128,18 @@ class WebSocketWire(Wire):
             self.send_frame(FIN | CLOSE, struct.pack(">H", closed.code) if closed.code else b"")
             assert self.read_rest() == ""
             return closed.code, closed.reason
+
+
+def framed(first, payload=b"", masked=True):
+    """The bytes of one frame."""
+    key = os.urandom(4) if masked else bytes(4)
+    size, flag = len(payload), 0x80 if masked else 0
+    if size < 126:
+        head = bytes([first, flag | size])
+    elif size < 65536:
+        head = bytes([first, flag | 126]) + struct.pack(">H", size)
+    else:
+        head = bytes([first, flag | 127]) + struct.pack(">Q", size)
+    repeated = (key * (size // 4 + 1))[:size]
+    data = (int.from_bytes(payload) ^ int.from_bytes(repeated)).to_bytes(size) if masked else payload
+    return head + (key if masked else b"") + data

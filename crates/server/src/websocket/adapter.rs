@@ -39,6 +39,9 @@ pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 /// Cost of inflating one byte, in picoseconds, as charged to the turn.
 const INFLATED_BYTE: u32 = 3_000;
 
+/// Cost of compressing one byte, in picoseconds, as charged to the turn.
+const DEFLATED_BYTE: u32 = 10_000;
+
 /// A protocol that a WebSocket can carry.
 pub(crate) trait CarriedProtocol: Protocol {
     /// How the protocol's bytes travel.
@@ -77,6 +80,9 @@ pub(crate) struct WebSocket<P> {
     /// Control frames to send before the next batch.
     control: Vec<u8>,
     pings: Pings,
+    /// How the peer has ended the WebSocket. The inner protocol is told once it has been shown everything from before, as a
+    /// socket is read to its end: set when the end is decoded, taken by [`Self::end_when_shown`].
+    peer_end: Option<PeerEnd>,
     closing: Closing,
     /// Bytes of the inner protocol are being written.
     inner_writes: bool,
@@ -118,6 +124,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
             held: false,
             control: Vec::new(),
             pings: Pings::new(ping_interval, now),
+            peer_end: None,
             closing: Closing::No,
             inner_writes: false,
             reason: None,
@@ -191,7 +198,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
                 _ if !matches!(self.closing, Closing::No) => return input.len(),
                 Stop::InputUsedUp => return taken,
                 Stop::End(end) => {
-                    self.peer_ended(end);
+                    self.peer_end = Some(end);
+                    self.end_when_shown();
                     return taken;
                 }
                 Stop::More => {}
@@ -266,6 +274,18 @@ impl<P: CarriedProtocol> WebSocket<P> {
         if self.more && !self.held && self.reads() && matches!(self.closing, Closing::No) {
             self.advance(&[], now);
         }
+        self.end_when_shown();
+    }
+
+    /// Ends the WebSocket that the peer has ended, unless the inner protocol has yet to take what came before, or is still at
+    /// it.
+    fn end_when_shown(&mut self) {
+        if self.held || self.more || !self.reads() || !matches!(self.closing, Closing::No) {
+            return;
+        }
+        if let Some(end) = self.peer_end.take() {
+            self.peer_ended(end);
+        }
     }
 
     fn note_held_and_finished(&mut self, now: Instant) {
@@ -283,6 +303,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
         let mut out = std::mem::take(&mut self.control);
         for MessageSpan { start, len, opcode } in P::CARRIAGE.messages(batch) {
             let payload = slices(batch, start, len);
+            work::charge_bytes(DEFLATED_BYTE, len);
             let mut compressed = Vec::new();
             if deflate.compress(payload.iter().copied(), &mut compressed) {
                 let header = FrameHeader { compressed: true, ..message_header(opcode, compressed.len()) };
@@ -314,6 +335,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
         self.left = Vec::new();
         self.held = false;
         self.more = false;
+        self.peer_end = None;
     }
 
     fn peer_ended(&mut self, end: PeerEnd) {
@@ -413,6 +435,11 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
         if !matches!(self.closing, Closing::No) {
             return input.len();
         }
+        if self.peer_end.is_some() {
+            // Nothing follows the end, but the inner protocol may go on with what came before.
+            self.follow_inner(now);
+            return input.len();
+        }
         if self.more {
             // Called again before the decoder's output was shown in a turn of this connection.
             self.follow_inner(now);
@@ -505,7 +532,12 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
 
     fn intent(&self) -> Intent {
         match self.closing {
-            Closing::No if (self.more || self.held) && self.inner.intent() == Intent::Run => Intent::Pause,
+            Closing::No
+                if (self.more || self.held || self.peer_end.is_some())
+                    && self.inner.intent() == Intent::Run =>
+            {
+                Intent::Pause
+            }
             Closing::No => self.inner.intent(),
             // The last close frame is appended and written first.
             Closing::Last(_) => Intent::Pause,

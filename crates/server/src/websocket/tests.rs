@@ -247,6 +247,84 @@ fn a_close_frame_is_answered_and_ends_the_session() {
 }
 
 #[test]
+fn a_close_frame_waits_until_what_came_before_it_has_been_taken() {
+    let mut world = World::new();
+    let mut bytes = message("one\npause\ntwo\npause\nha");
+    encode::close(&mut bytes, Some(KEY), CloseCode::NORMAL, "done");
+    bytes.extend(message("lf\n"));
+    world.read(&bytes);
+    assert_eq!(world.seen(), ["one", "pause"]);
+    world.socket.handle_nudge(world.now);
+    // It has taken all, and is still at it.
+    assert_eq!(world.seen(), ["one", "pause", "two", "pause"]);
+    assert!(!world.socket.inner_mut().eof && world.socket.intent() == Intent::Pause);
+    world.socket.handle_nudge(world.now);
+    assert!(world.socket.inner_mut().eof);
+    let expected = [Got::Message("one\npause\ntwo\npause\n".to_owned()), closed(CloseCode::NORMAL, "")];
+    assert_eq!(world.written(), expected);
+    assert_eq!(world.socket.intent(), Intent::Finish);
+}
+
+#[test]
+fn a_protocol_that_finishes_before_the_close_frame_is_not_cut_off() {
+    let mut world = World::new();
+    let mut bytes = message("pause\nquit\n");
+    encode::close(&mut bytes, Some(KEY), CloseCode::NORMAL, "done");
+    world.read(&bytes);
+    world.socket.handle_nudge(world.now);
+    assert!(!world.socket.inner_mut().eof, "it has ended by itself");
+    assert_eq!(
+        world.written(),
+        [Got::Message("pause\nquit\n".to_owned()), closed(CloseCode::GOING_AWAY, "bye")]
+    );
+}
+
+#[test]
+fn what_came_before_a_fault_is_taken_first() {
+    let mut world = World::new();
+    let mut bytes = message("pause\ntwo\n");
+    encode::message(&mut bytes, None, MessageKind::Binary, b"three\n");
+    world.read(&bytes);
+    assert!(!world.socket.inner_mut().eof);
+    world.socket.handle_nudge(world.now);
+    assert_eq!(world.seen(), ["pause", "two"]);
+    assert!(world.socket.inner_mut().eof);
+    assert!(
+        matches!(&world.written()[1], Got::Close(Some(frame)) if frame.code == CloseCode::PROTOCOL_ERROR)
+    );
+}
+
+#[test]
+fn a_close_frame_behind_more_than_is_inflated_or_written_at_once_waits_for_it() {
+    let lines = 256 * 1024;
+    let mut world = World::deflated();
+    let mut bytes = compressed(&format!("pause\n{}", "x\n".repeat(lines)));
+    encode::close(&mut bytes, Some(KEY), CloseCode::NORMAL, "");
+    world.read(&bytes);
+    while !world.socket.inner_mut().eof {
+        let before = world.seen().len();
+        let _turn = work::Turn::begin();
+        world.socket.handle_nudge(world.now);
+        while world.outbox.backlog() > 0 {
+            world.written();
+        }
+        world.read(&[]);
+        assert!(world.seen().len() > before || world.socket.inner_mut().eof);
+    }
+    assert_eq!(world.seen().len(), lines + 1);
+}
+
+#[test]
+fn what_is_compressed_is_charged_to_the_turn() {
+    let mut world = World::deflated();
+    let mut batch = OutBuf::default();
+    batch.tail().resize(100 * 1024, b'x');
+    let _turn = work::Turn::begin();
+    world.socket.frame_output(&mut batch);
+    assert!(work::is_turn_over());
+}
+
+#[test]
 fn text_is_refused_with_1003_and_bad_frames_with_1002() {
     let mut text = message("one\n");
     encode::message(&mut text, Some(KEY), MessageKind::Text, b"two\n");
