@@ -3,6 +3,7 @@
 use super::{MqttVersion, QoS, Reasons, framed};
 use crate::fault::MqttFault;
 use crate::properties::{Holder, PacketProperties};
+use crate::reason::ReasonCode;
 use crate::wire::{PacketReader, put_string};
 
 /// When retained messages are sent for a new subscription (section 3.8.3.1).
@@ -80,6 +81,18 @@ impl SubscribeOptions {
     }
 }
 
+/// The most filters in a packet: servers copy them before they handle them, which takes many times the bytes of short ones.
+const MAX_FILTERS: usize = 32_768;
+
+/// Counts another filter.
+fn check_count(count: &mut usize) -> Result<(), MqttFault> {
+    *count += 1;
+    if *count > MAX_FILTERS {
+        return Err(MqttFault::new(ReasonCode::QuotaExceeded, "too many topic filters in one packet"));
+    }
+    Ok(())
+}
+
 /// One entry of a SUBSCRIBE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscribeRequest<'a> {
@@ -113,7 +126,9 @@ impl<'a> Requests<'a> {
         if reader.is_empty() {
             return Err(MqttFault::protocol("SUBSCRIBE without a topic filter"));
         }
+        let mut count = 0;
         while !reader.is_empty() {
+            check_count(&mut count)?;
             reader.string()?;
             SubscribeOptions::from_byte(version, reader.u8()?)?;
         }
@@ -156,7 +171,9 @@ impl<'a> Filters<'a> {
         if reader.is_empty() {
             return Err(MqttFault::protocol("UNSUBSCRIBE without a topic filter"));
         }
+        let mut count = 0;
         while !reader.is_empty() {
+            check_count(&mut count)?;
             reader.string()?;
         }
         Ok(Self { bytes })
@@ -225,4 +242,27 @@ lists! {
     Unsubscribe 0xa2 filters: Filters, |_, bytes| Filters::check(bytes), |list, _, out| out.extend_from_slice(list.bytes);
     /// The answer to an UNSUBSCRIBE: from 5.0 on, one reason code for each filter.
     UnsubAck 0xb0 reasons: Reasons, Reasons::unsubscribed, Reasons::put_unsubscribed;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_has_a_bounded_number_of_filters() {
+        for (count, is_taken) in [(MAX_FILTERS, true), (MAX_FILTERS + 1, false)] {
+            let (mut requests, mut filters) = (Vec::new(), Vec::new());
+            let options = SubscribeOptions::default();
+            Requests::write(&mut requests, (0..count).map(|_| SubscribeRequest { filter: "a", options }));
+            Filters::write(&mut filters, (0..count).map(|_| "a"));
+            let faults = [
+                Requests::check(MqttVersion::V5, &requests).map(|requests| requests.iter().count()),
+                Filters::check(&filters).map(|filters| filters.iter().count()),
+            ];
+            for checked in faults {
+                let checked = checked.map_err(|fault| fault.code);
+                assert_eq!(checked, if is_taken { Ok(count) } else { Err(ReasonCode::QuotaExceeded) });
+            }
+        }
+    }
 }
