@@ -265,7 +265,12 @@ impl MqttClient {
                 let checked = self.publisher.check(amqp);
                 checked.inspect_err(|error| self.note_refused(error))?;
                 let payload = payload.clone();
-                hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
+                let ticket = hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?;
+                if hub.store().is_some_and(|store| !store.has_room()) {
+                    // At QoS 0 nothing else makes the client wait for the disk.
+                    self.room.pause(self.vhost());
+                }
+                ticket
             }
             _ => None,
         };

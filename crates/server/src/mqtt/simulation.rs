@@ -8,6 +8,7 @@ mod pending_retained;
 mod received;
 mod sessions;
 mod torn;
+mod turns;
 mod users;
 
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, Pro
 use broker::{Broker, BrokerConfig, FrontEnd};
 use store::disk::simulated::SimDisk;
 use store::journal::JournalSettings;
-use store::{Rounds, Store};
+use store::{Rounds, Store, StoreSettings};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
@@ -47,9 +48,13 @@ impl World {
 
     /// A server restored from a disk.
     fn on(disk: &SimDisk) -> Self {
-        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         // Enough for a test, and small, as each crash copies the disk.
         let settings = JournalSettings { segment_size: 1 << 20, ..JournalSettings::default() };
+        Self::with(disk, settings)
+    }
+
+    fn with(disk: &SimDisk, settings: impl Into<StoreSettings>) -> Self {
+        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         let (store, mut rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
         let is_new = store.catalogue().was_empty();
         let now = Clock::start().timestamp(Instant::now());

@@ -12,7 +12,7 @@ mod rebuild;
 mod section;
 
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
@@ -24,7 +24,7 @@ pub use check::{DefinitionsReport, check, repair};
 pub use section::Section;
 
 use crate::disk::Disk;
-use crate::waiters::{Waiter, Waiters};
+use crate::waiters::{WaitList, Waiter, Waiters};
 use backend::{Backend, Doubt};
 use guard::guarded;
 
@@ -43,6 +43,8 @@ pub struct Catalogue {
     was_empty: bool,
     /// Whether an operator's definitions have been loaded, see [`Catalogue::note_loaded`].
     loaded: AtomicBool,
+    /// Bytes of uncommitted changes above which there is no room, see [`Catalogue::has_room`].
+    pending_limit: AtomicUsize,
 }
 
 /// A change's number: committed with all that came before it.
@@ -77,6 +79,10 @@ struct PendingChanges {
     changes: Vec<Change>,
     /// The number of the last change.
     last: u64,
+    /// Bytes of these changes, and of those that a transaction has taken and not committed.
+    bytes: usize,
+    /// Woken when these are no more than the limit.
+    for_room: WaitList,
 }
 
 /// A change of one section.
@@ -95,6 +101,12 @@ impl Change {
     /// Deletes a definition; nothing changes if there is none with this key.
     pub fn delete(section: Section, key: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Delete }
+    }
+
+    /// Bytes of memory that it takes.
+    fn weight(&self) -> usize {
+        let value = if let Deed::Put(value) = &self.deed { value.len() } else { 0 };
+        size_of::<Self>() + self.key.len() + value
     }
 }
 
@@ -142,6 +154,7 @@ impl Catalogue {
             bell: OnceLock::new(),
             was_empty,
             loaded: AtomicBool::new(loaded),
+            pending_limit: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -149,6 +162,27 @@ impl Catalogue {
     /// Set once.
     pub(crate) fn on_change(&self, ring: CommitBell) {
         let _ = self.bell.set(ring);
+    }
+
+    /// Sets how many bytes of changes may wait for a commit while there is room.
+    pub(crate) fn set_pending_limit(&self, bytes: usize) {
+        self.pending_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether no more bytes of changes than the limit wait for a commit. Changes are noted nevertheless: a client whose
+    /// changes nobody waits for has to pause.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pending.lock().bytes <= self.pending_limit.load(Ordering::Relaxed)
+    }
+
+    /// Wakes `waiter` once there [is room](Self::has_room); returns it if there is.
+    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
+        let mut pending = self.pending.lock();
+        if pending.bytes <= self.pending_limit.load(Ordering::Relaxed) {
+            return Some(waiter);
+        }
+        pending.for_room.add(waiter);
+        None
     }
 
     /// Whether nothing has ever been committed to it.
@@ -255,15 +289,27 @@ impl Catalogue {
             (std::mem::take(&mut pending.changes), pending.last)
         };
         writer.left.extend(changes);
+        let mut committed = Vec::new();
         if !writer.left.is_empty() {
             self.commit(&mut writer)?;
-            writer.left = Vec::new();
+            committed = std::mem::take(&mut writer.left);
             self.commits.fetch_add(1, Ordering::Relaxed);
         }
         drop(writer);
         self.committed.fetch_max(last, Ordering::AcqRel);
         self.waiters.reach(last);
+        self.free(committed.iter().map(Change::weight).sum());
         Ok(())
+    }
+
+    /// Called when changes of this many bytes have been committed.
+    fn free(&self, bytes: usize) {
+        let mut pending = self.pending.lock();
+        pending.bytes -= bytes;
+        let has_room = pending.bytes <= self.pending_limit.load(Ordering::Relaxed);
+        let for_room = if has_room { pending.for_room.take() } else { WaitList::default() };
+        drop(pending);
+        for_room.wake();
     }
 
     fn commit(&self, writer: &mut CatalogueWriter) -> Result<(), CatalogueError> {
@@ -309,12 +355,15 @@ impl Catalogue {
     pub fn note(&self, changes: impl IntoIterator<Item = Change>) -> Ticket {
         // Collected before taking the lock: producing the changes may take a while.
         let changes: Vec<Change> = changes.into_iter().collect();
-        for Change { key, .. } in &changes {
-            debug_assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
+        let mut bytes = 0;
+        for change in &changes {
+            debug_assert!(change.key.len() <= MAX_KEY, "a key of {} bytes", change.key.len());
+            bytes += change.weight();
         }
         let mut pending = self.pending.lock();
         let is_first = pending.changes.is_empty() && !changes.is_empty();
         pending.last += changes.len() as u64;
+        pending.bytes += bytes;
         pending.changes.extend(changes);
         let ticket = Ticket(pending.last);
         drop(pending);

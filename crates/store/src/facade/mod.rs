@@ -80,6 +80,7 @@ impl Store {
         let catalogue = Arc::new(Catalogue::open(disk.clone())?);
         let hooks = Box::new(Definitions::new(catalogue.clone()));
         let settings = settings.into();
+        catalogue.set_pending_limit(settings.journal.pending_limit);
         let mut inventory = Inventory::read(&catalogue)?;
         let (report, opened) = match journal::open(disk.clone(), settings.journal, hooks) {
             Ok((committer, mut recovered)) => {
@@ -193,13 +194,14 @@ impl Store {
 
     /// Whether publishers need not pause.
     pub fn has_room(&self) -> bool {
-        self.journal.has_room() && !self.brake.is_on()
+        self.journal.has_room() && !self.brake.is_on() && self.catalogue.has_room()
     }
 
     /// Wakes `waiter` when it is worth checking again whether publishers [need not pause](Self::has_room); at once if
     /// they need not.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        if let Some(waiter) = self.brake.wait(waiter) {
+        let waiter = self.brake.wait(waiter).and_then(|waiter| self.catalogue.wait_for_room(waiter));
+        if let Some(waiter) = waiter {
             self.journal.wait_for_room(waiter);
         }
     }

@@ -124,6 +124,25 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
     assert!(store.has_room() && !store.append(&[b"m"]).full);
 }
 
+#[test]
+fn publishers_pause_while_too_many_bytes_of_definitions_wait() {
+    let settings = JournalSettings { pending_limit: 16 << 10, ..JournalSettings::default() };
+    let (store, mut rounds, _) = Store::open(Arc::new(SimDisk::new(5, 1 << 30)), settings).expect("a store");
+    for _ in 0..2 {
+        let mut puts = 0;
+        while store.has_room() {
+            store.catalogue().put(Section::MqttRetained, b"topic".to_vec(), vec![0; 1000]);
+            puts += 1;
+        }
+        assert!((14..=16).contains(&puts), "{puts}");
+        let (sender, reported) = std::sync::mpsc::sync_channel(1);
+        store.wait_for_room(Arc::new(Told(sender)));
+        assert!(reported.try_recv().is_err());
+        rounds.step();
+        assert!(reported.try_recv().is_ok() && store.has_room());
+    }
+}
+
 struct Told(std::sync::mpsc::SyncSender<()>);
 
 impl Waiter for Told {

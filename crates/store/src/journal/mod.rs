@@ -114,7 +114,7 @@ pub struct Transfer {
 pub struct JournalSettings {
     /// Bytes of a segment file.
     pub segment_size: u64,
-    /// No message is accepted while more bytes than this wait to be written.
+    /// No message is accepted while more bytes than this wait to be written; nor while as many bytes of definitions do.
     pub pending_limit: usize,
     /// When a session runs a round itself.
     pub in_turn: RoundsInTurns,
