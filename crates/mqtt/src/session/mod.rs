@@ -134,6 +134,11 @@ impl Session {
         self.outgoing.forget(tag);
     }
 
+    /// Gives messages in flight other tags: those that `tag` returns for theirs. Returns whether any has got one.
+    pub fn retag(&mut self, tag: impl FnMut(u64) -> Option<u64>) -> bool {
+        self.outgoing.retag(tag)
+    }
+
     /// Messages of QoS 2 from the client that were accepted and not released.
     pub fn received(&self) -> impl Iterator<Item = u16> {
         let accepted = self.received.iter().filter(|(_, received)| **received != ReceivedStage::Unanswered);

@@ -124,6 +124,17 @@ impl Outgoing {
         }
     }
 
+    pub(super) fn retag(&mut self, mut tag: impl FnMut(u64) -> Option<u64>) -> bool {
+        let mut has_changed = false;
+        for entry in &mut self.entries {
+            if let Some(tag) = tag(entry.tag) {
+                entry.tag = tag;
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
     /// Returns the next entry to be sent again, and counts it as sent.
     pub(crate) fn next_unsent(&mut self) -> Option<&mut InFlight> {
         let at = self.entries.len().checked_sub(self.unsent).filter(|_| self.unsent > 0)?;

@@ -13,7 +13,7 @@ use sync::work;
 use transport::OutBuf;
 
 use super::client::MqttClient;
-use super::detached::UnackedDelivery;
+use super::detached::{OWN_TAGS, UnackedDelivery, take_tag};
 use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
@@ -307,9 +307,22 @@ impl MqttClient {
     }
 
     pub(super) fn own_tag(&mut self) -> u64 {
-        let tag = self.next_tag;
-        self.next_tag += 1;
-        tag
+        take_tag(&mut self.next_tag)
+    }
+
+    /// Called when the client's own queue is a new one, which counts its messages from 0: messages in flight from an earlier
+    /// one get tags of the session's own.
+    pub(super) fn give_up_positions(&mut self, engine: &mut Engine) {
+        self.restored.clear();
+        self.merged_below = 0;
+        let Self { held, next_tag, .. } = self;
+        engine.session_mut().retag(|before| {
+            let tag = (before < OWN_TAGS).then(|| take_tag(next_tag))?;
+            if let Some(unacked) = held.remove(&before) {
+                held.insert(tag, unacked);
+            }
+            Some(tag)
+        });
     }
 
     /// Called when the client has a message.

@@ -181,6 +181,26 @@ impl DetachedSession {
         let stayed = moving.into_iter().filter(|(_, until)| *until > end);
         stayed.map(|(tag, _)| self.session.forget_in_flight(tag)).count() > 0
     }
+
+    /// Called after a restart, when the next message of the client's queue gets the position `next`. An empty queue of which
+    /// the journal has no record any more counts from 0 again: messages in flight from there on are in no queue, and later
+    /// messages get their positions. So they get tags of the session's own. Returns whether any has; then the session must be
+    /// written, since the queue will grow.
+    pub(super) fn give_up_positions(&mut self, next: u64) -> bool {
+        self.restored.retain(|tag| *tag < next);
+        let next_tag = &mut self.next_tag;
+        self.session.retag(|tag| {
+            let is_outdated = (next..OWN_TAGS).contains(&tag);
+            is_outdated.then(|| take_tag(next_tag))
+        })
+    }
+}
+
+/// A number of the session's own for a message.
+pub(super) fn take_tag(next_tag: &mut u64) -> u64 {
+    let tag = *next_tag;
+    *next_tag += 1;
+    tag
 }
 
 /// A session in its stored form.

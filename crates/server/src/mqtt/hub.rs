@@ -27,6 +27,7 @@ use super::claims::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
+use super::leftovers;
 use super::message::{Incoming, MessageMapping, lasting, to_amqp};
 use super::missing_exchange::MissingExchange;
 use super::native;
@@ -456,15 +457,7 @@ impl Hub {
         });
         scanned?;
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
-        // A crash may have left a queue without its session's expiry; earlier versions never set it.
-        for (owner, kept) in found.iter().filter(|(_, kept)| kept.expiry > 0) {
-            let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
-            for qos in [0, 1] {
-                if let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)) {
-                    vhost.set_queue_expires(&queue, lease(kept.expiry), now);
-                }
-            }
-        }
+        self.load_queues(&mut found, &mut changed, now);
         for owner in changed {
             if let Some((kept, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
                 self.write_down(&owner, &vhost, kept);
@@ -476,6 +469,46 @@ impl Hub {
         if let Some(key) = wrong {
             return Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string()));
         }
+        self.list_loaded(found, &groups_before);
+        // Before any client connects that could resume an expired session.
+        self.expire(now);
+        Ok(())
+    }
+
+    /// Adapts loaded sessions to their queues, and these to them. Adds sessions that must be written to `changed`.
+    fn load_queues(
+        &self,
+        found: &mut HashMap<Owner, DetachedSession>,
+        changed: &mut Vec<Owner>,
+        now: Timestamp,
+    ) {
+        for (owner, kept) in found {
+            let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
+            let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1));
+            if kept.give_up_positions(queue.map_or(0, |queue| queue.next_position())) {
+                changed.push(owner.clone());
+            }
+            if kept.expiry == 0 {
+                continue;
+            }
+            self.declare_groups(&vhost, kept, now);
+            // A crash may have left a queue without its session's expiry; earlier versions never set it.
+            for qos in [0, 1] {
+                if let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)) {
+                    vhost.set_queue_expires(&queue, lease(kept.expiry), now);
+                }
+            }
+        }
+    }
+
+    /// Lists the loaded sessions, and deletes queues that belong to none of them. `groups_before` has the queues that an
+    /// earlier version created for shared subscriptions.
+    fn list_loaded(
+        &self,
+        found: HashMap<Owner, DetachedSession>,
+        groups_before: &HashMap<Owner, Vec<Box<str>>>,
+    ) {
+        let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();
         for (owner, mut kept) in found {
             let shared = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
@@ -486,10 +519,9 @@ impl Hub {
             }
             sessions.claims.keep(&Arc::new(owner), Box::new(kept));
         }
+        let groups = sessions.groups.keys().cloned().collect();
         drop(sessions);
-        // Before any client connects that could resume an expired session.
-        self.expire(now);
-        Ok(())
+        leftovers::delete(&self.broker, &names, &groups);
     }
 
     /// Loads the identifiers of QoS 2 messages that reached the disk. Identifiers of other messages are
@@ -565,8 +597,11 @@ pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
 pub(super) fn group_queue(filter: &str) -> Option<String> {
     let filter = mqtt::topic::TopicFilter::parse(filter, true).ok()?;
     let key = mqtt::topic::filter_to_binding_key(filter.filter());
-    Some(format!("mqtt-shared-subscription-{}/{key}", filter.group()?))
+    Some(format!("{GROUP_PREFIX}{}/{key}", filter.group()?))
 }
+
+/// Prefix of the queue names of shared subscriptions.
+pub(super) const GROUP_PREFIX: &str = "mqtt-shared-subscription-";
 
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";

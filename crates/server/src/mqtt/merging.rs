@@ -8,7 +8,7 @@
 //! a shared subscription has its key in its name; the old queue is consumed beside the new one for as long as
 //! the session shares it.
 
-use broker::{Binding, Queue, QueueDeclare, Timestamp, VirtualHost};
+use broker::{Binding, Queue, QueueDeclare, QueueKind, Timestamp, VirtualHost};
 use hashbrown::{HashMap, HashSet};
 use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
@@ -67,6 +67,16 @@ impl Hub {
         }
         groups_before
     }
+
+    /// Declares the queues of a loaded session's shared subscriptions that are missing: an earlier version let them end with
+    /// the server if the first client that shared them had a session that ended with its connection.
+    pub(super) fn declare_groups(&self, vhost: &Arc<VirtualHost>, kept: &DetachedSession, now: Timestamp) {
+        for (filter, _) in kept.session.subscriptions() {
+            if group_queue(filter).is_some_and(|name| vhost.queue(NOBODY, &name).is_err()) {
+                declare_group((vhost, &self.config.exchange), filter, now);
+            }
+        }
+    }
 }
 
 /// A virtual host, and the exchange there that queues of sessions are bound to.
@@ -90,17 +100,25 @@ fn separate_own(at: At<'_>, owner: &Owner, kept: &mut DetachedSession) {
 
 /// Replaces the queue of a group by another one.
 fn separate_group(at: At<'_>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
-    let (vhost, _) = at;
     let Ok(parsed) = TopicFilter::parse(filter, true) else { return };
-    let Some(name) = group_queue(filter) else { return };
-    let durable = before.properties().durable;
-    let declare = QueueDeclare { name: &name, durable, ..QueueDeclare::default() };
-    if let Err(error) = vhost.declare_queue(NOBODY, &declare, now) {
-        return tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
+    if declare_group(at, filter, now) {
+        unbind(at, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
     }
-    let key = filter_to_binding_key(parsed.filter());
-    bind(at, &name, &key);
-    unbind(at, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
+}
+
+/// Declares and binds the queue of a shared subscription. Returns whether it is there.
+fn declare_group(at: At<'_>, filter: &str, now: Timestamp) -> bool {
+    let (vhost, _) = at;
+    let Ok(parsed) = TopicFilter::parse(filter, true) else { return false };
+    let Some(name) = group_queue(filter) else { return false };
+    let type_name = Some(QueueKind::Classic.name());
+    let declare = QueueDeclare { name: &name, durable: true, type_name, ..QueueDeclare::default() };
+    if let Err(error) = vhost.declare_queue(NOBODY, &declare, now) {
+        tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
+        return false;
+    }
+    bind(at, &name, &filter_to_binding_key(parsed.filter()));
+    true
 }
 
 fn rebind(at: At<'_>, queue: &str, filter: &str, is_needed: impl Fn(&str) -> bool) {

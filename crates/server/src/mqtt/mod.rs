@@ -32,6 +32,7 @@ mod error;
 mod filter_index;
 mod hub;
 mod inbox;
+mod leftovers;
 mod login;
 mod merging;
 mod message;

@@ -6,6 +6,7 @@ mod dots;
 mod million;
 mod pending_retained;
 mod received;
+mod restarts;
 mod sessions;
 mod torn;
 mod turns;

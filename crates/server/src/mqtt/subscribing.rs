@@ -85,11 +85,11 @@ impl MqttClient {
     }
 
     /// Creates the queue and binding of a subscription. Returns the change to wait for.
-    pub(super) fn establish(
+    fn establish(
         &mut self,
         filter: &str,
         subscription: Subscription,
-        engine: &Engine,
+        engine: &mut Engine,
     ) -> Result<Option<Ticket>, Refusal> {
         const TOO_LONG: Refusal =
             Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 bytes" };
@@ -126,7 +126,7 @@ impl MqttClient {
     }
 
     /// Declares a queue and consumes from it, unless that was done before.
-    fn attach(&mut self, name: &str, kind: SourceKind, engine: &Engine) -> Result<Ticket, BrokerError> {
+    fn attach(&mut self, name: &str, kind: SourceKind, engine: &mut Engine) -> Result<Ticket, BrokerError> {
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
             // A shared subscription may get new options.
@@ -148,7 +148,13 @@ impl MqttClient {
             }
             // Shared with other clients.
             Some(queue) => (queue, Ticket::default()),
-            None => self.declare(name, kind)?,
+            None => {
+                let declared = self.declare(name, kind)?;
+                if kind == SourceKind::Own(Class::Qos1) {
+                    self.give_up_positions(engine);
+                }
+                declared
+            }
         };
         self.consume(&queue, kind, engine.window())?;
         Ok(ticket)
@@ -161,7 +167,8 @@ impl MqttClient {
             SourceKind::Own(_) if is_native => (true, false),
             SourceKind::Own(Class::Qos0) => (false, true),
             SourceKind::Own(Class::Qos1) => (true, !self.outlives()),
-            SourceKind::Shared(_) => (self.outlives(), false),
+            // The first client declares it, and a session that lasts may share it later.
+            SourceKind::Shared(_) => (true, false),
         };
         // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
         let is_leased = is_own && durable && self.outlives();
@@ -302,7 +309,7 @@ impl MqttClient {
     ///
     /// # Errors
     /// Fails if the user has lost permission for one of them, or its queue is not available.
-    pub(super) fn resume(&mut self, engine: &Engine) -> Result<(), Refusal> {
+    pub(super) fn resume(&mut self, engine: &mut Engine) -> Result<(), Refusal> {
         let all: Vec<(Box<str>, Subscription)> =
             engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
         for (filter, subscription) in all {

@@ -1,0 +1,184 @@
+//! Sessions and their queues after a restart.
+
+use store::Retirement;
+
+use super::*;
+
+fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
+    let mut client = world.client(MqttVersion::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect = ConnectPacket {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, name)
+    };
+    let answers = client.send(world, Packet::Connect(Box::new(connect)));
+    (client, answers)
+}
+
+fn has_queue(world: &World, name: &str) -> bool {
+    world.hub.broker().vhost("/").unwrap().queue(broker::SessionId(0), name).is_ok()
+}
+
+/// The packet identifier of a message.
+fn id_of(publish: &str) -> u16 {
+    publish.split(' ').nth(3).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_flight_before() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let settings = || StoreSettings {
+        journal_segments: 1,
+        ..JournalSettings { segment_size: 16 << 10, ..JournalSettings::default() }.into()
+    };
+    let mut world = World::with(&disk, settings());
+    let (mut reader, _) = resumed(&mut world, "reader");
+    reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    let publish = |world: &mut World, writer: &mut Client, topic: &str, packet_id| {
+        let answer = writer.publish(world, topic, QoS::ExactlyOnce, packet_id);
+        assert_eq!(answer, [format!("pubrec {packet_id} success")]);
+        writer.ack(world, AckKind::PubRel, packet_id);
+    };
+    // The client has three, and five whose release it has not answered.
+    for number in 0..8 {
+        publish(&mut world, &mut writer, "t", 1);
+        let came = reader.received(&mut world);
+        let packet_id = id_of(&came[0]);
+        assert_eq!(
+            reader.ack(&mut world, AckKind::PubRec, packet_id),
+            [format!("pubrel {packet_id} success")]
+        );
+        if number < 3 {
+            reader.ack(&mut world, AckKind::PubComp, packet_id);
+        }
+    }
+    std::mem::forget(reader);
+    // Others have the journal forget the reader's queue.
+    let (mut other, _) = resumed(&mut world, "other");
+    other.subscribe_at(&mut world, "u", QoS::AtLeastOnce);
+    drop(other);
+    let payload = vec![0; 2000];
+    for _ in 0..40 {
+        let large = PublishPacket { payload: Payload::new(&payload), ..message("u", QoS::AtLeastOnce, 2) };
+        assert_eq!(writer.send(&mut world, Packet::Publish(large)), ["puback 2 success"]);
+    }
+    while matches!(world.rounds.as_mut().unwrap().retire(), Retirement::Done) {}
+    world.round();
+    std::mem::forget(writer);
+    drop(world);
+
+    let mut world = World::with(&disk, settings());
+    let queue = |world: &World| {
+        let vhost = world.hub.broker().vhost("/").unwrap();
+        vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap()
+    };
+    assert_eq!(queue(&world).next_position(), 0, "nothing is known of its messages");
+    // A second restart finds the same.
+    world.round();
+    drop(world);
+    let mut world = World::with(&disk, settings());
+    let (mut reader, came) = resumed(&mut world, "reader");
+    assert_eq!((came.len(), &*came[0]), (1 + 5, "connack Success present"));
+    for release in &came[1..] {
+        let packet_id = release.split(' ').nth(1).unwrap().parse().unwrap();
+        assert!(release.starts_with("pubrel"), "{release}");
+        reader.ack(&mut world, AckKind::PubComp, packet_id);
+    }
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    for number in 0..12 {
+        publish(&mut world, &mut writer, "t", 1);
+        let came = reader.received(&mut world);
+        assert!(
+            came.len() == 1 && came[0].starts_with("publish t ExactlyOnce"),
+            "message {number}: {came:?}"
+        );
+        let packet_id = id_of(&came[0]);
+        reader.ack(&mut world, AckKind::PubRec, packet_id);
+        reader.ack(&mut world, AckKind::PubComp, packet_id);
+    }
+    assert_eq!((queue(&world).message_count(), queue(&world).unacked_count()), (0, 0));
+}
+
+#[test]
+fn messages_in_flight_are_not_taken_for_those_of_a_new_queue() {
+    let mut world = World::new();
+    let (mut reader, _) = resumed(&mut world, "reader");
+    reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
+    assert_eq!(reader.received(&mut world), ["publish t AtLeastOnce 1"]);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.delete_queue(broker::SessionId(0), "mqtt-subscription-readerqos1", false, false).unwrap();
+    drop(reader);
+    let (mut reader, came) = resumed(&mut world, "reader");
+    assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1 dup"]);
+    writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
+    assert_eq!(reader.received(&mut world), ["publish t AtLeastOnce 2"]);
+    let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
+    reader.ack(&mut world, AckKind::PubAck, 1);
+    assert_eq!(queue.unacked_count(), 1, "the acknowledgement is that of the other message");
+    reader.ack(&mut world, AckKind::PubAck, 2);
+    assert_eq!(queue.unacked_count(), 0);
+}
+
+#[test]
+fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
+    const GROUP: &str = "mqtt-shared-subscription-g/t";
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut brief = world.connected(MqttVersion::V5, "brief", 0);
+    brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    let (mut lasting, _) = resumed(&mut world, "lasting");
+    lasting.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    drop((brief, lasting));
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 1), ["puback 1 success"]);
+    drop((writer, world));
+
+    let mut world = World::on(&disk);
+    let (lasting, came) = resumed(&mut world, "lasting");
+    assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
+    drop(lasting);
+    // An earlier version has not left the queue to the next start.
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.delete_queue(broker::SessionId(0), GROUP, false, false).unwrap();
+    world.round();
+    drop(world);
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 1), ["puback 1 success"]);
+    let (_lasting, came) = resumed(&mut world, "lasting");
+    assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
+}
+
+#[test]
+fn a_kill_leaves_no_queues_of_clients_without_a_session() {
+    const OWN: &str = "mqtt-subscription-briefqos1";
+    const GROUP: &str = "mqtt-shared-subscription-g/t";
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut brief = world.connected(MqttVersion::V5, "brief", 0);
+    brief.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    let (mut lasting, _) = resumed(&mut world, "lasting");
+    lasting.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    lasting.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
+    assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
+    // One that an application has declared under such a name.
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let name = "mqtt-subscription-anotherqos1";
+    let declare = broker::QueueDeclare { name, durable: true, ..broker::QueueDeclare::default() };
+    vhost.declare_queue(broker::SessionId(0), &declare, broker::Timestamp::default()).unwrap();
+    world.round();
+    std::mem::forget((brief, lasting));
+    let disk = disk.kill();
+    drop(world);
+
+    let world = World::on(&disk);
+    assert!(!has_queue(&world, OWN) && !has_queue(&world, GROUP));
+    for kept in ["mqtt-subscription-lastingqos1", "mqtt-shared-subscription-h/t", name] {
+        assert!(has_queue(&world, kept), "{kept}");
+    }
+}
