@@ -151,18 +151,10 @@ impl BrokerAdmission {
         let dropped = engine.accept(session, login.assigned(), *now, &mut out);
         write(core, out);
         dropped.into_iter().for_each(|tag| MqttSession::delivered(&mut *client, tag, 0, false));
-        let resumed = client.resume(engine);
-        client.authorised.identity().end_operation();
-        if let Err(refusal) = resumed {
-            return Admitting::NotResumed(client, refusal);
+        match client.resume(engine, is_resumed) {
+            Ok(()) => Admitting::Admitted(client),
+            Err(refusal) => Admitting::NotResumed(client, refusal),
         }
-        client.own_session();
-        if client.outlives() {
-            client.write_down(engine.session());
-        } else if is_resumed {
-            client.write_down_mortal(engine.session());
-        }
-        Admitting::Admitted(client)
     }
 }
 

@@ -22,6 +22,7 @@ use hashbrown::{HashMap, HashSet};
 use mqtt::server::{MqttEnd, ServerConnection as Engine};
 use mqtt::session::Session;
 use mqtt::{QoS, ReasonCode, packet};
+use sync::work;
 use transport::Outbox;
 
 use super::claims::{Owner, SessionUser};
@@ -96,8 +97,10 @@ pub(super) struct MqttClient {
     misses_exchange: bool,
     /// Asks the user's authority about the request that is under way, which is then repeated.
     pub(super) question: OpenQuestion,
-    /// That request. Nothing is read from the client while it waits.
+    /// That request, or one that goes on in the next turn. Nothing is read from the client while it waits.
     pub(super) repeated: Option<WaitingRequest>,
+    /// Why the session could not be resumed, once that is known.
+    pub(super) not_resumed: Option<Refusal>,
     pub(super) now: Timestamp,
 }
 
@@ -166,6 +169,7 @@ impl MqttClient {
             misses_exchange: false,
             question: OpenQuestion::default(),
             repeated: None,
+            not_resumed: None,
             now,
         }
     }
@@ -355,6 +359,7 @@ impl MqttClient {
         if !self.is_kept() {
             return None;
         }
+        work::charge(WRITTEN_SUBSCRIPTION, session.subscription_count());
         let value = self.written(session, self.expiry);
         self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
     }
@@ -380,6 +385,9 @@ impl MqttClient {
         }
     }
 }
+
+/// Cost of each subscription of a session that is written to disk, in nanoseconds.
+const WRITTEN_SUBSCRIPTION: u32 = 30;
 
 /// Answers waiting for the disk at which the client is no longer read.
 const MAX_WAITING: usize = 1024;
@@ -448,7 +456,7 @@ impl MqttSession for MqttClient {
     }
 
     fn flush(&mut self, engine: &mut Engine) {
-        self.repeat_subscribe(engine);
+        self.go_on(engine);
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
@@ -514,6 +522,9 @@ impl MqttSession for MqttClient {
         }
         if self.misses_exchange {
             return Some(Dismissal::new(ReasonCode::ImplementationSpecificError, MISSING_EXCHANGE));
+        }
+        if let Some(Refusal { reason, text }) = self.not_resumed {
+            return Some(Dismissal::new(reason, format!("the session cannot be resumed: {text}")));
         }
         self.room.resume(self.vhost());
         self.repeat_publish()

@@ -113,7 +113,7 @@ impl MqttConnection {
             Admitting::Admitted(mut client) => {
                 self.register(&mut *client, now);
                 self.phase = MqttPhase::Open(client);
-                self.intent = Intent::Run;
+                self.set_intent();
             }
         }
     }

@@ -66,6 +66,10 @@ impl Output for Out<'_> {
 impl MqttClient {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver(&mut self, engine: &mut Engine) {
+        if self.is_resuming() {
+            // Its subscriptions are not all known yet.
+            return;
+        }
         let mut noted = Noted::default();
         if !self.waiting.holds_messages() {
             self.deliver_retained(engine, &mut noted);
@@ -378,6 +382,7 @@ impl MqttClient {
     pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
         let window = engine.room() > 0;
         !self.waiting.holds_messages()
+            && !self.is_resuming()
             && self.sources.iter().any(|source| {
                 (window || source.kind == SourceKind::Own(Class::Qos0)) && self.inbox.has(source.key)
             })

@@ -19,7 +19,7 @@ use broker::{
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
-use sync::{Mutex, Rank, RwLock};
+use sync::{Mutex, Rank, RwLock, work};
 use tokio::sync::Notify;
 
 use super::MqttConfig;
@@ -194,14 +194,22 @@ impl Hub {
         self.sessions.lock().claims.next_deadline()
     }
 
-    /// Publishes due wills and ends expired sessions.
+    /// Publishes all due wills and ends all expired sessions.
     pub(super) fn expire(&self, now: Timestamp) {
-        loop {
+        while self.expire_some(now) {}
+    }
+
+    /// Publishes due wills and ends expired sessions for a turn. Returns whether there may be more.
+    pub(super) fn expire_some(&self, now: Timestamp) -> bool {
+        let _turn = work::Turn::begin();
+        while !work::is_turn_over() {
             let mut sessions = self.sessions.lock();
             if self.is_stopped.load(Ordering::Relaxed) {
-                return;
+                return false;
             }
-            let Some((owner, mut kept)) = sessions.claims.take_due(now) else { return };
+            let Some((owner, mut kept)) = sessions.claims.take_due(now) else { return false };
+            work::charge(DUE_SESSION, 1);
+            work::charge(DUE_SUBSCRIPTION, kept.session.subscription_count());
             // No other virtual host has its name while one of its sessions is listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if kept.ends().is_some_and(|end| end <= now) {
@@ -220,6 +228,7 @@ impl Hub {
                 self.publish_will(&owner, &vhost, will.author(), &will.will, None, now);
             }
         }
+        true
     }
 
     /// Returns the messages that clients of detached sessions have not acknowledged to their queues, when no client is to come
@@ -562,13 +571,23 @@ impl Hub {
                 Some(due) => tokio::select! {
                     () = self.changed.notified() => {}
                     () = tokio::time::sleep_until(self.clock.instant(due).into()) => {
-                        self.expire(self.clock.timestamp(Instant::now()));
+                        let now = self.clock.timestamp(Instant::now());
+                        while self.expire_some(now) {
+                            // Very many sessions may be due at once, and others want the thread.
+                            tokio::task::yield_now().await;
+                        }
                     }
                 },
             }
         }
     }
 }
+
+/// Cost of a session that is ended, or whose will is published, in nanoseconds: some definitions change.
+const DUE_SESSION: u32 = 20_000;
+
+/// Cost of each of its subscriptions, in nanoseconds.
+const DUE_SUBSCRIPTION: u32 = 1_000;
 
 /// Loads the topics of retained messages that are pending for sessions.
 fn load_pending_retained(

@@ -18,7 +18,10 @@ const MOST_FOR_NOTHING: usize = 1_000;
 impl MqttClient {
     /// Sends the retained messages that the client can take now.
     pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
-        if self.pending_retained.first().is_none() || self.waiting.holds_subscriptions() {
+        if self.pending_retained.first().is_none()
+            || self.waiting.holds_subscriptions()
+            || self.is_subscribing()
+        {
             return;
         }
         let retained = self.hub.retained(self.vhost());

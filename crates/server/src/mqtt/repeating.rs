@@ -1,4 +1,5 @@
-//! Requests that are repeated once the authority of the client's user has been asked about them.
+//! Requests that are repeated once the authority of the client's user has been asked about them, and requests that take more
+//! than a turn.
 
 use std::collections::VecDeque;
 
@@ -8,13 +9,15 @@ use broker::{AuthorisedSession, Binding, Body, BrokerError, Publish, Ticket};
 use bytes::Bytes;
 use mqtt::packet::{Payload, PublishPacket};
 use mqtt::server::ServerConnection as Engine;
-use mqtt::session::Session;
+use mqtt::session::{Session, Subscription};
 use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use mqtt::{PacketProperties, PropertyList, QoS, ReasonCode};
+use sync::work;
 
 use super::client::MqttClient;
 use super::hub::{NOBODY, group_queue, queue_name};
 use super::merging::merged_group_queue;
+use super::retained::RetainedSearch;
 use super::session::{Dismissal, MqttSession as _, Request};
 use super::subscriptions::Class;
 
@@ -22,6 +25,9 @@ use super::subscriptions::Class;
 pub(super) enum WaitingRequest {
     Publish(Box<WaitingPacket>),
     Subscribe(WaitingSubscribe),
+    Unsubscribe(WaitingUnsubscribe),
+    /// The subscriptions of the client's session that have not been restored yet.
+    Resume(VecDeque<(Box<str>, Subscription)>),
 }
 
 /// A PUBLISH that outlives the client's bytes.
@@ -40,6 +46,19 @@ pub(super) struct WaitingSubscribe {
     pub(super) packet_id: u16,
     /// Those that have not.
     pub(super) requests: VecDeque<Request>,
+    /// The last one that has, while its retained messages are looked for.
+    pub(super) search: Option<(Request, RetainedSearch)>,
+    /// The answers to those that have.
+    pub(super) reasons: Vec<ReasonCode>,
+    /// The last change that the answer waits for.
+    pub(super) ticket: Option<Ticket>,
+}
+
+/// An UNSUBSCRIBE of which some filters may have been handled.
+pub(super) struct WaitingUnsubscribe {
+    pub(super) packet_id: u16,
+    /// Those that have not.
+    pub(super) filters: VecDeque<Box<str>>,
     /// The answers to those that have.
     pub(super) reasons: Vec<ReasonCode>,
     /// The last change that the answer waits for.
@@ -90,19 +109,49 @@ impl MqttClient {
                 self.refuse(waiting.packet_id, refusal);
             }
             // Needs the connection's engine.
-            subscribe @ WaitingRequest::Subscribe(_) => self.repeated = Some(subscribe),
+            other => self.repeated = Some(other),
         }
         None
     }
 
-    /// Repeats the SUBSCRIBE that waits, once it has been asked about.
-    pub(super) fn repeat_subscribe(&mut self, engine: &mut Engine) {
-        if self.question.is_open() || !matches!(self.repeated, Some(WaitingRequest::Subscribe(_))) {
+    /// Goes on with the request that waits, unless it waits for an answer, or the turn is over.
+    pub(super) fn go_on(&mut self, engine: &mut Engine) {
+        if self.question.is_open() || work::is_turn_over() {
             return;
         }
-        if let Some(WaitingRequest::Subscribe(subscribing)) = self.repeated.take() {
-            self.subscribe_rest(engine, subscribing);
+        match self.repeated.take() {
+            Some(WaitingRequest::Subscribe(subscribing)) => self.subscribe_rest(engine, subscribing),
+            Some(WaitingRequest::Unsubscribe(unsubscribing)) => self.unsubscribe_rest(engine, unsubscribing),
+            Some(WaitingRequest::Resume(subscriptions)) => {
+                let resumed = self.resume_rest(engine, subscriptions);
+                if !self.is_resuming() {
+                    self.authorised.identity().end_operation();
+                }
+                if let Err(refusal) = resumed {
+                    self.not_resumed = Some(refusal);
+                    self.outbox.nudge();
+                }
+            }
+            // Repeated once it is answered.
+            publish @ Some(WaitingRequest::Publish(_)) => self.repeated = publish,
+            None => {}
         }
+    }
+
+    /// Leaves the rest of a request to the next turn.
+    pub(super) fn leave_for_turn(&mut self, rest: WaitingRequest) {
+        self.repeated = Some(rest);
+        self.room.pause_for_turn();
+    }
+
+    /// Whether the subscriptions of a resumed session are not all known yet: its messages have to wait.
+    pub(super) fn is_resuming(&self) -> bool {
+        self.not_resumed.is_some() || matches!(self.repeated, Some(WaitingRequest::Resume(_)))
+    }
+
+    /// Whether a SUBSCRIBE is under way, whose answer comes before its retained messages.
+    pub(super) fn is_subscribing(&self) -> bool {
+        matches!(self.repeated, Some(WaitingRequest::Subscribe(_)))
     }
 }
 

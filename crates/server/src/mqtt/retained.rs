@@ -4,6 +4,7 @@
 //! match, and a change visits as many as its topic has levels. Retained messages are in memory; on disk they
 //! are a table of definitions, and in front of an upstream a log of its own ([`super::upstream`]).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use broker::{Section, Ticket, Timestamp, VirtualHost};
@@ -12,7 +13,7 @@ use hashbrown::HashMap;
 use mqtt::session::OutgoingMessage;
 use mqtt::topic::TopicFilter;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
-use sync::{Rank, RwLock};
+use sync::{Rank, RwLock, work};
 
 use super::message::{left, push_expiry};
 use super::subscriptions::Verdict;
@@ -25,7 +26,13 @@ const OWN_BYTES: usize = 128;
 
 /// Approximate bytes of a tree node besides its name: with the smallest table that a map allocates for its
 /// first child. Topics of very many levels take far more bytes in nodes than in characters.
-const NODE_BYTES: usize = 256;
+const NODE_BYTES: usize = 288;
+
+/// Nodes or messages that are looked at for a filter at a time. The lock of the tree is released then.
+const MAX_VISITED: usize = 1000;
+
+/// Cost of one of them, in nanoseconds.
+const VISITED: u32 = 150;
 
 /// One retained message.
 #[derive(Debug, PartialEq)]
@@ -80,17 +87,34 @@ pub(super) struct RetainedTree {
     bytes: usize,
     /// No message expires before this.
     first_expiry: Option<Timestamp>,
+    /// The serial number of the next message.
+    next_serial: u64,
+    /// All messages in the order in which they were set, if they are listed: a search can be left there and gone on with.
+    listed: Option<BTreeMap<u64, Arc<RetainedMessage>>>,
+}
+
+/// How far a search for the messages of a filter has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum RetainedSearch {
+    #[default]
+    Begun,
+    /// All messages are gone through; this serial number is next.
+    Scanned(u64),
+    Done,
 }
 
 #[derive(Default)]
 struct Node {
     message: Option<Arc<RetainedMessage>>,
+    /// The serial number of the message.
+    serial: u64,
     children: HashMap<Box<str>, Node>,
 }
 
 impl Retained {
     pub(super) fn new(vhost: &Arc<VirtualHost>) -> Self {
-        Self { vhost: Arc::clone(vhost), tree: RwLock::default() }
+        let tree = RetainedTree { listed: Some(BTreeMap::new()), ..RetainedTree::default() };
+        Self { vhost: Arc::clone(vhost), tree: RwLock::new(tree) }
     }
 
     /// Retains a message, replacing the topic's previous one. Returns the change to wait for.
@@ -115,9 +139,16 @@ impl Retained {
         self.write_cleared(topic)
     }
 
-    /// The messages, unexpired at `now`, of the topics that a filter matches.
-    pub(super) fn matching(&self, filter: &TopicFilter<'_>, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        self.tree.read().matching(filter.filter(), now)
+    /// Messages, unexpired at `now`, of the topics that a filter matches, from where `search` has come to; call it until that
+    /// is [`RetainedSearch::Done`]. A message that is set meanwhile may be missing, or come twice: its subscriber gets it
+    /// as a new one, too.
+    pub(super) fn matching(
+        &self,
+        filter: &TopicFilter<'_>,
+        search: &mut RetainedSearch,
+        now: Timestamp,
+    ) -> Vec<Arc<RetainedMessage>> {
+        self.tree.read().search(filter, search, now)
     }
 
     /// The message of a topic, unless expired at `now`.
@@ -142,13 +173,44 @@ impl Retained {
 }
 
 impl RetainedTree {
-    /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches.
-    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        let mut all = usize::MAX;
-        self.matching_within(filter, now, &mut all).unwrap_or_default()
+    /// A part of a search, see [`Retained::matching`]. A filter that visits few nodes of the tree finds its messages there; for
+    /// others all messages are gone through.
+    fn search(
+        &self,
+        filter: &TopicFilter<'_>,
+        search: &mut RetainedSearch,
+        now: Timestamp,
+    ) -> Vec<Arc<RetainedMessage>> {
+        let from = match std::mem::replace(search, RetainedSearch::Done) {
+            RetainedSearch::Begun => {
+                let mut left = MAX_VISITED;
+                let found = self.matching_within(filter.filter(), now, &mut left);
+                work::charge(VISITED, MAX_VISITED - left);
+                if let Some(found) = found {
+                    return found;
+                }
+                0
+            }
+            RetainedSearch::Scanned(next) => next,
+            RetainedSearch::Done => return Vec::new(),
+        };
+        let mut found = Vec::new();
+        let listed = self.listed.iter().flat_map(|listed| listed.range(from..));
+        for (visited, (serial, message)) in listed.enumerate() {
+            if visited == MAX_VISITED {
+                *search = RetainedSearch::Scanned(*serial);
+                break;
+            }
+            work::charge(VISITED, 1);
+            if filter.matches(&message.topic) && !message.is_expired(now) {
+                found.push(Arc::clone(message));
+            }
+        }
+        found
     }
 
-    /// As [`Self::matching`], unless that visits more nodes than are `left`. Those that were visited are taken from these.
+    /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches; `None` if finding them
+    /// visits more nodes than are `left`. Those that were visited are taken from these.
     pub(super) fn matching_within(
         &self,
         filter: &str,
@@ -186,7 +248,7 @@ impl RetainedTree {
     /// Retains a message, replacing the topic's previous one.
     pub(super) fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
         let message = Arc::new(message);
-        let Self { root, bytes, first_expiry } = self;
+        let Self { root, bytes, first_expiry, next_serial, listed } = self;
         let mut node = root;
         for level in message.topic.split('/') {
             node = node.children.entry_ref(level).or_insert_with(|| {
@@ -195,6 +257,14 @@ impl RetainedTree {
             });
         }
         let old = node.message.replace(Arc::clone(&message));
+        let old_serial = std::mem::replace(&mut node.serial, *next_serial);
+        if let Some(listed) = listed {
+            if old.is_some() {
+                listed.remove(&old_serial);
+            }
+            listed.insert(*next_serial, Arc::clone(&message));
+        }
+        *next_serial += 1;
         *bytes = *bytes + message.weight() - old.map_or(0, |old| old.weight());
         *first_expiry = first_expiry.iter().copied().chain(message.expires).min();
         message
@@ -203,8 +273,11 @@ impl RetainedTree {
     /// Removes the message of a topic; returns whether there was one.
     pub(super) fn clear(&mut self, topic: &str) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
-        let Some((_, freed)) = self.root.remove(&levels) else { return false };
+        let Some((serial, freed)) = self.root.remove(&levels) else { return false };
         self.bytes -= freed;
+        if let Some(listed) = &mut self.listed {
+            listed.remove(&serial);
+        }
         true
     }
 
@@ -225,20 +298,19 @@ fn node_weight(level: &str) -> usize {
 }
 
 impl Node {
-    /// Removes a message and the nodes left empty; returns it with the number of bytes freed.
-    fn remove(&mut self, levels: &[&str]) -> Option<(Arc<RetainedMessage>, usize)> {
+    /// Removes a message and the nodes left empty; returns its serial number and the number of bytes freed.
+    fn remove(&mut self, levels: &[&str]) -> Option<(u64, usize)> {
         let Some((level, rest)) = levels.split_first() else {
             let message = self.message.take()?;
-            let weight = message.weight();
-            return Some((message, weight));
+            return Some((self.serial, message.weight()));
         };
         let child = self.children.get_mut(*level)?;
-        let (message, mut freed) = child.remove(rest)?;
+        let (serial, mut freed) = child.remove(rest)?;
         if child.message.is_none() && child.children.is_empty() {
             self.children.remove(*level);
             freed += node_weight(level);
         }
-        Some((message, freed))
+        Some((serial, freed))
     }
 
     /// Collects the topics of expired messages, and finds the next expiry of the others.
@@ -347,11 +419,19 @@ mod tests {
     }
 
     fn found(retained: &Retained, filter: &str) -> Vec<String> {
-        let filter = TopicFilter::parse(filter, true).unwrap();
-        let found = retained.matching(&filter, Timestamp(100));
-        let mut topics: Vec<_> = found.iter().map(|message| message.topic.to_string()).collect();
+        let mut topics: Vec<_> =
+            all_matching(retained, filter).iter().map(|message| message.topic.to_string()).collect();
         topics.sort();
         topics
+    }
+
+    fn all_matching(retained: &Retained, filter: &str) -> Vec<Arc<RetainedMessage>> {
+        let filter = TopicFilter::parse(filter, true).unwrap();
+        let (mut search, mut found) = (RetainedSearch::default(), Vec::new());
+        while search != RetainedSearch::Done {
+            found.append(&mut retained.matching(&filter, &mut search, Timestamp(100)));
+        }
+        found
     }
 
     const TOPICS: [&str; 9] = ["a", "a/b", "a/b/c", "/a", "a/", "b//c", "$SYS/x", "$SYS", "ä/b"];
@@ -380,7 +460,7 @@ mod tests {
         for payload in [b"1", b"2"] {
             retained.set(message("a/b", payload), Timestamp(0)).unwrap();
         }
-        let kept = retained.matching(&TopicFilter::parse("a/b", true).unwrap(), Timestamp(0));
+        let kept = all_matching(&retained, "a/b");
         assert_eq!((kept.len(), &*kept[0].payload), (1, &b"2"[..]));
         retained.set(message("a", b"3"), Timestamp(0)).unwrap();
         retained.clear("a/b");
@@ -389,6 +469,37 @@ mod tests {
         retained.clear("a");
         let tree = retained.tree.read();
         assert!(tree.root.children.is_empty() && tree.bytes == 0);
+        assert!(tree.listed.as_ref().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_search_that_visits_much_is_gone_on_with_and_misses_nothing_that_stays() {
+        const MANY: usize = 3 * MAX_VISITED;
+        let retained = nothing_retained();
+        let set = |topic: &str, payload| retained.set(message(topic, payload), Timestamp(0)).unwrap();
+        (0..MANY).for_each(|number| _ = set(&format!("{number}/{}", number % 2), b"1"));
+        for filter in ["#", "+/1"] {
+            let parsed = TopicFilter::parse(filter, true).unwrap();
+            let (mut search, mut found, mut parts) = (RetainedSearch::default(), Vec::new(), 0);
+            while search != RetainedSearch::Done {
+                let turn = work::Turn::begin();
+                found.append(&mut retained.matching(&parsed, &mut search, Timestamp(0)));
+                assert!(turn.spent() <= 2 * MAX_VISITED as u64 * u64::from(VISITED), "{filter}");
+                parts += 1;
+                // Others change meanwhile, behind the search and in front of it.
+                retained.clear("0/0");
+                set("1/1", b"2");
+                set(&format!("{}/0", MANY - 2), b"2");
+            }
+            assert!(parts > 2, "{filter} in {parts}");
+            let topics: std::collections::HashSet<&str> =
+                found.iter().map(|message| &*message.topic).collect();
+            let expected = (1..MANY).filter(|number| filter == "#" || number % 2 == 1);
+            for topic in expected.map(|number| format!("{number}/{}", number % 2)) {
+                assert!(topics.contains(&*topic), "{topic} of {filter}");
+            }
+            set("0/0", b"1");
+        }
     }
 
     #[test]

@@ -70,6 +70,12 @@ pub(super) struct ClientIdentity<'a> {
     pub(super) client_id: &'a str,
 }
 
+/// The most filters that a session subscribes to. All of them are written to disk whenever one changes.
+pub(super) const MAX_SUBSCRIPTIONS: usize = 16_384;
+
+/// The most shared subscriptions of them: each has a queue of its own, and all these are looked at for each batch of messages.
+pub(super) const MAX_SHARED: usize = 1_024;
+
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {

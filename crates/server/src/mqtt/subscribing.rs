@@ -2,6 +2,7 @@
 //! which goes with the connection, and one for the rest, which stays as long as the session. A shared
 //! subscription is a queue that all its clients consume from.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue, RawTable};
@@ -10,6 +11,7 @@ use mqtt::server::ServerConnection as Engine;
 use mqtt::session::Subscription;
 use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use mqtt::{QoS, ReasonCode};
+use sync::work;
 
 use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
@@ -18,24 +20,51 @@ use super::hub::{group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
-use super::repeating::{WaitingRequest, WaitingSubscribe};
-use super::session::{Refusal, Request, Then, granted};
+use super::repeating::{WaitingRequest, WaitingSubscribe, WaitingUnsubscribe};
+use super::retained::RetainedSearch;
+use super::session::{MAX_SHARED, MAX_SUBSCRIPTIONS, Refusal, Request, Then, granted};
 use super::subscriptions::Class;
 
 /// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
 const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
 
+/// Cost of a filter that is subscribed to, restored or unsubscribed from, in nanoseconds.
+const FILTER: u32 = 4_000;
+
+/// Cost of a look at the name of one of the client's queues, in nanoseconds.
+const SCANNED_NAME: u32 = 10;
+
+/// Cost of a look at a filter whose binding key another one may have, in nanoseconds.
+const SCANNED_FILTER: u32 = 100;
+
+/// Cost of making the name of a queue of a filter, in nanoseconds.
+const PARSED_FILTER: u32 = 300;
+
+/// Cost of a retained message that becomes pending, in nanoseconds.
+const PENDING_TOPIC: u32 = 500;
+
 impl MqttClient {
     /// Subscribes, and answers once that is on disk.
     pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
         let reasons = Vec::with_capacity(requests.len());
-        let subscribing = WaitingSubscribe { packet_id, requests: requests.into(), reasons, ticket: None };
+        let (search, ticket) = (None, None);
+        let subscribing = WaitingSubscribe { packet_id, requests: requests.into(), search, reasons, ticket };
         self.subscribe_rest(engine, subscribing);
     }
 
-    /// Goes on with a SUBSCRIBE, until its user's authority has to be asked first.
+    /// Goes on with a SUBSCRIBE, until its user's authority has to be asked first, or the turn is over.
     pub(super) fn subscribe_rest(&mut self, engine: &mut Engine, mut subscribing: WaitingSubscribe) {
-        while let Some(request) = subscribing.requests.pop_front() {
+        while !subscribing.requests.is_empty() || subscribing.search.is_some() {
+            if work::is_turn_over() {
+                return self.leave_for_turn(WaitingRequest::Subscribe(subscribing));
+            }
+            if let Some((request, search)) = &mut subscribing.search {
+                subscribing.ticket = subscribing.ticket.max(self.owe_retained(request, search));
+                subscribing.search.take_if(|(_, search)| *search == RetainedSearch::Done);
+                continue;
+            }
+            let Some(request) = subscribing.requests.pop_front() else { break };
+            work::charge(FILTER, 1);
             let subscribed = match request.fault {
                 Some(reason) => Err(Refusal { reason, text: "" }),
                 None => self.subscribe_one(engine, &request),
@@ -48,14 +77,12 @@ impl MqttClient {
                 return;
             }
             self.question.over(self.authorised.identity());
-            let WaitingSubscribe { reasons, ticket, .. } = &mut subscribing;
+            let WaitingSubscribe { reasons, ticket, search, .. } = &mut subscribing;
             match subscribed {
                 Ok(bound) => {
                     *ticket = (*ticket).max(bound);
-                    if request.wants_retained {
-                        *ticket = (*ticket).max(self.owe_retained(&request));
-                    }
                     reasons.push(granted(request.options.qos));
+                    *search = request.wants_retained.then_some((request, RetainedSearch::Begun));
                 }
                 Err(refusal) => reasons.push(refusal.reason),
             }
@@ -66,6 +93,7 @@ impl MqttClient {
     }
 
     fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) -> Result<Option<Ticket>, Refusal> {
+        self.check_quota(&request.text, engine)?;
         let options = request.options(self.is_bridge);
         let subscription = Subscription { options, identifier: request.identifier };
         let ticket = self.establish(&request.text, subscription, engine)?;
@@ -82,6 +110,19 @@ impl MqttClient {
             self.unbind(&request.text, Class::of(before.options.qos));
         }
         Ok(ticket)
+    }
+
+    /// Whether the session may have another subscription with this filter.
+    fn check_quota(&self, filter: &str, engine: &Engine) -> Result<(), Refusal> {
+        const TOO_MANY: Refusal =
+            Refusal { reason: ReasonCode::QuotaExceeded, text: "too many subscriptions" };
+        let session = engine.session();
+        if session.subscription(filter).is_some() {
+            return Ok(());
+        }
+        let is_over = session.subscription_count() >= MAX_SUBSCRIPTIONS
+            || (is_shared(filter, engine) && self.groups.len() >= MAX_SHARED);
+        if is_over { Err(TOO_MANY) } else { Ok(()) }
     }
 
     /// Creates the queue and binding of a subscription. Returns the change to wait for.
@@ -127,6 +168,7 @@ impl MqttClient {
 
     /// Declares a queue and consumes from it, unless that was done before.
     fn attach(&mut self, name: &str, kind: SourceKind, engine: &mut Engine) -> Result<Ticket, BrokerError> {
+        work::charge(SCANNED_NAME, self.sources.len() + self.groups.len());
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
             // A shared subscription may get new options.
@@ -244,15 +286,28 @@ impl MqttClient {
         self.inbox.has_pending(key, pending_retained);
         let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
         self.sources.push(source);
-        self.resume_sources();
+        if self.inbox.wants_resuming(key) {
+            queue.resume(id, self.now);
+        }
         Ok(())
     }
 
     /// Unsubscribes, and answers once that is on disk.
     pub(super) fn unsubscribe_all(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
-        let mut reasons = Vec::with_capacity(filters.len());
-        let mut ticket = None;
-        for filter in filters {
+        let reasons = Vec::with_capacity(filters.len());
+        let unsubscribing = WaitingUnsubscribe { packet_id, filters: filters.into(), reasons, ticket: None };
+        self.unsubscribe_rest(engine, unsubscribing);
+    }
+
+    /// Goes on with an UNSUBSCRIBE, until the turn is over.
+    pub(super) fn unsubscribe_rest(&mut self, engine: &mut Engine, mut unsubscribing: WaitingUnsubscribe) {
+        while !unsubscribing.filters.is_empty() {
+            if work::is_turn_over() {
+                return self.leave_for_turn(WaitingRequest::Unsubscribe(unsubscribing));
+            }
+            let WaitingUnsubscribe { filters, reasons, ticket, .. } = &mut unsubscribing;
+            let Some(filter) = filters.pop_front() else { break };
+            work::charge(FILTER, 1);
             let is_shared = is_shared(&filter, engine);
             let Some(before) = engine.session_mut().unsubscribe(&filter) else {
                 reasons.push(ReasonCode::NoSubscriptionExisted);
@@ -262,16 +317,20 @@ impl MqttClient {
                 self.leave_group(&filter, engine);
             } else {
                 self.subscriptions.remove(&filter);
-                ticket = ticket.max(self.unbind(&filter, Class::of(before.options.qos)));
+                *ticket = (*ticket).max(self.unbind(&filter, Class::of(before.options.qos)));
             }
             reasons.push(ReasonCode::Success);
         }
+        let WaitingUnsubscribe { packet_id, reasons, ticket, .. } = unsubscribing;
         let ticket = ticket.max(self.write_down(engine.session()));
         self.wait(Then::Unsubscribed { packet_id, reasons }, ticket.into());
     }
 
     /// Unbinds the filter of a removed subscription, unless another one needs the same binding.
     fn unbind(&self, filter: &str, class: Class) -> Option<Ticket> {
+        if self.subscriptions.are_scanned_for(filter, self.mapping()) {
+            work::charge(SCANNED_FILTER, self.subscriptions.len());
+        }
         if self.subscriptions.binds(filter, self.mapping(), |qos| Class::of(qos) == class) {
             return None;
         }
@@ -289,9 +348,10 @@ impl MqttClient {
     /// The queue that an earlier version created for a shared subscription, if the session still shares it.
     fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
+        self.groups.iter().find(|group| ***group == *name)?;
+        work::charge(PARSED_FILTER, engine.session().subscription_count());
         let mut filters = engine.session().subscriptions().map(|(filter, _)| filter);
-        let is_before = !filters.any(|other| group_queue(other).is_some_and(|queue| queue == name));
-        (is_before && self.groups.iter().any(|group| **group == *name)).then_some(name)
+        (!filters.any(|other| group_queue(other).is_some_and(|queue| queue == name))).then_some(name)
     }
 
     fn leave_group(&mut self, filter: &str, engine: &Engine) {
@@ -305,25 +365,22 @@ impl MqttClient {
         }
     }
 
-    /// Restores the subscriptions of a resumed session.
+    /// Restores the subscriptions of a session, which `is_resumed` if there was one. Those that do not fit into the turn
+    /// follow, before anything else is done for the client.
     ///
     /// # Errors
     /// Fails if the user has lost permission for one of them, or its queue is not available.
-    pub(super) fn resume(&mut self, engine: &mut Engine) -> Result<(), Refusal> {
-        let all: Vec<(Box<str>, Subscription)> =
-            engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
-        for (filter, subscription) in all {
-            self.establish(&filter, subscription, engine)?;
-            if !is_shared(&filter, engine) {
-                self.subscriptions.insert(&filter, subscription);
-            } else if let Some(name) = self.group_queue_before(&filter, engine)
-                && self.vhost().queue(self.session_id, &name).is_ok()
-            {
-                // Consumes the messages that an earlier version has queued for the group.
-                self.attach(&name, SourceKind::Shared(subscription), engine)?;
-            }
+    pub(super) fn resume(&mut self, engine: &mut Engine, is_resumed: bool) -> Result<(), Refusal> {
+        let resumed = self.resume_all(engine, is_resumed);
+        if !self.is_resuming() {
+            self.authorised.identity().end_operation();
         }
-        // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
+        resumed
+    }
+
+    fn resume_all(&mut self, engine: &mut Engine, is_resumed: bool) -> Result<(), Refusal> {
+        // First of all, so that they get the session's expiry. Messages from before all its subscriptions were changed to QoS 0
+        // still belong to the client.
         for class in Class::ALL {
             let name = self.queue_of(class);
             if self
@@ -334,13 +391,58 @@ impl MqttClient {
                 self.attach(&name, SourceKind::Own(class), engine)?;
             }
         }
+        if is_resumed {
+            let all = engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
+            return self.resume_rest(engine, all);
+        }
+        self.own_session();
+        self.write_down(engine.session());
         Ok(())
     }
 
-    /// Makes the retained messages of a new subscription pending. Returns the change to wait for.
-    fn owe_retained(&mut self, request: &Request) -> Option<Ticket> {
-        let filter = TopicFilter::parse(&request.text, false).ok()?;
-        let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
+    /// Goes on restoring the subscriptions of a resumed session, until the turn is over.
+    ///
+    /// # Errors
+    /// As of [`Self::resume`].
+    pub(super) fn resume_rest(
+        &mut self,
+        engine: &mut Engine,
+        mut subscriptions: VecDeque<(Box<str>, Subscription)>,
+    ) -> Result<(), Refusal> {
+        while let Some((filter, subscription)) = subscriptions.pop_front() {
+            work::charge(FILTER, 1);
+            self.establish(&filter, subscription, engine)?;
+            if !is_shared(&filter, engine) {
+                self.subscriptions.insert(&filter, subscription);
+            } else if let Some(name) = self.group_queue_before(&filter, engine)
+                && self.vhost().queue(self.session_id, &name).is_ok()
+            {
+                // Consumes the messages that an earlier version has queued for the group.
+                self.attach(&name, SourceKind::Shared(subscription), engine)?;
+            }
+            if work::is_turn_over() && !subscriptions.is_empty() {
+                self.leave_for_turn(WaitingRequest::Resume(subscriptions));
+                return Ok(());
+            }
+        }
+        self.own_session();
+        if self.outlives() {
+            self.write_down(engine.session());
+        } else {
+            self.write_down_mortal(engine.session());
+        }
+        Ok(())
+    }
+
+    /// Makes retained messages of a new subscription pending, as far as `search` gets at a time. Returns the change to wait
+    /// for.
+    fn owe_retained(&mut self, request: &Request, search: &mut RetainedSearch) -> Option<Ticket> {
+        let Ok(filter) = TopicFilter::parse(&request.text, false) else {
+            *search = RetainedSearch::Done;
+            return None;
+        };
+        let messages = self.hub.retained(self.vhost()).matching(&filter, search, self.now);
+        work::charge(PENDING_TOPIC, messages.len());
         let filter: Arc<str> = (*request.text).into();
         let mut ticket = None;
         for message in messages {

@@ -112,13 +112,18 @@ impl Subscriptions {
         is_of_class: impl Fn(QoS) -> bool,
     ) -> bool {
         let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
-        let is_merged = mapping.merges_dots && (self.has_dotted() || filter.contains('.'));
-        if self.stars == 0 && !has_star(filter) && !is_merged {
+        if !self.are_scanned_for(filter, mapping) {
             // No other filter has the same key.
             return self.entries.get(filter).is_some_and(is_of);
         }
         let key = mapping.key(filter);
         self.entries.iter().any(|(other, one)| is_of(one) && mapping.key(other) == key)
+    }
+
+    /// Whether another filter may have the same binding key as this one, so that [`Self::binds`] looks at all of them.
+    pub(super) fn are_scanned_for(&self, filter: &str, mapping: MessageMapping) -> bool {
+        let is_merged = mapping.merges_dots && (self.has_dotted() || filter.contains('.'));
+        self.stars > 0 || has_star(filter) || is_merged
     }
 
     /// Whether any of them has a dot.

@@ -1,6 +1,177 @@
-//! A client that asks for more than the disk takes has to pause.
+//! Requests that take more than a turn, and what pauses a client that asks for more than the disk takes.
+
+use ::mqtt::packet::{Filters, Unsubscribe};
+use sync::work::{self, TURN};
 
 use super::*;
+use crate::mqtt::session::{MAX_SHARED, MAX_SUBSCRIPTIONS};
+
+fn subscribe<'b>(client: &Client, filters: impl IntoIterator<Item = &'b str>) -> Vec<u8> {
+    let (mut buffer, mut bytes) = (Vec::new(), Vec::new());
+    let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+    let requests = filters.into_iter().map(|filter| SubscribeRequest { filter, options });
+    let requests = Requests::write(&mut buffer, requests);
+    let packet = Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests };
+    Packet::Subscribe(packet).encode(client.version, &mut bytes);
+    bytes
+}
+
+/// Has the client send something, and gives it turns until it is answered. Returns the answers and the number of turns, none of
+/// which is long.
+fn in_turns(client: &mut Client, bytes: &[u8]) -> (Vec<String>, usize) {
+    let turn = work::Turn::begin();
+    assert_eq!(client.connection.handle_input(bytes, client.now), bytes.len());
+    let mut spent = turn.spent();
+    drop(turn);
+    let (mut turns, mut came) = (1, Vec::new());
+    loop {
+        assert!(spent < 2 * u64::from(TURN), "turn {turns} took {spent} ns");
+        if client.connection.intent() != Intent::Pause {
+            came.append(&mut client.look());
+            return (came, turns);
+        }
+        let turn = work::Turn::begin();
+        came.append(&mut client.look());
+        spent = turn.spent();
+        turns += 1;
+    }
+}
+
+fn count(answer: &str, reason: &str) -> usize {
+    answer.matches(reason).count()
+}
+
+#[test]
+fn a_subscribe_with_many_filters_leaves_others_their_turns_and_is_bounded() {
+    let mut world = World::new();
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    let filters: Vec<String> = (0..MAX_SUBSCRIPTIONS).map(|number| format!("t/{number}")).collect();
+    let all = || filters.iter().map(String::as_str);
+    let packet = subscribe(&client, all().chain(["one/too/many", "t/0"]));
+    let (came, turns) = in_turns(&mut client, &packet);
+    assert!(turns > 20 && came.len() == 1, "{turns} turns, {came:?}");
+    assert_eq!(count(&came[0], "Granted QoS 1"), MAX_SUBSCRIPTIONS + 1, "those that it has, once more");
+    assert!(came[0].ends_with("Quota exceeded,Granted QoS 1"));
+    // So does the client that comes back.
+    drop(client);
+    let mut client = world.client(MqttVersion::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let properties = list.as_properties();
+    let connect =
+        ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, "me") };
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    // The first and the last filter, in the session's order.
+    for topic in ["t/0", "t/9999"] {
+        writer.publish(&mut world, topic, QoS::AtLeastOnce, 1);
+    }
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(MqttVersion::V5, &mut bytes);
+    let (came, turns) = in_turns(&mut client, &bytes);
+    assert!(turns > 20, "{turns} turns");
+    let expected = ["connack Success present", "publish t/0 AtLeastOnce 1", "publish t/9999 AtLeastOnce 2"];
+    assert_eq!(came, expected);
+
+    let (mut buffer, mut bytes) = (Vec::new(), Vec::new());
+    let filters = Filters::write(&mut buffer, all());
+    let packet = Unsubscribe { packet_id: 1, properties: PacketProperties::NONE, filters };
+    Packet::Unsubscribe(packet).encode(MqttVersion::V5, &mut bytes);
+    let (came, turns) = in_turns(&mut client, &bytes);
+    assert!(turns > 20, "{turns} turns");
+    assert_eq!(count(&came[0], "Success"), MAX_SUBSCRIPTIONS);
+    assert_eq!(world.hub.broker().metrics().bindings.get(), 0);
+}
+
+#[test]
+fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
+    let mut world = World::new();
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    let filters: Vec<String> = (0..1_000).map(|number| format!("t/{number:03}")).collect();
+    let packet = subscribe(&client, filters.iter().map(String::as_str));
+    in_turns(&mut client, &packet);
+    drop(client);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    writer.publish(&mut world, "t/999", QoS::AtLeastOnce, 1);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let properties = list.as_properties();
+    let connect =
+        ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, "me") };
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(MqttVersion::V5, &mut bytes);
+    let begun = |world: &mut World| {
+        let mut client = world.client(MqttVersion::V5);
+        let _turn = work::Turn::begin();
+        client.connection.handle_input(&bytes, client.now);
+        assert_eq!(client.connection.intent(), Intent::Pause);
+        client
+    };
+    // It leaves in the middle.
+    drop(begun(&mut world));
+    // It loses its permissions in the middle.
+    let mut client = begun(&mut world);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.set_permissions("guest", None).unwrap();
+    assert_eq!(client.look(), ["connack Success present"]);
+    assert_eq!(client.look(), ["disconnect Not authorized"]);
+    assert_eq!(client.connection.intent(), Intent::Finish);
+    vhost.set_permissions("guest", Some(&broker::Permissions::all())).unwrap();
+    let mut client = world.client(MqttVersion::V5);
+    let (came, _) = in_turns(&mut client, &bytes);
+    // Its queue does not know that it has not been sent.
+    assert_eq!(came, ["connack Success present", "publish t/999 AtLeastOnce 1 dup"]);
+}
+
+#[test]
+fn shared_subscriptions_are_bounded_by_themselves() {
+    let mut world = World::new();
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    let filters: Vec<String> = (0..=MAX_SHARED).map(|number| format!("$share/g/{number}")).collect();
+    let packet = subscribe(&client, filters.iter().map(String::as_str).chain(["t", "$share/g/0"]));
+    let (came, turns) = in_turns(&mut client, &packet);
+    assert!(turns > 5, "{turns} turns");
+    assert_eq!(count(&came[0], "Granted QoS 1"), MAX_SHARED + 2);
+    assert!(came[0].ends_with("Quota exceeded,Granted QoS 1,Granted QoS 1"));
+}
+
+#[test]
+fn retained_messages_are_looked_for_in_turns_and_follow_the_answer() {
+    const MANY: usize = 5_000;
+    let mut world = World::new();
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    for number in 0..MANY {
+        let topic = format!("{number}/{}", number % 100);
+        let kept = PublishPacket { retain: true, ..message(&topic, QoS::AtMostOnce, 0) };
+        writer.send(&mut world, Packet::Publish(kept));
+    }
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    // Each of them visits all of the tree, and finds some.
+    let filters = ["+/7", "+/8", "+/9", "+/10"];
+    let packet = subscribe(&client, filters);
+    let (mut came, turns) = in_turns(&mut client, &packet);
+    assert!(turns > filters.len(), "{turns} turns");
+    came.append(&mut client.received(&mut world));
+    assert!(came[0].starts_with("suback"), "{}", came[0]);
+    assert_eq!(came.len(), 1 + filters.len() * MANY / 100);
+}
+
+#[test]
+fn sessions_that_end_at_once_end_in_turns() {
+    const MANY: usize = 200;
+    let mut world = World::new();
+    for number in 0..MANY {
+        let mut client = world.connected(MqttVersion::V5, &format!("client-{number}"), 60);
+        client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    }
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    assert_eq!(vhost.all_queues().len(), MANY);
+    let mut turns = 1;
+    while let Some(due) = world.hub.next_deadline()
+        && world.hub.expire_some(due.after(60_000))
+    {
+        turns += 1;
+    }
+    assert!(turns > 5, "{turns} turns");
+    assert_eq!((world.hub.next_deadline(), vhost.all_queues().len()), (None, 0));
+}
 
 #[test]
 fn a_client_that_retains_waits_for_the_disk_even_at_qos_0() {
