@@ -271,15 +271,16 @@ impl Broker {
             let Some(queue) = self.deadlines.take_due(now) else { break };
             dropped += queue.expire(now);
             if dropped >= EXPIRED_MESSAGES {
-                return;
+                break;
             }
         }
+        let mut sent = 0;
         for _ in 0..EXPIRED_QUEUES {
-            if dropped >= EXPIRED_MESSAGES || !self.paging.has_room() {
+            if sent >= EXPIRED_MESSAGES || !self.paging.has_room() {
                 return;
             }
             let Some(queue) = self.deadlines.take_sweep() else { return };
-            dropped += queue.sweep(now);
+            sent += queue.sweep(now);
         }
     }
 }

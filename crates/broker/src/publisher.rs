@@ -584,7 +584,7 @@ impl Publisher {
         for (at, dead) in own {
             self.vhost.dead_letter(&route.queues[at], dead, self.now);
         }
-        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters());
+        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters(self.now));
         // A publisher pauses for its dead letters as for its messages.
         self.flushed.full |= !self.vhost.has_room();
         true

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use sync::{MutexGuard, Rank};
 
@@ -12,6 +13,7 @@ use store::journal::Lsn;
 
 use super::{
     ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, StateGuard,
+    Step,
 };
 use crate::SessionId;
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
@@ -130,8 +132,8 @@ impl Queue {
         }
     }
 
-    /// Takes the next message. If it is on disk, or behind very many that have expired, `waiter` is woken when it is worth
-    /// asking again.
+    /// Takes the next message. If it is on disk, or behind very many dead letters, `waiter` is woken when it is worth asking
+    /// again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         match self.take_next(no_ack, now, Some(waiter)) {
             Some(got) => got.map_or(Fetched::Later, Fetched::Got),
@@ -144,7 +146,7 @@ impl Queue {
         self.take_next(no_ack, now, None).flatten()
     }
 
-    /// `None` if the queue is empty, and `Some(None)` if the next message is on disk or behind expired ones.
+    /// `None` if the queue is empty, and `Some(None)` if the next message is on disk or behind dead letters.
     fn take_next(
         &self,
         no_ack: bool,
@@ -155,11 +157,13 @@ impl Queue {
         let mut state = self.state.lock();
         state.last_used = now;
         while !state.drop_expired(now, &mut effects) {
-            self.finish(state, std::mem::take(&mut effects), now);
-            if let Some(waiter) = waiter {
-                self.context.paging.wait_for_room(Arc::clone(waiter));
+            if let Some(waiter) = waiter.filter(|_| self.arguments.load().dead_lettering.is_some()) {
+                self.sweep_later(&mut state);
+                state.wait_for_sweep(waiter);
+                self.finish(state, effects, now);
                 return Some(None);
             }
+            self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
         }
         if state.ready.is_on_disk() {
@@ -291,10 +295,12 @@ impl Queue {
         // Each message that came may make one go; if many more have to, the limits are new.
         let dropped = effects.dead.len();
         while !state.trim(&arguments, &mut effects) {
-            if effects.dead.len() - dropped > taken {
+            if arguments.dead_lettering.is_some() && effects.dead.len() - dropped > taken {
                 self.sweep_later(&mut state);
                 break;
             }
+            drop(state);
+            state = self.state.lock();
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
@@ -339,7 +345,7 @@ impl Queue {
     pub(super) fn finish(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, lined_up) = self.conclude(state, effects, now);
         if lined_up {
-            self.wait_for_letters();
+            self.wait_for_letters(now);
         } else if !dead.is_empty()
             && let Some(home) = self.context.home.upgrade()
         {
@@ -396,7 +402,7 @@ impl Queue {
 
     /// The letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest to the
     /// next thread that drops messages, or to [`Queue::sweep`].
-    pub(crate) fn next_letters(&self, sent: usize) -> Vec<DeadLetter> {
+    pub(crate) fn next_letters(&self, sent: &Step) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
         let next = state.next_letters(sent);
         if state.has_letters() {
@@ -408,10 +414,25 @@ impl Queue {
         next
     }
 
-    /// Waits until letters in line have probably been sent on: a thread that drops messages must not run
-    /// ahead of the one that sends them. Never called by a thread that still has letters of any queue to
-    /// send.
-    pub(crate) fn wait_for_letters(&self) {
-        drop(self.letters_turn.lock());
+    /// Waits until letters in line have probably been sent on, and sends some if no other thread does: threads that drop
+    /// messages must not run far ahead of the one that sends them. Never called by a thread that still has letters of any
+    /// queue to send.
+    pub(crate) fn wait_for_letters(&self, now: Timestamp) {
+        loop {
+            drop(self.letters_turn.lock());
+            let mut state = self.state.lock();
+            let (letters, is_too_early) = (state.take_letters(), state.has_many_letters());
+            drop(state);
+            if !letters.is_empty()
+                && let Some(home) = self.context.home.upgrade()
+            {
+                home.dead_letter(self, letters, now);
+            }
+            if !is_too_early {
+                return;
+            }
+            // The next sender may not have begun yet.
+            thread::yield_now();
+        }
     }
 }

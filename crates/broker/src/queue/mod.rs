@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 
 use amqp::{FieldTable, FieldValue};
 use arc_swap::ArcSwap;
-use store::StoredQueue;
+use store::{StoredQueue, WaitList};
 use sync::{Mutex, MutexGuard, Rank};
 
 pub(crate) use credit::{Load, Overdraft};
@@ -38,7 +38,7 @@ pub(crate) use flow::Sender;
 pub use moving::{ForeignMessage, Moving, TakenIn};
 pub(crate) use ready::{Extent, ReadyStore};
 pub(crate) use ready::{Plan, Run};
-pub(crate) use state::{DeadLetter, DeathReason, Effects};
+pub(crate) use state::{DeadLetter, DeathReason, Effects, Step};
 pub(crate) use stored::{StoredMessages, stored_expiry};
 
 use crate::SessionId;
@@ -297,8 +297,10 @@ impl Queue {
             return;
         }
         state.last_used = now;
-        // A policy may have shortened many long queues.
-        if !state.trim(&self.arguments.load(), &mut effects) {
+        let arguments = self.arguments.load();
+        if arguments.dead_lettering.is_none() {
+            state = self.trim(state, &mut effects, now);
+        } else if !state.trim(&arguments, &mut effects) {
             self.sweep_later(&mut state);
         }
         state.drop_expired(now, &mut effects);
@@ -430,10 +432,11 @@ impl Queue {
             return 0;
         }
         state.retry_paging(now);
-        if state.has_expired(now) && self.arguments.load().dead_lettering.is_some() {
+        let dead_letters = self.arguments.load().dead_lettering.is_some();
+        if dead_letters && state.has_expired(now) {
             self.sweep_later(&mut state);
         }
-        if !state.awaits_sweep {
+        if !(dead_letters && state.awaits_sweep) {
             // Consumers may have been waiting for messages behind the expired ones.
             state.pump(now, &mut effects);
         }
@@ -469,11 +472,13 @@ impl Queue {
         }
         let is_done = state.deleted
             || state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects);
+        let waiting = if is_done { state.take_waiting() } else { WaitList::default() };
         if !is_done {
             self.sweep_later(&mut state);
         }
         let dropped = effects.dead.len();
         self.finish(state, effects, now);
+        waiting.wake();
         dropped
     }
 
@@ -483,7 +488,8 @@ impl Queue {
         let lease = lease.map(|lease| state.last_used.after(lease));
         // Messages that the last sweep left over fall due at its time, behind queues that fell due before. A
         // head that is being loaded is checked once it is in memory.
-        let no_head = state.ready.needs_load() || state.awaits_sweep;
+        let is_swept = state.awaits_sweep && self.arguments.load().dead_lettering.is_some();
+        let no_head = state.ready.needs_load() || is_swept;
         let head = if no_head { None } else { state.ready.next_expiry() };
         let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
         let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();

@@ -86,7 +86,7 @@ impl Queue {
             refused = (0..count).collect();
         }
         if appended.lined_up {
-            self.wait_for_letters();
+            self.wait_for_letters(now);
         } else if !appended.dead.is_empty()
             && let Some(home) = self.context.home.upgrade()
         {

@@ -50,7 +50,7 @@ pub(super) struct PagingState {
     lost_bytes: u64,
     /// The counts that were last reported to the broker.
     counted: Counted,
-    /// Waiters for a message that is on disk.
+    /// Waiters for a message that is on disk, or behind dead letters.
     waiting: WaitList,
 }
 
@@ -273,6 +273,11 @@ impl QueueState {
     /// Registers a waiter that is woken when there is a message in memory, or none at all.
     pub(super) fn wait_for_load(&mut self, waiter: &Arc<dyn Waiter>) {
         self.ready.want_load();
+        self.paging.waiting.add_once(waiter);
+    }
+
+    /// Registers a waiter that is woken when the messages that have expired are gone.
+    pub(super) fn wait_for_sweep(&mut self, waiter: &Arc<dyn Waiter>) {
         self.paging.waiting.add_once(waiter);
     }
 

@@ -62,7 +62,13 @@ impl LetterLine {
     fn take(&mut self) -> Vec<DeadLetter> {
         self.has_sender = true;
         self.of_deleted = None;
-        self.waiting.drain(..self.waiting.len().min(LETTERS_AT_ONCE)).collect()
+        let mut step = Step::default();
+        std::iter::from_fn(|| {
+            let letter = self.waiting.front().filter(|_| step.goes_on())?;
+            step.add(&letter.message);
+            self.waiting.pop_front()
+        })
+        .collect()
     }
 }
 
@@ -230,10 +236,10 @@ impl QueueState {
 
     /// The letters that lined up while the caller sent `sent` others on. If there are none, later letters need not wait any
     /// more. A thread that has sent many gets none: [`QueueState::has_letters`] says whether it leaves some.
-    pub(super) fn next_letters(&mut self, sent: usize) -> Vec<DeadLetter> {
+    pub(super) fn next_letters(&mut self, sent: &Step) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,
-            Some(line) if sent >= LETTERS_AT_ONCE => line.has_sender = false,
+            Some(line) if !sent.goes_on() => line.has_sender = false,
             Some(line) => return line.take(),
             None => {}
         }
@@ -248,6 +254,11 @@ impl QueueState {
     /// Letters for the caller to send, of those that no thread is sending.
     pub(super) fn take_letters(&mut self) -> Vec<DeadLetter> {
         self.letters.as_mut().filter(|line| !line.has_sender).map(|line| line.take()).unwrap_or_default()
+    }
+
+    /// Whether more letters wait than threads that drop messages may leave behind.
+    pub(super) fn has_many_letters(&self) -> bool {
+        self.letters.as_ref().is_some_and(|line| line.waiting.len() > MOST_WAITING_LETTERS)
     }
 
     /// Keeps a queue that is deleted until the letters that no thread is sending are sent.
@@ -269,17 +280,17 @@ impl QueueState {
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head until the length limits are met, at most a [`DropStep`] of them; returns
+    /// Drops messages from the head until the length limits are met, at most a [`Step`] of them; returns
     /// whether no more in memory have to go. Only ready messages count (RabbitMQ, "Queue Length Limit").
     #[must_use]
     pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
-        let mut step = DropStep::default();
+        let mut step = Step::default();
         while step.goes_on() {
             if !self.is_too_long(arguments) {
                 return true;
             }
             let Some(delivery) = self.ready.pop() else { return true };
-            step.drops(&delivery);
+            step.add(&delivery.message);
             self.dead_letter(delivery, DeathReason::MaxLength, effects);
         }
         !self.is_too_long(arguments)
@@ -291,16 +302,16 @@ impl QueueState {
                 || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
     }
 
-    /// Drops expired messages at the head, at most a [`DropStep`] of them; returns whether none are left. If
+    /// Drops expired messages at the head, at most a [`Step`] of them; returns whether none are left. If
     /// some are, [`Queue::schedule`](super::Queue) handles them, unless the caller does.
     pub(super) fn drop_expired(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
-        let mut step = DropStep::default();
+        let mut step = Step::default();
         while step.goes_on() {
             let Some(delivery) = self.ready.pop_expired(now.0) else {
                 self.sweeping = self.sweeping.filter(|_| now == JUST_CAME);
                 return true;
             };
-            step.drops(&delivery);
+            step.add(&delivery.message);
             self.dead_letter(delivery, DeathReason::Expired, effects);
         }
         self.sweeping = Some(now);
@@ -383,34 +394,34 @@ impl QueueState {
 /// A time before every expiry, for messages that have just arrived.
 const JUST_CAME: Timestamp = Timestamp(0);
 
-/// The messages that are dropped, because of expiry or length limits, while the lock is held.
+/// The messages that are dropped, because of expiry or length limits, while the lock is held, or the dead letters that one
+/// thread sends before it leaves the rest to others, so that it comes back to its own work.
 #[derive(Default)]
-struct DropStep {
+pub(crate) struct Step {
     messages: usize,
     bytes: u64,
 }
 
-impl DropStep {
-    fn drops(&mut self, delivery: &Delivery) {
+impl Step {
+    pub(crate) fn add(&mut self, message: &Message) {
         self.messages += 1;
-        self.bytes += delivery.message.body_len() as u64;
+        self.bytes += message.body_len() as u64;
     }
 
-    fn goes_on(&self) -> bool {
-        self.messages < DROPPED_AT_ONCE && self.bytes < BYTES_DROPPED_AT_ONCE
+    pub(crate) fn goes_on(&self) -> bool {
+        self.messages < MESSAGES_AT_ONCE && self.bytes < BYTES_AT_ONCE
     }
 }
 
-/// Most messages of a [`DropStep`]: well below a millisecond.
-const DROPPED_AT_ONCE: usize = 512;
+/// Most messages of a [`Step`]: to drop them takes well below a millisecond, to send them about one.
+const MESSAGES_AT_ONCE: usize = 512;
 
-/// Bytes of bodies at which a [`DropStep`] ends: dead letters may be written to the journal, of whose limit this is a small
+/// Bytes of bodies at which a [`Step`] ends: dead letters may be written to the journal, of whose limit this is a small
 /// part.
-const BYTES_DROPPED_AT_ONCE: u64 = 4 << 20;
+const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Letters after which a thread leaves the rest of a queue's to others, so that it comes back to its own work: about a
-/// millisecond.
-const LETTERS_AT_ONCE: usize = 512;
+/// Letters of one queue that may wait while threads go on dropping messages there.
+const MOST_WAITING_LETTERS: usize = 8 * MESSAGES_AT_ONCE;
 
 /// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;

@@ -10,7 +10,7 @@ use super::VirtualHost;
 use crate::dead_letter::Letter;
 use crate::metrics::SharedCounter;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{DeadLetter, DeathReason, Queue, Sender};
+use crate::queue::{DeadLetter, DeathReason, Queue, Sender, Step};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
@@ -27,33 +27,33 @@ impl VirtualHost {
     /// dropped.
     pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
         let mut pending = Pending::new();
-        let (mut dead, mut sent) = (dead, 0);
+        let (mut dead, mut sent) = (dead, Step::default());
         let _turn = from.letters_turn();
         while !dead.is_empty() {
-            sent += dead.len();
             let mut left = Vec::new();
             for letter in &dead {
+                sent.add(&letter.message);
                 left.extend(self.send_letter(from, letter, now, &mut pending));
                 while let Some((queue, dead)) = pending.pop_front() {
                     self.send_line(&queue, dead, now, &mut pending);
                 }
             }
             from.letters_sent(left);
-            dead = from.next_letters(sent);
+            dead = from.next_letters(&sent);
         }
     }
 
     /// Sends on the letters of a queue that received one, and some that it drops in the meantime. A queue is
     /// in `pending` at most once: after that its letters line up.
     fn send_line(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp, pending: &mut Pending) {
-        let (mut dead, mut sent) = (dead, 0);
+        let (mut dead, mut sent) = (dead, Step::default());
         let _turn = from.letters_turn();
         while !dead.is_empty() {
-            sent += dead.len();
+            dead.iter().for_each(|letter| sent.add(&letter.message));
             let left: Vec<_> =
                 dead.iter().filter_map(|letter| self.send_letter(from, letter, now, pending)).collect();
             from.letters_sent(left);
-            dead = from.next_letters(sent);
+            dead = from.next_letters(&sent);
         }
     }
 

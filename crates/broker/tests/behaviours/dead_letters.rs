@@ -1,7 +1,9 @@
-use amqp::{FieldTable, FieldValue, Properties};
-use broker::Returned;
+use std::sync::Arc;
 
-use crate::kept::kept;
+use amqp::{FieldTable, FieldValue, Properties};
+use broker::*;
+
+use crate::kept::{Told, kept};
 use crate::world::*;
 
 fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
@@ -280,4 +282,41 @@ fn what_expires_waits_for_room_in_the_store() {
         kept.sync();
     }
     assert_eq!(dead.message_count(), 150);
+}
+
+/// A policy without a dead-letter exchange is a way to make room.
+#[test]
+fn what_is_only_dropped_needs_no_room_in_the_store() {
+    let mut kept = kept(42);
+    let long = kept.durable("long", &[]);
+    let body = "x".repeat(100_000);
+    while kept.world.vhost.has_room() {
+        kept.publish("", "long", &body);
+    }
+    (0..600).for_each(|_| drop(kept.publish("", "long", "small")));
+    let definition = serde_json::from_str(r#"{"max-length": 1}"#).unwrap();
+    let definition = PolicyDefinition::parse(&definition, Compatibility::V3_10).unwrap();
+    let pattern = Pattern::new("^long$").unwrap();
+    let policy = Policy { name: "p".into(), pattern, priority: 0, apply_to: ApplyTo::All, definition };
+    kept.world.vhost.set_policy(policy, kept.world.now);
+    assert_eq!(long.message_count(), 1);
+}
+
+#[test]
+fn a_get_behind_very_many_dead_letters_waits_for_them() {
+    let mut world = world();
+    let [exchange, key] = dead_letter_to("dead");
+    let brief = world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
+    let dead = world.queue("dead");
+    (0..3_000).for_each(|_| world.publish_all("brief", &["old"]));
+    world.now = world.now.after(10);
+    let told = Arc::<Told>::default();
+    let waiter: Arc<dyn Waiter> = Arc::<Told>::clone(&told);
+    for _ in 0..2 {
+        assert!(matches!(brief.fetch(true, world.now, &waiter), Fetched::Later));
+    }
+    assert!(dead.message_count() < 3_000 && told.times() == 0);
+    world.wait(0);
+    assert_eq!((dead.message_count(), told.times()), (3_000, 1));
+    assert!(matches!(brief.fetch(true, world.now, &waiter), Fetched::Empty));
 }

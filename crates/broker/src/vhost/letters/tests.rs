@@ -47,6 +47,36 @@ fn world() -> (Arc<Broker>, Arc<VirtualHost>, Arc<Queue>, Arc<Queue>) {
     (broker, vhost, short, dead)
 }
 
+#[test]
+fn who_drops_messages_does_not_run_far_ahead_of_those_who_send_them() {
+    let (_broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    for from in (2..20_002).step_by(200) {
+        append(&short, from..from + 200);
+    }
+    vhost.dead_letter(&short, own, NOW);
+    // A publisher comes back once few letters wait, whoever has sent them.
+    short.wait_for_letters(NOW);
+    let sent = dead.message_count();
+    assert!((20_000 - 4_096..20_000).contains(&sent), "{sent} sent");
+}
+
+#[test]
+fn the_letters_of_a_turn_are_bounded_by_their_bytes_too() {
+    let (_broker, vhost, short, dead) = world();
+    let large = |count| {
+        let body = vec![0; 1 << 20];
+        let new = || Message::new("".into(), "short", &[0, 0], Body::Copied(&body), Traits::default());
+        let messages: Vec<_> = (0..count).map(|_| Arc::new(new())).collect();
+        let nowhere = StoredBatch::keep(None, LastStoring::of(std::slice::from_ref(&short)), &messages);
+        short.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
+    };
+    let own = large(2);
+    (0..10).for_each(|_| assert!(large(1).is_empty()));
+    vhost.dead_letter(&short, own, NOW);
+    assert_eq!(dead.message_count(), 1 + 4);
+}
+
 /// One client's thread would otherwise send all that others drop meanwhile.
 #[test]
 fn a_sender_leaves_most_letters_of_others_to_others() {
