@@ -16,6 +16,7 @@
 
 mod change;
 mod declarer;
+mod others;
 mod vhost;
 
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ use sync::{Mutex, Rank};
 
 use self::change::Node;
 pub(crate) use self::declarer::Declarer;
+use self::others::{OtherBindings, VHOSTS_MAX};
 use self::vhost::Vhost;
 use crate::link::ClientLink;
 
@@ -49,6 +51,8 @@ pub(crate) struct Topologies {
 #[derive(Debug, Default)]
 struct TopologyState {
     vhosts: HashMap<Box<str>, Vhost>,
+    /// Bindings in virtual hosts that are not among these, and that are not remembered. At most [`VHOSTS_MAX`].
+    others: HashMap<Box<str>, OtherBindings>,
     /// Number of torn virtual hosts.
     torn: usize,
 }
@@ -188,6 +192,16 @@ impl Topologies {
         self.with(virtual_host, |vhost| vhost.give_up(&step.owners)).unwrap_or_default()
     }
 
+    /// A binding was made that is not remembered.
+    fn bound_otherwise(&self, virtual_host: &str, from: &Node) {
+        let mut state = self.state.lock();
+        if let Some(vhost) = state.vhosts.get_mut(virtual_host) {
+            vhost.bound_otherwise(from);
+        } else if !from.is_built_in() {
+            state.others_of(virtual_host).insert(from);
+        }
+    }
+
     fn next(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -215,11 +229,32 @@ impl Topologies {
         state.torn -= usize::from(torn);
         if vhost.is_empty() {
             state.torn -= usize::from(vhost.is_torn());
-            state.vhosts.remove(virtual_host);
+            let others = state.vhosts.remove(virtual_host).map(Vhost::into_others).unwrap_or_default();
+            if !others.is_empty() {
+                *state.others_of(virtual_host) = others;
+            }
         }
         self.any.store(!state.vhosts.is_empty(), Ordering::Release);
         self.torn.store(state.torn > 0, Ordering::Release);
         Some(result)
+    }
+}
+
+impl TopologyState {
+    /// The bindings that are not remembered in a virtual host of which nothing else is known.
+    fn others_of(&mut self, virtual_host: &str) -> &mut OtherBindings {
+        if self.others.len() >= VHOSTS_MAX && !self.others.contains_key(virtual_host) {
+            self.others.clear();
+        }
+        self.others.entry(virtual_host.into()).or_default()
+    }
+
+    /// The virtual host, to which something is about to be added.
+    fn enter(&mut self, virtual_host: &str) -> &mut Vhost {
+        let others = &mut self.others;
+        self.vhosts
+            .entry(virtual_host.into())
+            .or_insert_with(|| Vhost::new(others.remove(virtual_host).unwrap_or_default()))
     }
 }
 

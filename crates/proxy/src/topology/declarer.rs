@@ -79,13 +79,12 @@ impl Declarer {
         match change {
             TopologyChange::Settled(node) => {
                 self.names.lock().forget(&node).settled.push(hash(&node));
-                // An earlier entity had the same name.
-                self.delete(&node);
+                self.topologies.with(&self.virtual_host, |vhost| vhost.settle(&node));
+                self.forget_lasting_bindings(&node);
             }
             TopologyChange::Exclusive(node) => {
                 self.names.lock().forget(&node).exclusive.push(hash(&node));
-                // Likewise.
-                self.delete(&node);
+                self.topologies.with(&self.virtual_host, |vhost| vhost.exclude(&node));
             }
             TopologyChange::Declare { node, method, auto_delete } => {
                 self.names.lock().forget(&node);
@@ -140,7 +139,15 @@ impl Declarer {
                     vhost.declare(id, node, declaration, payload.to_vec(), declare.auto_delete);
                 });
             }
-            Ok(method) => self.carried_out(Some(link), &method, None),
+            Ok(method) => {
+                if let Method::ExchangeDeclare(declare) = &method
+                    && declare.auto_delete
+                {
+                    // Others may have bound it there.
+                    self.bound_otherwise(&Node::exchange(declare.exchange));
+                }
+                self.carried_out(Some(link), &method, None);
+            }
             Err(_) => {}
         }
     }
@@ -170,19 +177,33 @@ impl Declarer {
         self.topologies.change(&mut state, &self.virtual_host, |vhost| vhost.leave(self.id));
     }
 
+    /// Forgets the client's bindings to a durable entity that last as well: they may have been sent with no-wait, before the
+    /// declaration was answered.
+    fn forget_lasting_bindings(&self, to: &Node) {
+        let sources = self.topologies.with(&self.virtual_host, |vhost| vhost.sources_of(self.id, to));
+        let mut sources = sources.unwrap_or_default();
+        if sources.is_empty() {
+            return;
+        }
+        let names = self.names.lock();
+        sources.retain(|from| !names.is_binding_lost(from, to));
+        drop(names);
+        self.topologies.with(&self.virtual_host, |vhost| vhost.forget_bindings(self.id, to, &sources));
+    }
+
     fn delete(&self, node: &Node) {
         self.topologies.with(&self.virtual_host, |vhost| vhost.delete(node));
     }
 
     fn bound_otherwise(&self, from: &Node) {
-        self.topologies.with(&self.virtual_host, |vhost| vhost.bound_otherwise(from));
+        self.topologies.bound_otherwise(&self.virtual_host, from);
     }
 
     /// Makes a change for the client; returns false if it is gone, or if there is no room.
     fn remember(&self, link: Option<&Arc<ClientLink>>, change: impl FnOnce(u64, &mut super::Vhost)) -> bool {
         let mut state = self.topologies.state.lock();
         let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return false };
-        let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
+        let vhost = state.enter(&self.virtual_host);
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
         let has_room = self.topologies.bytes() < TOTAL_BYTES_MAX;
         self.topologies.change(&mut state, &self.virtual_host, |vhost| {
@@ -229,7 +250,7 @@ impl<const MAX: usize> Hashes<MAX> {
     }
 }
 
-fn hash(node: &Node) -> u64 {
+pub(super) fn hash(node: &Node) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(node)
 }
 

@@ -337,3 +337,120 @@ fn a_long_chain_of_auto_delete_exchanges_can_go_at_once() {
     client.did(exchange::Delete { exchange: &names[1499], ..Default::default() });
     assert_eq!((topologies.bytes(), all(&topologies)), (0, Vec::new()));
 }
+
+#[test]
+fn what_lasts_and_is_declared_again_keeps_its_bindings() {
+    let topologies = Arc::<Topologies>::default();
+    let (client, other) = (Client::new(&topologies), Client::new(&topologies));
+    let lasting = [
+        Method::from(queue::Declare { durable: true, ..queue("q") }),
+        exchange::Declare { durable: true, ..exchange("d") }.into(),
+    ];
+    let declare = |client: &Client| lasting.iter().for_each(|method| client.did(*method));
+    client.did(auto_delete_exchange("e"));
+    declare(&client);
+    client.did(bind("q", "e"));
+    client.did(queue("transient"));
+    client.did(bind("transient", "d"));
+    let expected = all(&topologies);
+    assert_eq!(expected.len(), 4);
+    declare(&client);
+    declare(&other);
+    assert_eq!(all(&topologies), expected);
+    client.did(queue::Delete { queue: "q", ..Default::default() });
+    assert!(!all(&topologies).contains(&"exchange 'e'".to_owned()), "its last binding is gone");
+}
+
+#[test]
+fn what_was_transient_and_lasts_now_has_lost_its_bindings() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(exchange("e"));
+    client.did(queue("q"));
+    client.did(bind("q", "e"));
+    client.did(queue::Declare { durable: true, ..queue("q") });
+    assert_eq!(all(&topologies), ["exchange 'e'"]);
+}
+
+#[test]
+fn an_exclusive_queue_that_is_declared_again_may_still_keep_an_exchange() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(auto_delete_exchange("e"));
+    // It is not known yet that the queue is exclusive, so that the binding is remembered.
+    client.did(bind("own", "e"));
+    client.did(queue::Declare { exclusive: true, ..queue("own") });
+    assert_eq!(all(&topologies), ["exchange 'e'"]);
+}
+
+/// Has the client bind a queue to an exchange, and unbind it again.
+fn bind_and_unbind(client: &Client) {
+    client.did(queue("q"));
+    client.did(bind("q", "e"));
+    client.did(queue::Unbind { queue: "q", exchange: "e", ..Default::default() });
+}
+
+#[test]
+fn bindings_that_are_not_remembered_outlast_who_declared_the_exchange() {
+    for other_is_first in [false, true] {
+        let topologies = Arc::<Topologies>::default();
+        let [first, other, last] = [(); 3].map(|()| Client::new(&topologies));
+        let bind_own = || {
+            other.did(queue::Declare { exclusive: true, ..queue("own") });
+            other.did(bind("own", "e"));
+        };
+        if other_is_first {
+            bind_own();
+        }
+        first.did(auto_delete_exchange("e"));
+        if !other_is_first {
+            bind_own();
+        }
+        first.declarer.leave();
+        assert!(!topologies.knows("/"));
+        last.did(auto_delete_exchange("e"));
+        bind_and_unbind(&last);
+        assert_eq!(all(&topologies), ["exchange 'e'", "queue 'q'"], "{other_is_first}");
+        // The broker deletes it with all its bindings.
+        last.did(exchange::Delete { exchange: "e", ..Default::default() });
+        last.did(auto_delete_exchange("e"));
+        bind_and_unbind(&last);
+        assert_eq!(all(&topologies), ["queue 'q'"], "{other_is_first}");
+    }
+}
+
+#[test]
+fn others_may_have_bound_what_a_client_has_declared_in_another_process() {
+    let [old, new] = [(); 2].map(|()| Arc::<Topologies>::default());
+    let (there, here) = (Client::new(&old), Client::new(&new));
+    there.did(auto_delete_exchange("e"));
+    for method in there.declarer.declarations().unwrap() {
+        here.declarer.remember_again(&here.link, &method);
+    }
+    bind_and_unbind(&here);
+    assert_eq!(all(&new), ["exchange 'e'", "queue 'q'"]);
+}
+
+#[test]
+fn a_binding_that_comes_before_the_answers_to_its_ends_is_forgotten_with_them() {
+    let topologies = Arc::<Topologies>::default();
+    let (client, other) = (Client::new(&topologies), Client::new(&topologies));
+    let declare = |client: &Client| client.did(queue::Declare { durable: true, ..queue("q") });
+    for client in [&client, &other] {
+        client.did(bind("q", "amq.topic"));
+        client.did(bind("q", "others"));
+    }
+    declare(&client);
+    let [lasting, others] =
+        ["amq.topic", "others"].map(|from| format!("a binding of queue 'q' to exchange '{from}'"));
+    assert_eq!(
+        all(&topologies),
+        [lasting, others.clone()],
+        "the other client may not know that the queue lasts"
+    );
+    declare(&other);
+    assert_eq!(all(&topologies), [others]);
+    client.declarer.leave();
+    other.declarer.leave();
+    assert_eq!(topologies.bytes(), 0);
+}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use amqp::Credentials;
 
 use super::change::{Kind, Node};
+use super::others::OtherBindings;
 use super::{CLIENT_BYTES_MAX, Plan, Step};
 use crate::link::ClientLink;
 
@@ -14,6 +15,8 @@ use crate::link::ClientLink;
 pub(super) struct Vhost {
     nodes: HashMap<Node, DeclaredEntry>,
     clients: HashMap<u64, Client>,
+    /// Where bindings begin that are not remembered.
+    others: OtherBindings,
     /// Bytes remembered for all clients.
     bytes: usize,
     /// Topology that may be gone.
@@ -100,6 +103,14 @@ impl Torn {
 }
 
 impl Vhost {
+    pub(super) fn new(others: OtherBindings) -> Self {
+        Self { others, ..Self::default() }
+    }
+
+    pub(super) fn into_others(self) -> OtherBindings {
+        self.others
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -145,6 +156,7 @@ impl Vhost {
         if !self.takes(id) {
             return;
         }
+        let has_other_bindings = self.others.has(&node);
         let entry = self.nodes.entry(node.clone()).or_default();
         let declaration = entry.declaration.get_or_insert_with(|| Declaration {
             id: number,
@@ -152,7 +164,7 @@ impl Vhost {
             owners: Vec::new(),
             auto_delete,
             consumers: Vec::new(),
-            has_other_bindings: false,
+            has_other_bindings,
         });
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
@@ -187,6 +199,7 @@ impl Vhost {
 
     /// A binding was made that is not remembered.
     pub(super) fn bound_otherwise(&mut self, from: &Node) {
+        self.others.insert(from);
         if let Some(declaration) = self.nodes.get_mut(from).and_then(|entry| entry.declaration.as_mut()) {
             declaration.has_other_bindings = true;
         }
@@ -199,6 +212,51 @@ impl Vhost {
         if self.is_unbound(&binding.from) {
             self.delete(&binding.from);
         }
+    }
+
+    /// Something that lasts was declared. If a transient entity had its name, that is gone with its bindings; otherwise it may
+    /// have been there before, and so may the bindings that are remembered.
+    pub(super) fn settle(&mut self, node: &Node) {
+        if self.is_declared(node) {
+            self.delete(node);
+        }
+    }
+
+    /// The exchanges at which a client's bindings to this entity begin.
+    pub(super) fn sources_of(&self, id: u64, to: &Node) -> HashSet<Node> {
+        let bindings = self.nodes.get(to).into_iter().flat_map(|entry| entry.bindings.values());
+        bindings.filter(|binding| binding.owners.contains(&id)).map(|binding| binding.from.clone()).collect()
+    }
+
+    /// Forgets a client's bindings from these exchanges: they need not be remembered for it.
+    pub(super) fn forget_bindings(&mut self, id: u64, to: &Node, sources: &HashSet<Node>) {
+        let Some(entry) = self.nodes.get_mut(to) else { return };
+        let mut forgotten = Vec::new();
+        for (method, binding) in &mut entry.bindings {
+            if sources.contains(&binding.from) && binding.owners.contains(&id) {
+                binding.owners.retain(|owner| *owner != id);
+                forgotten.push(method.clone());
+            }
+        }
+        let gone: Vec<_> = entry.bindings.extract_if(|_, binding| binding.owners.is_empty()).collect();
+        forgotten.iter().for_each(|method| self.refund(&[id], to, cost(to, method)));
+        gone.iter().for_each(|(method, binding)| self.unbound(to, method, binding));
+    }
+
+    /// A client has an exclusive queue of this name: no binding that ends there needs to be remembered.
+    pub(super) fn exclude(&mut self, queue: &Node) {
+        if !self.is_declared(queue)
+            && let Some(entry) = self.nodes.get(queue)
+        {
+            // The queue may have been there before, with these.
+            let sources: Vec<_> = entry.bindings.values().map(|binding| binding.from.clone()).collect();
+            sources.iter().for_each(|source| self.bound_otherwise(source));
+        }
+        self.delete(queue);
+    }
+
+    fn is_declared(&self, node: &Node) -> bool {
+        self.nodes.get(node).is_some_and(|entry| entry.declaration.is_some())
     }
 
     /// Forgets an exchange or a queue, and its bindings. With the last binding of an auto-delete exchange the broker deletes
@@ -214,6 +272,7 @@ impl Vhost {
     /// Forgets an exchange or a queue, and its bindings; returns the exchanges that were bound to it.
     fn delete_one(&mut self, node: &Node) -> Vec<Node> {
         let mut sources = Vec::new();
+        self.others.remove(node);
         let Some(mut entry) = self.nodes.remove(node) else { return sources };
         if let Some(declaration) = entry.declaration.take() {
             self.refund(&declaration.owners, node, cost(node, &declaration.method));
