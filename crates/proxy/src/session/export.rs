@@ -75,7 +75,11 @@ impl ProxySession {
     }
 
     /// Whether something is under way that has to end first. If so, an event or a frame of the client ends it.
-    fn has_to_finish_something(&self) -> bool {
+    fn has_to_finish_something(&mut self) -> bool {
+        // The next process knows nothing of these, so that a method would overtake their messages there.
+        if self.output.closed.ask() != 0 {
+            return true;
+        }
         // The answer to a request for a consumer tells what it depends on.
         let waits_for_answers = |side: &Side| !side.await_late_answers();
         self.link.has_events()

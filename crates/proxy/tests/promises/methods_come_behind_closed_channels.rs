@@ -5,7 +5,7 @@ use amqp::Method;
 use amqp::method::{basic, channel, confirm, queue};
 use proxy::Pool;
 
-use crate::common::{Broker, BrokerEnd, Client, Manners};
+use crate::common::{Broker, BrokerEnd, Client, Manners, all_is_quiet};
 
 /// How the broker processes the messages of a channel that was given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,4 +105,37 @@ async fn another_client_waits_for_none_of_it() {
     let mut other = broker.next_connection().await;
     other.expect("channel.open").await;
     other.expect("queue.declare").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_goes_on_in_another_process_once_the_messages_are_processed() {
+    let mut broker = Broker::start(Manners::default());
+    let (old, new) = (Pool::new(broker.config()), Pool::new(broker.config()));
+    let mut client = Client::connect(&old).await;
+    let (mut publishing, number) = closed(&mut broker, &mut client, true).await;
+    client.leave();
+    // The pool asks, although the confirm may come any time.
+    all_is_quiet().await;
+    assert_eq!(broker.manners.proofs.load(std::sync::atomic::Ordering::SeqCst), 1);
+    // It is still here, and served.
+    client.open_channel(2).await;
+    assert!(!publishing.has_more().await);
+    publishing.send(number, channel::FlowOk { active: true });
+    let mut client = client.go_on_in(&new).await;
+    let mut next = broker.next_connection().await;
+    client.send(2, passive()).await;
+    next.expect("channel.open").await;
+    next.expect("queue.declare").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_goes_on_in_another_process_if_the_messages_are_lost() {
+    let mut broker = Broker::start(Manners::default());
+    let (old, new) = (Pool::new(broker.config()), Pool::new(broker.config()));
+    let mut client = Client::connect(&old).await;
+    let (publishing, _) = closed(&mut broker, &mut client, false).await;
+    client.leave();
+    client.open_channel(2).await;
+    drop(publishing);
+    client.go_on_in(&new).await.open_channel(3).await;
 }
