@@ -64,9 +64,11 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
     fill(movable, "killed", numbers(COUNT), pika.BasicProperties(delivery_mode=2, content_type="x" * 200))
     # That of another broker, which may be moving to there.
     foreign = "leveret.move.00000000.e6016d3a248dd039"
-    with connect(cluster) as client:
+    # Idle for as long as the test takes.
+    with connect(cluster, heartbeat=0) as client:
         client.channel().exchange_declare(foreign, "fanout")
-        link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH))
+        # So slow that the move is not over when the kill comes, however long a look at its progress takes.
+        link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH // 8))
         words = to(cluster, "--stay", port=int(link.address.rpartition(":")[2]))
         try:
             running = Running(movable, words)
@@ -82,8 +84,8 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
             assert not (movable.folder / "data" / "migration-exchanges.jsonl").exists()
         finally:
             link.stop()
-            client.channel().exchange_delete(foreign)
             take_all(cluster, "killed")
+            client.channel().exchange_delete(foreign)
 
 
 def test_a_target_that_goes_away_is_waited_for(movable, cluster):

@@ -45,6 +45,8 @@ def entry(identity):
 def reload(server, file, text):
     file.write_text(text)
     count = lambda: sum("TLS certificate loaded" in line for line in server.child.lines)
+    # That of the start, which no step of the start waits for.
+    server.child.wait_line("TLS certificate loaded")
     before = count()
     server.child.send(signal.SIGHUP)
     # The last step of a reload that shows.
