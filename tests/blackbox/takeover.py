@@ -260,6 +260,15 @@ def test_a_socket_that_no_listener_has_is_closed(tmp_path):
             server.kill()
 
 
+def test_a_file_of_the_service_manager_that_is_no_socket_is_told(tmp_path):
+    amqp, http = free_ports(2)
+    with (tmp_path / "file").open("w") as kept:
+        server = activated(tmp_path / "leveret.log", kept, *flags(amqp, http))
+    server.wait_line("WARN.*a file descriptor of the service manager is not used.*index=0")
+    server.wait_line("^http +listening on")
+    assert server.stop() == 0
+
+
 def test_the_service_manager_hears_of_sockets_to_keep_and_of_its_new_main_process(tmp_path):
     with Manager(tmp_path / "notify") as manager:
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}

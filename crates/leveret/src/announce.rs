@@ -1,11 +1,11 @@
 //! The start-up lines for scripts: one per listener, on standard output.
 
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use server::{LAST_LINES_TIMEOUT, LineReport, LineWriter, ListenerKind};
+use server::{LineQueue, LineReport, LineWriter, ListenerKind};
 
 /// An announced listener.
 #[derive(Debug, Clone)]
@@ -18,30 +18,69 @@ pub(crate) struct Announced {
 /// The announced listeners, in order.
 static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 
-/// Writes them, so that a standard output that nobody reads does not hold up the start: a process that takes over may have
-/// inherited it. `None` if there is no thread for it.
-static OUTPUT: OnceLock<Option<LineWriter>> = OnceLock::new();
+/// Set once by [`begin`]. `None` if there is no thread for it.
+static OUTPUT: OnceLock<Option<Announcements>> = OnceLock::new();
 
-/// Most time that a line may take before the start goes on without it.
-const LINE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most time that the lines may take before the start goes on without them.
+const LINES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once.
+/// Writes the lines of the announced listeners.
+struct Announcements {
+    log: Arc<LineQueue>,
+    /// A standard output that nobody reads does not hold up the start: a process that takes over may have inherited it.
+    output: LineWriter,
+    /// How long the next line is waited for. Zero once one has not been written in time.
+    patience: Mutex<Duration>,
+}
+
+impl Announcements {
+    fn start(
+        log: &Arc<LineQueue>,
+        stream: impl io::Write + Send + 'static,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        let output = LineWriter::start_on("announcements", stream, Unreported)?;
+        Ok(Self { log: Arc::clone(log), output, patience: Mutex::new(patience) })
+    }
+
+    fn write(&self, line: String) {
+        // Both may go to one pipe, whose reader is to find the beginning of the log before this.
+        self.wait_for(&self.log);
+        self.output.queue().write(line.into_bytes());
+        self.wait_for(self.output.queue());
+    }
+
+    fn wait_for(&self, queue: &LineQueue) {
+        let mut patience = self.patience.lock();
+        if !queue.flush(*patience) {
+            *patience = Duration::ZERO;
+        }
+    }
+}
+
+/// To be called before the first announcement.
+pub(crate) fn begin(log: &Arc<LineQueue>) {
+    OUTPUT.get_or_init(|| Announcements::start(log, io::stdout(), LINES_TIMEOUT).ok());
+}
+
+/// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once; the lines of the log so
+/// far are written before.
 ///
 /// A closed standard output is no reason to stop serving.
 pub(crate) fn announce(listener: Announced) {
     let line = line(listener.kind.setting, &listener.url);
     ANNOUNCED.lock().push(listener);
-    let output = OUTPUT.get_or_init(|| LineWriter::start_on("announcements", io::stdout(), Unreported).ok());
-    if let Some(output) = output {
-        output.queue().write(line.into_bytes());
-        output.queue().flush(LINE_TIMEOUT);
+    if let Some(Some(output)) = OUTPUT.get() {
+        output.write(line);
     }
 }
 
-/// Writes the lines that are left, if they can be written. Called once, before the process exits.
-pub(crate) fn end() {
-    if let Some(Some(output)) = OUTPUT.get() {
-        output.end(LAST_LINES_TIMEOUT);
+/// Writes the lines that are left, if they can be written in this time, and returns what is left of it. Called once, before
+/// the process exits.
+pub(crate) fn end(timeout: Duration) -> Duration {
+    match OUTPUT.get() {
+        Some(Some(output)) => output.output.end(timeout),
+        _ => timeout,
     }
 }
 
@@ -73,5 +112,45 @@ mod tests {
     fn the_line_is_the_one_scripts_read() {
         assert_eq!(line("amqp", "amqp://127.0.0.1:5672"), "amqp  listening on amqp://127.0.0.1:5672\n");
         assert_eq!(line("web_mqtt", "ws://[::1]:1"), "web-mqtt listening on ws://[::1]:1\n");
+    }
+
+    /// Far more than any wait takes.
+    const PATIENCE: Duration = Duration::from_secs(180);
+
+    /// A stream that both write to.
+    #[derive(Clone, Default)]
+    struct Common(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Common {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend(line);
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_lines_of_the_log_so_far_come_before_an_announcement() {
+        let common = Common::default();
+        let log = LineWriter::start_on("log", common.clone(), Unreported).unwrap();
+        let output = Announcements::start(log.queue(), common.clone(), PATIENCE).unwrap();
+        (0..1000).for_each(|_| log.queue().write(*b"log\n"));
+        output.write("listening\n".to_owned());
+        let written = "log\n".repeat(1000) + "listening\n";
+        assert_eq!(String::from_utf8_lossy(&common.0.lock()), written);
+    }
+
+    #[test]
+    fn after_a_line_that_nobody_reads_the_others_are_not_waited_for() {
+        let log = LineWriter::start_on("log", io::sink(), Unreported).unwrap();
+        let (_reader, stream) = io::pipe().unwrap();
+        let output = Announcements::start(log.queue(), stream, Duration::from_millis(1)).unwrap();
+        // Twice what a pipe holds.
+        output.write("x".repeat(128 << 10));
+        assert_eq!(*output.patience.lock(), Duration::ZERO);
+        output.output.end(Duration::ZERO);
     }
 }

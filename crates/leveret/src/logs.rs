@@ -10,7 +10,7 @@ use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use server::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWriter};
+use server::{LineQueue, LineReport, LineTarget, LineWriter};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
@@ -62,9 +62,14 @@ impl ProcessLog {
         self.writer.queue().flush(timeout);
     }
 
-    /// Writes the lines that are left, if they can be written. Called once, before the process exits.
-    pub(crate) fn end(&self) {
-        self.writer.end(LAST_LINES_TIMEOUT);
+    /// The lines that wait to be written.
+    pub(crate) fn queue(&self) -> &Arc<LineQueue> {
+        self.writer.queue()
+    }
+
+    /// Writes the lines that are left, if they can be written in this time. Called once, before the process exits.
+    pub(crate) fn end(&self, timeout: Duration) {
+        self.writer.end(timeout);
     }
 }
 

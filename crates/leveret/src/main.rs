@@ -44,8 +44,11 @@ mod top;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser as _;
+use server::LAST_LINES_TIMEOUT;
+use transport::Inherited;
 
 use cli::{Command, CommandLine, ConfigCommand};
 use config::{Effective, Environment, Flags};
@@ -148,27 +151,43 @@ fn load(flags: &Flags) -> Result<Effective, Failure> {
 
 fn serve(flags: Flags) -> ExitCode {
     let started = load(&flags).and_then(|effective| {
+        // Before the log has its thread.
+        let (inherited, unused) = service_sockets::inherit();
         let log = logs::start(&effective.config).map_err(|error| Failure::run(format!("log: {error}")))?;
-        Ok((effective, log))
+        for (index, error) in unused {
+            tracing::warn!(%error, index, "a file descriptor of the service manager is not used");
+        }
+        Ok((effective, log, inherited))
     });
-    let (effective, log) = match started {
+    let (effective, log, inherited) = match started {
         Ok(started) => started,
         Err(failure) => return failure.report(),
     };
-    let result = run_server(flags, effective, &log);
+    announce::begin(log.queue());
+    let mut left = LAST_LINES_TIMEOUT - LAST_OF_LOG;
+    let result = run_server(flags, effective, &log, inherited, &mut left);
     // From here on nothing else is logged that operators have to see.
     log.report_repeats();
     let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report_to(|line| log.write_failure(line)),
     };
-    announce::end();
-    log.end();
+    left = announce::end(left);
+    log.end(left + LAST_OF_LOG);
     code
 }
 
-fn run_server(flags: Flags, effective: Effective, log: &ProcessLog) -> Result<(), Failure> {
-    let inherited = service_sockets::inherit();
+/// The part of [`LAST_LINES_TIMEOUT`] that other logs leave to that of the process, which says why it ends.
+const LAST_OF_LOG: Duration = Duration::from_secs(1);
+
+/// `left` is the time that the ends of the logs may still take.
+fn run_server(
+    flags: Flags,
+    effective: Effective,
+    log: &ProcessLog,
+    inherited: Inherited,
+    left: &mut Duration,
+) -> Result<(), Failure> {
     let busy = effective.config.worker_threads.count();
     transport::limit_busy_turns(busy);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -178,7 +197,7 @@ fn run_server(flags: Flags, effective: Effective, log: &ProcessLog) -> Result<()
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
     runtime.spawn(log.clone().keep_reporting());
-    let result = runtime.block_on(serve::run(flags, effective, log.clone(), inherited));
+    let result = runtime.block_on(serve::run(flags, effective, log.clone(), inherited, left));
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {

@@ -47,7 +47,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of these intervals between probes of the upstreams that no client uses. Brokers log such probes.
 const IDLE_PROBE_CHECKS: u32 = 15;
 
-/// Serves until a drain is requested and complete.
+/// Serves until a drain is requested and complete. `left` is the time that the ends of the logs may still take.
 ///
 /// # Errors
 ///
@@ -57,6 +57,7 @@ pub(crate) async fn run(
     effective: Effective,
     log: ProcessLog,
     inherited: Inherited,
+    left: &mut Duration,
 ) -> Result<(), ServeError> {
     let config = migration::obey(&effective).map_err(ServeError::Setting)?;
     // Before any announcement, since its reader may send a signal at once.
@@ -127,7 +128,7 @@ pub(crate) async fn run(
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
     if let Some(access_log) = access_log {
-        access_log.end();
+        *left = access_log.end(*left);
     }
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);

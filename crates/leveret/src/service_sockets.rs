@@ -1,22 +1,29 @@
 //! The listening sockets that a service manager passes at start (sd_listen_fds(3)): those of socket units, and those that an
 //! earlier process of the service has left with it.
 
-use std::io;
 use std::os::fd::OwnedFd;
+use std::{fs, io};
 
 use listenfd::ListenFd;
 use transport::Inherited;
 
-/// Takes the sockets. The environment that tells of them is changed, for which there must be no other thread yet.
-pub(crate) fn inherit() -> Inherited {
-    let inherited = Inherited::default();
+/// Takes the sockets; returns also the numbers of those that cannot be used, and why. The environment that tells of them is
+/// changed, for which there must be no other thread yet.
+pub(crate) fn inherit() -> (Inherited, Vec<(usize, io::Error)>) {
+    debug_assert!(is_only_thread(), "the environment is changed while other threads may read it");
+    let (inherited, mut unused) = (Inherited::default(), Vec::new());
     let mut passed = ListenFd::from_env();
     for index in 0..passed.len() {
         if let Err(error) = take(&mut passed, index).and_then(|socket| inherited.add(socket)) {
-            tracing::warn!(%error, index, "a file descriptor of the service manager is not used");
+            unused.push((index, error));
         }
     }
-    inherited
+    (inherited, unused)
+}
+
+/// Whether the process has no thread but this one; `true` where nothing says so.
+fn is_only_thread() -> bool {
+    fs::read_dir("/proc/self/task").map_or(true, |threads| threads.count() == 1)
 }
 
 fn take(passed: &mut ListenFd, index: usize) -> io::Result<OwnedFd> {

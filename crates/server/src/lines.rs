@@ -40,7 +40,7 @@ pub struct LineQueue {
     waiting: Mutex<WaitingLines>,
     /// Notified when the thread has something to do.
     arrived: Condvar,
-    /// Notified when the thread has written all lines, and when it ends.
+    /// Notified when the thread has written lines, and when it ends.
     written: Condvar,
 }
 
@@ -59,8 +59,10 @@ struct WaitingLines {
     bytes: usize,
     /// Lines that were dropped, or could not be written, since their number was last written.
     dropped: u64,
-    /// The thread has taken entries, and has not flushed them yet.
-    is_writing: bool,
+    /// Entries that have been queued since the start.
+    queued: u64,
+    /// Of these, those that the thread is done with: they are written and flushed, or could not be.
+    flushed: u64,
     /// Set when the thread is to end after the last entry. Later lines are not accepted.
     ending: bool,
     /// Set when the thread has ended.
@@ -80,7 +82,7 @@ const MAX_WAITING: usize = 4 << 20;
 /// Bytes of memory that an entry takes in addition to its text.
 const ENTRY_OVERHEAD: usize = 64;
 
-/// Most time that the end of a log takes when nothing can be written.
+/// Most time that the ends of a process's logs take together when nothing can be written.
 pub const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl LineQueue {
@@ -97,42 +99,47 @@ impl LineQueue {
             return;
         }
         waiting.bytes += bytes;
-        waiting.entries.push_back(LineEntry::Line(line));
+        waiting.push(LineEntry::Line(line));
         drop(waiting);
         self.arrived.notify_one();
     }
 
-    /// Waits until all lines so far are written, but at most as long as `timeout`. Returns whether they are.
+    /// Waits until all lines so far are written, but at most as long as `timeout`. Returns whether they are. Lines that others
+    /// queue meanwhile are not waited for.
     pub fn flush(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut waiting = self.waiting.lock();
-        while !waiting.ended && (waiting.is_writing || !waiting.entries.is_empty()) {
+        let queued = waiting.queued;
+        while !waiting.ended && waiting.flushed < queued {
             if self.written.wait_until(&mut waiting, deadline).timed_out() {
-                return false;
+                break;
             }
         }
-        !waiting.ended || waiting.entries.is_empty()
+        waiting.flushed >= queued
     }
 
     fn reopen(&self) {
         let mut waiting = self.waiting.lock();
         if !matches!(waiting.entries.back(), Some(LineEntry::Reopen)) {
-            waiting.entries.push_back(LineEntry::Reopen);
+            waiting.push(LineEntry::Reopen);
         }
         drop(waiting);
         self.arrived.notify_one();
     }
 
-    /// For the thread: waits for entries. `false` if it is to end.
-    fn wait(&self) -> bool {
+    /// For the thread: waits for entries, and returns their number. `None` if it is to end.
+    fn wait(&self) -> Option<usize> {
         let mut waiting = self.waiting.lock();
-        waiting.is_writing = false;
-        self.written.notify_all();
         while waiting.entries.is_empty() && !waiting.ending {
             self.arrived.wait(&mut waiting);
         }
-        waiting.is_writing = !waiting.entries.is_empty();
-        waiting.is_writing
+        Some(waiting.entries.len()).filter(|count| *count > 0)
+    }
+
+    /// For the thread: as many entries as this are written and flushed.
+    fn count_flushed(&self, entries: usize) {
+        self.waiting.lock().flushed += entries as u64;
+        self.written.notify_all();
     }
 
     /// For the thread: the next entry.
@@ -151,6 +158,13 @@ impl LineQueue {
 
     fn take_dropped(&self) -> u64 {
         std::mem::take(&mut self.waiting.lock().dropped)
+    }
+}
+
+impl WaitingLines {
+    fn push(&mut self, entry: LineEntry) {
+        self.queued += 1;
+        self.entries.push_back(entry);
     }
 }
 
@@ -196,23 +210,24 @@ impl LineWriter {
         self.queue.reopen();
     }
 
-    /// Ends the thread once all lines so far are written, and waits for that as long as `timeout`: a thread that is stuck in a
-    /// write is left behind. A process has to call this before it exits: others may still hold the writer then. Later lines
-    /// are lost.
-    pub fn end(&self, timeout: Duration) {
-        let Some(thread) = self.thread.lock().take() else { return };
+    /// Ends the thread once all lines so far are written, and waits for that as long as `timeout`, of which it returns what is
+    /// left: a thread that is stuck in a write is left behind. A process has to call this before it exits: others may still
+    /// hold the writer then. Later lines are lost.
+    pub fn end(&self, timeout: Duration) -> Duration {
+        let Some(thread) = self.thread.lock().take() else { return timeout };
         let deadline = Instant::now() + timeout;
         let mut waiting = self.queue.waiting.lock();
         waiting.ending = true;
         self.queue.arrived.notify_one();
         while !waiting.ended {
             if self.queue.written.wait_until(&mut waiting, deadline).timed_out() {
-                return;
+                return Duration::ZERO;
             }
         }
         drop(waiting);
         // A panic in the thread has already been reported.
         let _ = thread.join();
+        deadline.saturating_duration_since(Instant::now())
     }
 }
 
@@ -266,10 +281,11 @@ struct WritingThread {
 
 impl WritingThread {
     fn run(mut self) {
-        while self.queue.wait() {
+        while let Some(count) = self.queue.wait() {
             let mut result = Ok(());
-            // Writes all waiting lines before it flushes.
-            while let Some(entry) = self.queue.take() {
+            // Writes the lines that wait before it flushes, but not those that come meanwhile: there may be no end of them.
+            for _ in 0..count {
+                let Some(entry) = self.queue.take() else { break };
                 let outcome = match entry {
                     LineEntry::Line(line) => {
                         self.sink.write(&line).inspect_err(|_| self.queue.count_dropped(1))
@@ -280,6 +296,7 @@ impl WritingThread {
                 result = result.and(outcome).and(self.write_dropped());
             }
             self.settle(result);
+            self.queue.count_flushed(count);
         }
         let result = self.write_dropped();
         self.settle(result);

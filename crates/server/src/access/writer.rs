@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::line::{AccessFormat, LogLine, Value};
-use crate::lines::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWriter};
+use crate::lines::{LineQueue, LineReport, LineTarget, LineWriter};
 
 /// The sessions' end of the log: sends lines to the writer thread.
 #[derive(Debug)]
@@ -52,9 +52,9 @@ impl AccessLogWriter {
         self.writer.reopen();
     }
 
-    /// Waits until all lines so far are written, though not for ever, and ends the thread; see [`LineWriter::end`].
-    pub fn end(&self) {
-        self.writer.end(LAST_LINES_TIMEOUT);
+    /// Waits until all lines so far are written, and ends the thread; see [`LineWriter::end`].
+    pub fn end(&self, timeout: Duration) -> Duration {
+        self.writer.end(timeout)
     }
 }
 

@@ -80,6 +80,30 @@ fn a_flush_waits_for_all_lines_so_far() {
     assert_eq!(std::fs::read_to_string(path).unwrap().lines().count(), 1000);
 }
 
+/// Queues a line for each that it is given, as clients may that go on logging.
+struct Echo(Arc<std::sync::OnceLock<Arc<LineQueue>>>);
+
+impl Write for Echo {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.wait().write(*b"another\n");
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_flush_does_not_wait_for_the_lines_of_others_that_come_meanwhile() {
+    let queue = Arc::default();
+    let writer = LineWriter::start_on("lines", Echo(Arc::clone(&queue)), Plain).unwrap();
+    queue.set(Arc::clone(writer.queue())).unwrap();
+    writer.queue().write(*b"one\n");
+    assert!(writer.queue().flush(PATIENCE));
+    assert!(PATIENCE >= writer.end(PATIENCE));
+}
+
 #[test]
 fn lines_that_do_not_fit_are_counted_and_their_number_comes_with_the_next_line() {
     let (mut reader, writer) = blocked();
@@ -102,7 +126,11 @@ fn nobody_waits_for_a_blocked_target_longer_than_the_timeout() {
     writer.reopen();
     writer.reopen();
     assert_eq!(writer.queue().waiting.lock().entries.len(), 1, "one reopening serves all");
-    writer.end(Duration::ZERO);
+    assert_eq!(
+        writer.end(Duration::from_millis(1)),
+        Duration::ZERO,
+        "nothing is left for the ends of others"
+    );
     writer.queue().write(*b"too late\n");
     assert_eq!(writer.queue().waiting.lock().entries.len(), 1);
 }
