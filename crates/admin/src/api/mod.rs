@@ -75,8 +75,10 @@ pub struct Api {
     queues: snapshot::Snapshot,
     /// Permits of requests that are running.
     threads: Arc<Semaphore>,
-    /// Permits of large bodies in memory.
-    large_bodies: Semaphore,
+    /// Permits of large bodies in memory: those of messages.
+    large_messages: Semaphore,
+    /// And those of definitions, which wait for `changes` with them.
+    large_definitions: Semaphore,
     /// Responses that are being sent.
     answers: Arc<answers::Answers>,
 }
@@ -92,7 +94,8 @@ impl Api {
             totals: totals::Totals::default(),
             queues: snapshot::Snapshot::default(),
             threads: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
-            large_bodies: Semaphore::new(LARGE_BODIES),
+            large_messages: Semaphore::new(LARGE_MESSAGES),
+            large_definitions: Semaphore::new(LARGE_DEFINITIONS),
             answers: Arc::default(),
         })
     }
@@ -111,8 +114,11 @@ const SESSION: SessionId = SessionId(u64::MAX - 1);
 /// long list in memory.
 const REQUESTS_AT_ONCE: usize = 4;
 
-/// Bodies beyond the usual size (definitions, messages) that may be in memory at once.
-const LARGE_BODIES: usize = 4;
+/// Messages beyond the usual size of a body that may be in memory at once.
+const LARGE_MESSAGES: usize = 3;
+
+/// Definitions beyond it that may be: one after the other changes anything.
+const LARGE_DEFINITIONS: usize = 1;
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use axum::routing::any;
 use broker::Compatibility;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use percent_encoding::percent_decode_str;
-use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, SemaphorePermit};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::Api;
@@ -94,14 +94,12 @@ async fn answer(
     // From here on the connection of a logged-in user is not closed to make room for others.
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
-    let (body, _room) = read(&api, head, action, body).await?;
     let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
     // Those who may change definitions do it one at a time. Queues, exchanges, bindings and messages are not theirs alone.
     let is_definition = is_change && matches!(action.who, Who::Policymaker | Who::Administrator);
-    let permit = match is_change {
-        true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
-        false => None,
-    };
+    // Those who wait for their turn to change definitions may hold permits of their own alone.
+    let permits = if is_definition { &api.large_definitions } else { &api.large_messages };
+    let (body, _large) = read(head, action, body, permits).await?;
     let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let client = WaitingClient::default();
@@ -113,6 +111,11 @@ async fn answer(
     loop {
         let changing = match is_definition {
             true => Some(begin_changing(&api, CHANGE_TIME).await?),
+            false => None,
+        };
+        // Not while it waits for its turn: the end of a move does not wait as long for the permits.
+        let permit = match is_change {
+            true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
             false => None,
         };
         let thread = thread(&api, &head.method, ANSWER_TIME).await?;
@@ -139,6 +142,7 @@ async fn answer(
         if (is_safe || outcome.is_err())
             && let Some(question) = call.user.take_question()
         {
+            drop(permit);
             question.await;
             continue;
         }
@@ -253,10 +257,10 @@ fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
 /// Reads the body within its limits of size and time, if the route takes one. A large one first waits for a
 /// permit.
 async fn read<'a>(
-    api: &'a Api,
     head: &request::Parts,
     action: &Action,
     body: Body,
+    permits: &'a Semaphore,
 ) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
     let most = match action.size {
         Size::Nothing => return Ok((Bytes::new(), None)),
@@ -268,17 +272,24 @@ async fn read<'a>(
     if told.is_some_and(|told| told > most) {
         return Err(ApiError::too_large());
     }
-    let needs_room = action.size == Size::Large && told.is_none_or(|told| told > USUAL_BODY);
-    let room = match needs_room {
-        true => Some(api.large_bodies.acquire().await.map_err(|_| ApiError::internal())?),
+    let permit = match action.size == Size::Large && told.is_none_or(|told| told > USUAL_BODY) {
+        true => Some(permit_for_large(permits, LARGE_TIME).await?),
         false => None,
     };
     match tokio::time::timeout(BODY_TIME, Limited::new(body, most).collect()).await {
         Err(_) => Err(ApiError::too_slow()),
-        Ok(Ok(collected)) => Ok((collected.to_bytes(), room)),
+        Ok(Ok(collected)) => Ok((collected.to_bytes(), permit)),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
         Ok(Err(_)) => Err(ApiError::bad_request("the request body is incomplete")),
     }
+}
+
+/// Waits until a large body may be in memory.
+async fn permit_for_large(permits: &Semaphore, patience: Duration) -> Result<SemaphorePermit<'_>, ApiError> {
+    let permit = tokio::time::timeout(patience, permits.acquire()).await;
+    permit
+        .map_err(|_| ApiError::busy("too many large requests are being read"))?
+        .map_err(|_| ApiError::internal())
 }
 
 /// The query as pairs, form-decoded.
@@ -341,6 +352,9 @@ const LARGE_BODY: usize = 64 << 20;
 
 /// Time for a body to arrive: 64 MiB at 18 Mbit/s.
 const BODY_TIME: Duration = Duration::from_secs(30);
+
+/// Time to wait until a large body may be read: those before it have to arrive, and an import has its turn to wait for.
+const LARGE_TIME: Duration = Duration::from_secs(60);
 
 /// Time to wait for a permit, and for room for a response: requests take moments, and clients read their responses within
 /// moments, or have stalled.

@@ -1,6 +1,6 @@
-use super::super::REQUESTS_AT_ONCE;
 use super::super::answers::MOST_UNREAD;
-use super::super::tests::{gated_world, world};
+use super::super::tests::{gated_world, moving_world, world};
+use super::super::{LARGE_DEFINITIONS, LARGE_MESSAGES, REQUESTS_AT_ONCE};
 use super::*;
 
 fn parts(method: &str, headers: &[(&str, &str)]) -> request::Parts {
@@ -128,6 +128,46 @@ async fn changes_that_wait_for_another_keep_nobody_else_waiting() {
     for change in waiting {
         assert_eq!(change.await.unwrap(), StatusCode::CREATED);
     }
+}
+
+#[tokio::test]
+async fn imports_that_wait_for_one_another_keep_no_large_message_waiting() {
+    let (_, api) = world();
+    let first = Arc::clone(&api.changes).lock_owned().await;
+    let import = |_| {
+        let api = Arc::clone(&api);
+        // A body of unknown length counts as a large one.
+        tokio::spawn(async move { ask(&api, Method::POST, "/api/definitions", "{}").await.status() })
+    };
+    let waiting: Vec<_> = (0..LARGE_MESSAGES + LARGE_DEFINITIONS).map(import).collect();
+    while Arc::strong_count(&api.changes) < 3 {
+        tokio::task::yield_now().await;
+    }
+    let message = r#"{"routing_key": "", "payload": "", "payload_encoding": "string", "properties": {}}"#;
+    let published = ask(&api, Method::POST, "/api/exchanges/%2F/amq.fanout/publish", message).await;
+    assert_eq!(published.status(), StatusCode::OK);
+    assert!(permit_for_large(&api.large_definitions, Duration::ZERO).await.is_err(), "given up in the end");
+    drop(first);
+    for import in waiting {
+        assert_eq!(import.await.unwrap(), StatusCode::NO_CONTENT);
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_move_does_not_wait_for_changes_that_wait_for_another() {
+    let (api, has_moved) = moving_world();
+    let import = Arc::clone(&api.changes).lock_owned().await;
+    let waiting = tokio::spawn({
+        let api = Arc::clone(&api);
+        async move { ask(&api, Method::PUT, "/api/users/u", r#"{"tags": ""}"#).await.status() }
+    });
+    while Arc::strong_count(&api.changes) < 3 {
+        tokio::task::yield_now().await;
+    }
+    // It holds no permit for which the end would wait, and is refused one now.
+    has_moved.store(true, Ordering::Relaxed);
+    drop(import);
+    assert_eq!(waiting.await.unwrap(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ struct Quiet {
     later: AtomicU64,
     connection_limit: Option<u64>,
     /// Whether everything is about to have moved to another broker.
-    has_moved: bool,
+    has_moved: Arc<AtomicBool>,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
     /// Met once when the connections are asked for, and again before they are told.
@@ -192,7 +192,7 @@ impl Process for Quiet {
     }
 
     fn begin_change(&self) -> Option<ChangePermit> {
-        (!self.has_moved).then(ChangePermit::default)
+        (!self.has_moved.load(Ordering::Relaxed)).then(ChangePermit::default)
     }
 
     fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {
@@ -207,8 +207,16 @@ impl Process for Quiet {
 
 /// An API whose broker is about to have moved.
 pub(super) fn moved_world() -> Arc<Api> {
-    let (broker, _) = world();
-    Api::new(Some(broker), Arc::new(Quiet { has_moved: true, ..Quiet::default() }))
+    let (api, has_moved) = moving_world();
+    has_moved.store(true, Ordering::Relaxed);
+    api
+}
+
+/// An API whose broker is about to have moved once the flag is set.
+pub(super) fn moving_world() -> (Arc<Api>, Arc<AtomicBool>) {
+    let has_moved = Arc::default();
+    let quiet = Quiet { has_moved: Arc::clone(&has_moved), ..Quiet::default() };
+    (Api::new(Some(world().0), Arc::new(quiet)), has_moved)
 }
 
 /// An API of a process with one connection, which meets the gate when it is asked for its connections, and the number of
