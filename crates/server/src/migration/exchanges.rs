@@ -22,6 +22,8 @@ use super::MoveContext;
 use super::origin::exchange_for;
 use super::run::{CHANNEL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
+use crate::upstream::open_refusal::OpenRefusal;
+use crate::upstream::sharing::task::OpenError;
 
 /// Deletions that are under way at a time on a channel.
 const WINDOW: usize = 64;
@@ -31,6 +33,9 @@ const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// Interval of looks at the time.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Class and method id of exchange.delete.
+const DELETE: (u16, u16) = (40, 20);
 
 /// Exchanges of a virtual host that are written to the record at once: a line of it.
 pub(super) const AT_ONCE: usize = 1_000;
@@ -192,6 +197,12 @@ pub(super) async fn delete_own(context: &MoveContext) {
 async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) -> Vec<&'n str> {
     let mut client = match context.connect(vhost, false).await {
         Ok(client) => client,
+        Err(OpenError::Refused(fault))
+            if OpenRefusal::of(&fault, vhost, &context.user) == OpenRefusal::NoVirtualHost =>
+        {
+            // They went with their virtual host.
+            return names.iter().map(|name| &**name).collect();
+        }
         Err(error) => {
             let error = super::MoveLoginError::from(error);
             tracing::warn!(vhost, %error, "exchanges for moves stay at the other broker");
@@ -282,11 +293,29 @@ impl<'n> Deletions<'n> {
         self.answered += 1;
         match answer {
             Ok(()) => self.gone.push(name),
-            // Not every broker deletes what is not there.
-            Err(fault) if fault.code == ReplyCode::NotFound => self.gone.push(name),
+            // Not every broker deletes what is not there. The channel may have ended by what was asked before, such as a queue
+            // that is not there: then the exchange may be.
+            Err(fault) if fault.code == ReplyCode::NotFound && fault.method == DELETE => self.gone.push(name),
             Err(fault) => {
                 tracing::warn!(exchange = name, %fault, "an exchange for moves stays at the other broker")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_answer_to_its_deletion_says_that_an_exchange_is_not_there() {
+        let names = ["of a queue that is not there", "deleted before", "deleted"].map(str::to_owned);
+        let mut deletions = Deletions::new(&names, true);
+        let missing = |what: &str, method| Fault::announced(404, &format!("NOT_FOUND - no {what}"), method);
+        deletions.handle_answer(Err(missing("queue 'q' in vhost '/'", (50, 10))));
+        assert!(deletions.gone.is_empty());
+        deletions.handle_answer(Err(missing("exchange 'e' in vhost '/'", (40, 20))));
+        deletions.handle_answer(Ok(()));
+        assert_eq!(deletions.gone, names[1..]);
     }
 }

@@ -49,9 +49,9 @@ impl Brokers {
         let here = vhost.declare_queue(SessionId(77), declare_here, Timestamp::default()).unwrap().queue;
         let there = declare(&upstream.vhost(), arguments_there);
         let of_context = upstream.clone();
-        let connect = move |_: &str, _: bool| -> ConnectingThere {
-            let upstream = of_context.clone();
-            Box::pin(async move { upstream.open().await })
+        let connect = move |vhost: &str, _: bool| -> ConnectingThere {
+            let (upstream, vhost) = (of_context.clone(), vhost.to_owned());
+            Box::pin(async move { upstream.open_in(&vhost).await })
         };
         let context = MoveContext {
             broker,

@@ -10,7 +10,6 @@ use transport::Outbox;
 
 use super::farewell::Farewell;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
-use super::open_refusal::OpenRefusal;
 use super::queue_requests::QueueRequest;
 use super::retained::LogClient;
 use super::session::{AdmittedUpstream, UpstreamSession};
@@ -24,6 +23,7 @@ use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use crate::mqtt::message::MessageMapping;
+use crate::upstream::open_refusal::OpenRefusal;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 

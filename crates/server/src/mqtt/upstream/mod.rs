@@ -1,7 +1,6 @@
 //! MQTT clients in front of an upstream: what RabbitMQ's plug-in does there, as AMQP through the pool.
 //!
-//! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session; [`open_refusal`]:
-//!   why the upstream has refused it. [`hub`]: sessions.
+//! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
 //! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they
 //!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
@@ -33,7 +32,6 @@ mod group_table;
 mod groups;
 mod hub;
 mod live;
-mod open_refusal;
 mod pending;
 mod publishing;
 mod queue_consumer;

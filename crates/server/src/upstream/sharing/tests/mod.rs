@@ -88,6 +88,17 @@ impl Upstream {
         self.broker().vhost("/").unwrap()
     }
 
+    /// Opens a connection in a virtual host, which only `/` is.
+    pub(crate) async fn open_in(&self, vhost: &str) -> Result<AmqpClient, OpenError> {
+        match self.broker().vhost(vhost) {
+            Some(_) => self.open().await,
+            None => {
+                let text = format!("vhost {vhost} not found");
+                Err(OpenError::Refused(Fault::new(ReplyCode::NotAllowed, text)))
+            }
+        }
+    }
+
     /// Expires queues and messages that are due.
     pub(crate) fn expire(&self) {
         let now = self.shared.clock.timestamp(transport::now());

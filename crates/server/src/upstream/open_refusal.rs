@@ -4,7 +4,7 @@ use amqp::Fault;
 
 /// Why a virtual host was not opened. AMQP has one code for all of it, 530 NOT_ALLOWED.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OpenRefusal {
+pub(crate) enum OpenRefusal {
     NoVirtualHost,
     NoPermission,
     /// The virtual host or the user has too many connections.
@@ -14,7 +14,7 @@ pub(super) enum OpenRefusal {
 impl OpenRefusal {
     /// Reads RabbitMQ's texts, which are the same in 3.10 and 4.3 and have no parts but these names; any other is taken for a
     /// missing permission.
-    pub(super) fn of(fault: &Fault, vhost: &str, user: &str) -> Self {
+    pub(crate) fn of(fault: &Fault, vhost: &str, user: &str) -> Self {
         let text = &*fault.text;
         let of_vhost = text.strip_prefix(&*format!("access to vhost '{vhost}' refused for user '{user}'"));
         let of_user = text.strip_prefix(&*format!("connection refused for user '{user}'"));
