@@ -253,13 +253,21 @@ impl Broker {
     /// The time at which [`Broker::expire`] next has work to do, which may have passed. Dead letters that wait for room in the
     /// store count once there is room: then the waker is called.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        if self.deadlines.has_sweeps() {
+        if self.deadlines.has_awaiting_room() {
             if self.paging.has_room() {
                 return Some(Timestamp::default());
             }
             self.deadlines.wait_for_room(&self.paging);
         }
         self.deadlines.earliest()
+    }
+
+    /// Does everything that has fallen due, as a timer would.
+    #[cfg(test)]
+    pub(crate) fn expire_all(&self, now: Timestamp) {
+        while self.next_deadline().is_some_and(|due| due <= now) {
+            self.expire(now);
+        }
     }
 
     /// Expires the messages and queues that have fallen due, and sends dead letters, as long as the store has room. If there
@@ -279,8 +287,8 @@ impl Broker {
             if sent >= EXPIRED_MESSAGES || !self.paging.has_room() {
                 return;
             }
-            let Some(queue) = self.deadlines.take_sweep() else { return };
-            sent += queue.sweep(now);
+            let Some(queue) = self.deadlines.take_awaiting_room() else { return };
+            sent += queue.dead_letter_some(now);
         }
     }
 }

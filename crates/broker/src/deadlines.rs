@@ -16,15 +16,15 @@ pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
-    /// Queues for [`Queue::sweep`], in turn.
-    sweeps: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
+    /// Queues for [`Queue::dead_letter_some`], in turn.
+    awaiting_room: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
     room: Arc<AwaitedRoom>,
 }
 
-/// The room in the store that sweeps wait for.
+/// The room in the store that dead letters wait for.
 struct AwaitedRoom {
     is_awaited: AtomicBool,
-    /// Woken when the earliest deadline has become earlier, or there is a sweep to make, or room for it.
+    /// Woken when the earliest deadline has become earlier, or a queue has dead letters, or there is room for them.
     waker: Option<Arc<dyn Waiter>>,
 }
 
@@ -47,26 +47,31 @@ impl Waiter for AwaitedRoom {
 impl Deadlines {
     pub(crate) fn new(waker: Option<Arc<dyn Waiter>>) -> Self {
         let room = Arc::new(AwaitedRoom { is_awaited: AtomicBool::new(false), waker });
-        Self { due: Mutex::default(), earliest: AtomicU64::new(u64::MAX), sweeps: Mutex::default(), room }
+        Self {
+            due: Mutex::default(),
+            earliest: AtomicU64::new(u64::MAX),
+            awaiting_room: Mutex::default(),
+            room,
+        }
     }
 
-    /// Adds a queue to those that [`Queue::sweep`] is to be called for.
-    pub(crate) fn add_sweep(&self, queue: Weak<Queue>) {
-        self.sweeps.lock().push_back(queue);
+    /// Adds a queue for which [`Queue::dead_letter_some`] is to be called.
+    pub(crate) fn await_room(&self, queue: Weak<Queue>) {
+        self.awaiting_room.lock().push_back(queue);
         self.room.wake_timer();
     }
 
-    /// Removes and returns a queue that is to be swept.
-    pub(crate) fn take_sweep(&self) -> Option<Arc<Queue>> {
-        let mut sweeps = self.sweeps.lock();
-        std::iter::from_fn(|| sweeps.pop_front()).find_map(|queue| queue.upgrade())
+    /// Removes and returns the next of these queues.
+    pub(crate) fn take_awaiting_room(&self) -> Option<Arc<Queue>> {
+        let mut queues = self.awaiting_room.lock();
+        std::iter::from_fn(|| queues.pop_front()).find_map(|queue| queue.upgrade())
     }
 
-    pub(crate) fn has_sweeps(&self) -> bool {
-        !self.sweeps.lock().is_empty()
+    pub(crate) fn has_awaiting_room(&self) -> bool {
+        !self.awaiting_room.lock().is_empty()
     }
 
-    /// Wakes the timer when there may be room for sweeps again.
+    /// Wakes the timer when there may be room for dead letters again.
     pub(crate) fn wait_for_room(&self, paging: &Paging) {
         if !self.room.is_awaited.swap(true, Ordering::AcqRel) {
             paging.wait_for_room(Arc::<AwaitedRoom>::clone(&self.room));

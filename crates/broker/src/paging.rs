@@ -53,7 +53,7 @@ pub(crate) struct Paging {
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
     /// Messages of purged and deleted queues whose memory is still to be freed.
     to_free: Mutex<Vec<ReadyStore>, { Rank::Leaf as u8 }>,
-    /// Publishers that wait until enough has left memory.
+    /// Publishers, and the broker's timer, that wait until enough has left memory.
     for_room: Mutex<WaitList, { Rank::Leaf as u8 }>,
     waker: Option<Arc<dyn Waiter>>,
     store: OnceLock<Arc<Store>>,
@@ -195,12 +195,15 @@ impl Paging {
 
     /// Whether far more is in memory than should be, and some of it can be paged out.
     pub(crate) fn is_behind(&self) -> bool {
-        self.is_over_watermark()
-            && self.resident.known() > self.limit()
-            && self.to_page_out.load(Ordering::Relaxed) > 0
+        self.is_over_watermark() && self.resident.known() > self.limit() && self.has_long_queues()
     }
 
-    /// Whether neither the backlog of unwritten messages nor the memory of long queues exceeds its limit.
+    /// Whether long queues still have to let go.
+    fn has_long_queues(&self) -> bool {
+        self.to_page_out.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether neither the backlog of unwritten messages and definitions nor the memory of long queues exceeds its limit.
     pub(crate) fn has_room(&self) -> bool {
         self.store().is_none_or(|store| store.has_room()) && !self.is_behind()
     }

@@ -143,13 +143,7 @@ impl VirtualHost {
         let mut published = Count { total, recent: 0 };
         let mut add = |flow: &ExchangeFlow| published += flow.read(now).unwrap_or_default().0;
         add(self.default_flow());
-        let mut from = Some(0);
-        while let Some(at) = from {
-            let mut found = Vec::new();
-            from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
-            pace(STEPPED);
-            found.iter().filter_map(|exchange| exchange.flow.get()).for_each(|flow| add(flow));
-        }
+        self.exchanges().iter().filter_map(|exchange| exchange.flow.get()).for_each(|flow| add(flow));
         published
     }
 

@@ -5,12 +5,12 @@
 //! that take more than 16 KiB, then all, but only messages that cost no write. Messages that consumers load stay until the next
 //! sweep, which begins when much more is in memory than at the end of this one.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
-use super::{LEEWAY, Paging};
+use super::LEEWAY;
 use crate::broker::Broker;
 use crate::queue::Extent;
 use crate::time::Timestamp;
@@ -96,7 +96,7 @@ impl Broker {
     }
 
     fn first_queue(&self, extent: Extent) -> Cursor {
-        let vhosts = self.all_vhosts().iter().map(std::sync::Arc::downgrade).collect();
+        let vhosts = self.all_vhosts().iter().map(Arc::downgrade).collect();
         Cursor { extent, vhosts, done: 0, slot: 0 }
     }
 
@@ -115,13 +115,6 @@ impl Broker {
         }
         let done = cursor.done + usize::from(slot.is_none());
         Some(Cursor { done, slot: slot.unwrap_or(0), ..cursor })
-    }
-}
-
-impl Paging {
-    /// Whether long queues still have to let go.
-    fn has_long_queues(&self) -> bool {
-        self.to_page_out.load(Ordering::Relaxed) > 0
     }
 }
 

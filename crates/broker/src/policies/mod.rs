@@ -121,15 +121,17 @@ impl Ranking {
 
     /// The policy that applies to a queue.
     fn of_queue(&self, queue: &Queue) -> Option<&Policy> {
-        sync::check_may_take(Rank::Policies);
-        let policy = self.0.iter().find(|policy| policy.applies_to_queue(queue.name(), queue.kind()));
-        policy.map(|policy| &**policy)
+        self.first(|policy| policy.applies_to_queue(queue.name(), queue.kind()))
     }
 
     /// The policy that applies to an exchange.
     fn of_exchange(&self, exchange: &str) -> Option<&Policy> {
+        self.first(|policy| policy.applies_to_exchange(exchange))
+    }
+
+    fn first(&self, applies: impl Fn(&Policy) -> bool) -> Option<&Policy> {
         sync::check_may_take(Rank::Policies);
-        self.0.iter().find(|policy| policy.applies_to_exchange(exchange)).map(|policy| &**policy)
+        self.0.iter().map(|policy| &**policy).find(|policy| applies(policy))
     }
 }
 

@@ -158,8 +158,8 @@ impl Queue {
         state.last_used = now;
         while !state.drop_expired(now, &mut effects) {
             if let Some(waiter) = waiter.filter(|_| self.arguments.load().dead_lettering.is_some()) {
-                self.sweep_later(&mut state);
-                state.wait_for_sweep(waiter);
+                self.dead_letter_later(&mut state);
+                state.wait_for_message(waiter);
                 self.finish(state, effects, now);
                 return Some(None);
             }
@@ -296,7 +296,7 @@ impl Queue {
         let dropped = effects.dead.len();
         while !state.trim(&arguments, &mut effects) {
             if arguments.dead_lettering.is_some() && effects.dead.len() - dropped > taken {
-                self.sweep_later(&mut state);
+                self.dead_letter_later(&mut state);
                 break;
             }
             drop(state);
@@ -344,12 +344,24 @@ impl Queue {
     /// Releases the lock and sends dead letters on.
     pub(super) fn finish(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, lined_up) = self.conclude(state, effects, now);
+        self.send_letters_in_turn(dead, lined_up, now);
+    }
+
+    /// Sends dead letters that a step has left to the caller, or waits for those before them.
+    pub(super) fn send_letters_in_turn(&self, dead: Vec<DeadLetter>, lined_up: bool, now: Timestamp) {
         if lined_up {
             self.wait_for_letters(now);
-        } else if !dead.is_empty()
+        } else {
+            self.send_letters(dead, now);
+        }
+    }
+
+    /// Sends dead letters that this thread has taken.
+    pub(super) fn send_letters(&self, letters: Vec<DeadLetter>, now: Timestamp) {
+        if !letters.is_empty()
             && let Some(home) = self.context.home.upgrade()
         {
-            home.dead_letter(self, dead, now);
+            home.dead_letter(self, letters, now);
         }
     }
 
@@ -401,12 +413,12 @@ impl Queue {
     }
 
     /// The letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest to the
-    /// next thread that drops messages, or to [`Queue::sweep`].
+    /// next thread that drops messages, or to [`Queue::dead_letter_some`].
     pub(crate) fn next_letters(&self, sent: &Step) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
         let next = state.next_letters(sent);
         if state.has_letters() {
-            self.sweep_later(&mut state);
+            self.dead_letter_later(&mut state);
             if state.deleted {
                 state.keep_for_letters(self.this.upgrade());
             }
@@ -423,11 +435,7 @@ impl Queue {
             let mut state = self.state.lock();
             let (letters, is_too_early) = (state.take_letters(), state.has_many_letters());
             drop(state);
-            if !letters.is_empty()
-                && let Some(home) = self.context.home.upgrade()
-            {
-                home.dead_letter(self, letters, now);
-            }
+            self.send_letters(letters, now);
             if !is_too_early {
                 return;
             }

@@ -301,7 +301,7 @@ impl Queue {
         if arguments.dead_lettering.is_none() {
             state = self.trim(state, &mut effects, now);
         } else if !state.trim(&arguments, &mut effects) {
-            self.sweep_later(&mut state);
+            self.dead_letter_later(&mut state);
         }
         state.drop_expired(now, &mut effects);
         self.finish(state, effects, now);
@@ -433,10 +433,10 @@ impl Queue {
         }
         state.retry_paging(now);
         let dead_letters = self.arguments.load().dead_lettering.is_some();
-        if dead_letters && state.has_expired(now) {
-            self.sweep_later(&mut state);
+        if dead_letters && state.next_expiry().is_some_and(|expiry| expiry <= now) {
+            self.dead_letter_later(&mut state);
         }
-        if !(dead_letters && state.awaits_sweep) {
+        if !(dead_letters && state.awaits_room) {
             // Consumers may have been waiting for messages behind the expired ones.
             state.pump(now, &mut effects);
         }
@@ -446,35 +446,33 @@ impl Queue {
         dropped
     }
 
-    /// Has the broker [sweep](Self::sweep) this queue when the store has room.
-    fn sweep_later(&self, state: &mut QueueState) {
-        if !std::mem::replace(&mut state.awaits_sweep, true) {
-            self.context.deadlines.add_sweep(self.this.clone());
+    /// Has the broker [go on](Self::dead_letter_some) with this queue when the store has room.
+    fn dead_letter_later(&self, state: &mut QueueState) {
+        if !std::mem::replace(&mut state.awaits_room, true) {
+            self.context.deadlines.await_room(self.this.clone());
         }
     }
 
     /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above
     /// its limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of letters.
-    pub(crate) fn sweep(&self, now: Timestamp) -> usize {
+    pub(crate) fn dead_letter_some(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        state.awaits_sweep = false;
+        state.awaits_room = false;
         let letters = state.take_letters();
         if !letters.is_empty() {
             // Dropping comes after them.
-            self.sweep_later(&mut state);
+            self.dead_letter_later(&mut state);
             drop(state);
             let count = letters.len();
-            if let Some(home) = self.context.home.upgrade() {
-                home.dead_letter(self, letters, now);
-            }
+            self.send_letters(letters, now);
             return count;
         }
         let is_done = state.deleted
             || state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects);
         let waiting = if is_done { state.take_waiting() } else { WaitList::default() };
         if !is_done {
-            self.sweep_later(&mut state);
+            self.dead_letter_later(&mut state);
         }
         let dropped = effects.dead.len();
         self.finish(state, effects, now);
@@ -486,12 +484,10 @@ impl Queue {
     fn schedule(&self, state: &mut QueueState) {
         let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
-        // Messages that the last sweep left over fall due at its time, behind queues that fell due before. A
-        // head that is being loaded is checked once it is in memory.
-        let is_swept = state.awaits_sweep && self.arguments.load().dead_lettering.is_some();
-        let no_head = state.ready.needs_load() || is_swept;
-        let head = if no_head { None } else { state.ready.next_expiry() };
-        let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
+        let is_later = state.awaits_room && self.arguments.load().dead_lettering.is_some();
+        let head = state.next_expiry().filter(|_| !is_later);
+        // Messages that the last sweep left over fall due at its time, behind queues that fell due before.
+        let head = head.map(|at| at.max(state.sweeping.unwrap_or_default()));
         let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();
         let Some(due) = due else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {

@@ -85,13 +85,7 @@ impl Queue {
         if self.is_deleted() {
             refused = (0..count).collect();
         }
-        if appended.lined_up {
-            self.wait_for_letters(now);
-        } else if !appended.dead.is_empty()
-            && let Some(home) = self.context.home.upgrade()
-        {
-            home.dead_letter(self, appended.dead, now);
-        }
+        self.send_letters_in_turn(appended.dead, appended.lined_up, now);
         TakenIn { refused, until: appended.until, full: stored.full || appended.full }
     }
 

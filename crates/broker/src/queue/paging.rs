@@ -75,9 +75,8 @@ impl Queue {
     /// the disk. Returns false if they could not be written.
     pub(crate) fn let_go(&self, extent: Extent, now: Timestamp) -> bool {
         let mut state = self.state.lock();
-        let has_failed = state.paging_retry().is_some_and(|at| at > now);
         if state.paging.busy
-            || has_failed
+            || !state.may_page(now)
             || state.ready.needs_load()
             || state.ready.resident() <= extent.least()
         {
@@ -94,7 +93,7 @@ impl Queue {
         state.paging.busy = false;
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
-        state.paging_retry().is_none_or(|at| at <= now)
+        state.may_page(now)
     }
 
     /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
@@ -131,9 +130,8 @@ impl Queue {
     }
 
     fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
-        let may = state.paging_retry().is_none_or(|at| at <= now);
         state.ready.has_discarded()
-            || may && (state.ready.needs_load() || state.is_long() && self.should_page())
+            || state.may_page(now) && (state.ready.needs_load() || state.is_long() && self.should_page())
     }
 
     /// Whether messages that can be on disk are to leave memory.
@@ -273,17 +271,22 @@ impl QueueState {
     /// Registers a waiter that is woken when there is a message in memory, or none at all.
     pub(super) fn wait_for_load(&mut self, waiter: &Arc<dyn Waiter>) {
         self.ready.want_load();
-        self.paging.waiting.add_once(waiter);
+        self.wait_for_message(waiter);
     }
 
-    /// Registers a waiter that is woken when the messages that have expired are gone.
-    pub(super) fn wait_for_sweep(&mut self, waiter: &Arc<dyn Waiter>) {
+    /// As [`Self::wait_for_load`], while the first message in memory is behind dead letters.
+    pub(super) fn wait_for_message(&mut self, waiter: &Arc<dyn Waiter>) {
         self.paging.waiting.add_once(waiter);
     }
 
     /// Removes and returns the waiters for a message, which no longer need to wait.
     pub(super) fn take_waiting(&mut self) -> WaitList {
         self.paging.waiting.take()
+    }
+
+    /// Whether no step has failed that is to be tried again later.
+    fn may_page(&self, now: Timestamp) -> bool {
+        self.paging_retry().is_none_or(|at| at <= now)
     }
 
     /// The time at which a failed step is to be tried again.

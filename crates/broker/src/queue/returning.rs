@@ -37,30 +37,30 @@ impl Queue {
     pub fn leave(&self, consumers: &[ConsumerId], deliveries: Vec<Delivery>, now: Timestamp) {
         let (early, late) = consumers.split_at(consumers.len().saturating_sub(STEP));
         let (active, mut has_left) = self.remove_in_steps(early, now);
-        let Returning { count, messages, effects } = self.prepare(deliveries, Returned::Failed);
+        let returning = self.prepare(deliveries, Returned::Failed);
         let mut state = self.state.lock();
-        state.unacked = state.unacked.saturating_sub(count as u64);
+        state.unacked = state.unacked.saturating_sub(returning.count as u64);
         for consumer in active.iter().chain(late) {
             has_left |= self.remove_consumer(&mut state, *consumer, now);
         }
-        if state.deleted || (!has_left && count == 0) {
+        if state.deleted || (!has_left && returning.count == 0) {
             return;
         }
         if has_left && self.properties.auto_delete && state.consumers.is_empty() {
             self.delete_locked(state);
             return;
         }
-        self.take_back(state, count, messages, effects, now);
+        self.take_back(state, returning, now);
     }
 
     /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
     /// requeue), in one step. A quorum queue drops messages that have failed too often.
     pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
-        let Returning { count, messages, effects } = self.prepare(deliveries, returned);
+        let returning = self.prepare(deliveries, returned);
         let mut state = self.state.lock();
-        state.unacked = state.unacked.saturating_sub(count as u64);
+        state.unacked = state.unacked.saturating_sub(returning.count as u64);
         if !state.deleted {
-            self.take_back(state, count, messages, effects, now);
+            self.take_back(state, returning, now);
         }
     }
 
@@ -144,14 +144,8 @@ impl Queue {
     }
 
     /// Puts messages back, then looks at the limits, and only then serves consumers.
-    fn take_back(
-        &self,
-        mut state: StateGuard<'_>,
-        count: usize,
-        messages: Back,
-        mut effects: Effects,
-        now: Timestamp,
-    ) {
+    fn take_back(&self, mut state: StateGuard<'_>, returning: Returning, now: Timestamp) {
+        let Returning { count, messages, mut effects } = returning;
         self.context.metrics.messages_requeued.add(count);
         match messages {
             Back::Few(messages) => messages.into_iter().for_each(|delivery| state.ready.put_back(delivery)),

@@ -33,8 +33,8 @@ pub(super) struct QueueState {
     /// Set to the time of a call of [`QueueState::drop_expired`] that had to leave expired messages; `None`
     /// once there are none.
     pub(super) sweeping: Option<Timestamp>,
-    /// Whether it is among the broker's queues with dead letters to send ([`Queue::sweep`](super::Queue::sweep)).
-    pub(super) awaits_sweep: bool,
+    /// Whether it is among the broker's queues with dead letters to send ([`Queue::dead_letter_some`]).
+    pub(super) awaits_room: bool,
     /// Which messages are in the store, too.
     pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
@@ -156,7 +156,7 @@ impl QueueState {
             last_used: Timestamp::default(),
             scheduled: None,
             sweeping: None,
-            awaits_sweep: false,
+            awaits_room: false,
             stores,
             next_position: 0,
             paging: PagingState::default(),
@@ -268,9 +268,9 @@ impl QueueState {
         }
     }
 
-    /// Whether the message at the head, in memory, has expired.
-    pub(super) fn has_expired(&self, now: Timestamp) -> bool {
-        !self.ready.needs_load() && self.ready.next_expiry().is_some_and(|expiry| expiry <= now.0)
+    /// The time at which the next message expires. A head that is being loaded is checked once it is in memory.
+    pub(super) fn next_expiry(&self) -> Option<Timestamp> {
+        if self.ready.needs_load() { None } else { self.ready.next_expiry().map(Timestamp) }
     }
 
     /// Whether one more message would exceed a length limit.

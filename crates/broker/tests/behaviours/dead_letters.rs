@@ -6,7 +6,7 @@ use broker::*;
 use crate::kept::{Told, kept};
 use crate::world::*;
 
-fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
+pub(crate) fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
     [("x-dead-letter-exchange", FieldValue::text("")), ("x-dead-letter-routing-key", FieldValue::text(key))]
 }
 

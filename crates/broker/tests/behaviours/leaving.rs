@@ -8,22 +8,20 @@ use amqp::{FieldValue, Properties};
 use broker::*;
 use sync::work::{self, Turn};
 
+use crate::dead_letters::dead_letter_to;
+use crate::quorum_queues::quorum;
+use crate::rabbitmq_4::rabbitmq_4;
 use crate::world::*;
 
 fn single_active(world: &World) -> Arc<Queue> {
     world.queue_with("q", &[("x-single-active-consumer", FieldValue::Boolean(true))])
 }
 
-fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
-    let mut all = vec![("x-queue-type", FieldValue::text("quorum"))];
-    all.extend_from_slice(arguments);
-    let arguments = table(&all);
-    let declare = QueueDeclare { name: "q", durable: true, arguments: raw(&arguments), ..Default::default() };
-    world.declare(declare).unwrap().queue
-}
-
-fn rabbitmq_4() -> World {
-    world_of(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() })
+/// Publishes as many messages to queue q, each with its number; returns these.
+fn publish_numbers(world: &mut World, count: usize) -> Vec<String> {
+    let bodies: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    bodies
 }
 
 /// Takes what a consumer has got.
@@ -59,11 +57,8 @@ fn an_end_counts_one_failure_however_many_consumers_leave() {
 fn a_queue_that_ends_with_its_last_consumer_takes_nothing_back() {
     let mut world = world();
     let dead = world.queue("dead");
-    let arguments = table(&[
-        ("x-dead-letter-exchange", FieldValue::text("")),
-        ("x-dead-letter-routing-key", FieldValue::text("dead")),
-        ("x-max-length", FieldValue::I64(1)),
-    ]);
+    let [exchange, key] = dead_letter_to("dead");
+    let arguments = table(&[exchange, key, ("x-max-length", FieldValue::I64(1))]);
     let declare =
         QueueDeclare { name: "q", auto_delete: true, arguments: raw(&arguments), ..Default::default() };
     let queue = world.declare(declare).unwrap().queue;
@@ -136,8 +131,7 @@ fn very_many_messages_return_to_their_places_and_are_charged() {
 fn very_many_messages_return_in_front_where_these_come_first() {
     let mut world = rabbitmq_4();
     let queue = quorum(&world, &[]);
-    let bodies: Vec<_> = (0..MANY + 2).map(|number| number.to_string()).collect();
-    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let bodies = publish_numbers(&mut world, MANY + 2);
     let mut held: Vec<_> = (0..=MANY).map(|_| world.get(&queue)).collect();
     let last = held.pop().unwrap();
     queue.requeue(vec![last], Returned::Released, world.now);
@@ -152,15 +146,8 @@ fn very_many_messages_return_in_front_where_these_come_first() {
 fn very_many_refused_messages_are_charged_and_dead_lettered_in_order() {
     let mut world = world();
     let dead = world.queue("dead");
-    let queue = world.queue_with(
-        "q",
-        &[
-            ("x-dead-letter-exchange", FieldValue::text("")),
-            ("x-dead-letter-routing-key", FieldValue::text("dead")),
-        ],
-    );
-    let bodies: Vec<_> = (0..MANY).map(|number| number.to_string()).collect();
-    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let queue = world.queue_with("q", &dead_letter_to("dead"));
+    let bodies = publish_numbers(&mut world, MANY);
     let held: Vec<_> = (0..MANY).map(|_| world.get(&queue)).collect();
     let _turn = Turn::begin();
     queue.reject(held, Returned::Failed, world.now);
@@ -172,8 +159,7 @@ fn very_many_refused_messages_are_charged_and_dead_lettered_in_order() {
 fn nobody_is_served_while_very_many_messages_come_back() {
     let mut world = world();
     let queue = single_active(&world);
-    let bodies: Vec<_> = (0..MANY).map(|number| number.to_string()).collect();
-    world.publish_all("q", &bodies.iter().map(|body| &**body).collect::<Vec<_>>());
+    let bodies = publish_numbers(&mut world, MANY);
     let (first, one) = world.consume(&queue, MANY, 0);
     let (_, two) = world.consume(&queue, usize::MAX, 0);
     let (over, now) = (AtomicBool::new(false), world.now);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use amqp::{FieldValue, Properties};
 use broker::*;
 
+use crate::dead_letters::dead_letter_to;
 use crate::kept::{Kept, Told, paging, paging_as};
 use crate::paging::{MANY, assert_mostly_on_disk, bodies, body, publish};
 use crate::world::*;
@@ -96,11 +97,8 @@ fn a_purge_settles_those_on_disk() {
 
 #[test]
 fn they_expire_in_their_order() {
-    let arguments = [
-        ("x-dead-letter-exchange", FieldValue::text("")),
-        ("x-dead-letter-routing-key", FieldValue::text("dead")),
-        ("x-message-ttl", FieldValue::I32(1000)),
-    ];
+    let [exchange, key] = dead_letter_to("dead");
+    let arguments = [exchange, key, ("x-message-ttl", FieldValue::I32(1000))];
     let (mut kept, queue) = persistent(paging(35, 0), &arguments);
     kept.durable("dead", &[]);
     take_and_return(&kept, &queue, MANY, Returned::Failed);

@@ -5,7 +5,7 @@ use broker::*;
 
 use crate::world::*;
 
-fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> std::sync::Arc<Queue> {
+pub(crate) fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> std::sync::Arc<Queue> {
     let mut all = vec![("x-queue-type", FieldValue::text("quorum"))];
     all.extend_from_slice(arguments);
     let arguments = table(&all);

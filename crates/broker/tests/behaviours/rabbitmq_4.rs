@@ -6,7 +6,7 @@ use broker::*;
 use crate::kept::paging_as;
 use crate::world::*;
 
-fn rabbitmq_4() -> World {
+pub(crate) fn rabbitmq_4() -> World {
     world_of(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() })
 }
 

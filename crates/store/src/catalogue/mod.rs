@@ -12,7 +12,7 @@ mod rebuild;
 mod section;
 
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
@@ -44,7 +44,7 @@ pub struct Catalogue {
     /// Whether an operator's definitions have been loaded, see [`Catalogue::note_loaded`].
     loaded: AtomicBool,
     /// Bytes of uncommitted changes above which there is no room, see [`Catalogue::has_room`].
-    pending_limit: AtomicUsize,
+    pending_limit: usize,
 }
 
 /// A change's number: committed with all that came before it.
@@ -154,7 +154,7 @@ impl Catalogue {
             bell: OnceLock::new(),
             was_empty,
             loaded: AtomicBool::new(loaded),
-            pending_limit: AtomicUsize::new(usize::MAX),
+            pending_limit: usize::MAX,
         })
     }
 
@@ -165,20 +165,20 @@ impl Catalogue {
     }
 
     /// Sets how many bytes of changes may wait for a commit while there is room.
-    pub(crate) fn set_pending_limit(&self, bytes: usize) {
-        self.pending_limit.store(bytes, Ordering::Relaxed);
+    pub(crate) fn set_pending_limit(&mut self, bytes: usize) {
+        self.pending_limit = bytes;
     }
 
     /// Whether no more bytes of changes than the limit wait for a commit. Changes are noted nevertheless: a client whose
     /// changes nobody waits for has to pause.
     pub(crate) fn has_room(&self) -> bool {
-        self.pending.lock().bytes <= self.pending_limit.load(Ordering::Relaxed)
+        self.pending.lock().bytes <= self.pending_limit
     }
 
     /// Wakes `waiter` once there [is room](Self::has_room); returns it if there is.
     pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut pending = self.pending.lock();
-        if pending.bytes <= self.pending_limit.load(Ordering::Relaxed) {
+        if pending.bytes <= self.pending_limit {
             return Some(waiter);
         }
         pending.for_room.add(waiter);
@@ -306,7 +306,7 @@ impl Catalogue {
     fn free(&self, bytes: usize) {
         let mut pending = self.pending.lock();
         pending.bytes -= bytes;
-        let has_room = pending.bytes <= self.pending_limit.load(Ordering::Relaxed);
+        let has_room = pending.bytes <= self.pending_limit;
         let for_room = if has_room { pending.for_room.take() } else { WaitList::default() };
         drop(pending);
         for_room.wake();

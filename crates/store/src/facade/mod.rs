@@ -77,10 +77,11 @@ impl Store {
         disk: Arc<dyn Disk>,
         settings: impl Into<StoreSettings>,
     ) -> Result<(Arc<Self>, Rounds, Recovered), StoreError> {
-        let catalogue = Arc::new(Catalogue::open(disk.clone())?);
-        let hooks = Box::new(Definitions::new(catalogue.clone()));
         let settings = settings.into();
+        let mut catalogue = Catalogue::open(disk.clone())?;
         catalogue.set_pending_limit(settings.journal.pending_limit);
+        let catalogue = Arc::new(catalogue);
+        let hooks = Box::new(Definitions::new(catalogue.clone()));
         let mut inventory = Inventory::read(&catalogue)?;
         let (report, opened) = match journal::open(disk.clone(), settings.journal, hooks) {
             Ok((committer, mut recovered)) => {

@@ -114,7 +114,7 @@ pub struct Transfer {
 pub struct JournalSettings {
     /// Bytes of a segment file.
     pub segment_size: u64,
-    /// No message is accepted while more bytes than this wait to be written; nor while as many bytes of definitions do.
+    /// No message is accepted while more bytes than this wait to be written. As many bytes of definitions may wait, too.
     pub pending_limit: usize,
     /// When a session runs a round itself.
     pub in_turn: RoundsInTurns,

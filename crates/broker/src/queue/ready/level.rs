@@ -258,7 +258,10 @@ impl Level {
         let split = self.split.as_mut()?;
         let last = self.head.back().filter(|last| may_leave(last))?;
         let weight = last.message().weight();
-        let rest = (split.head_weight - weight >= window).then(|| split.head_weight - weight)?;
+        let rest = split.head_weight - weight;
+        if rest < window {
+            return None;
+        }
         let delivery = self.head.pop_back()?.into_delivery();
         split.head_weight = rest;
         Some((delivery, weight))

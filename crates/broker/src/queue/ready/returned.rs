@@ -100,11 +100,10 @@ impl ReturnedMessages {
         let fixed = self.fixed.first_key_value();
         let movable = self.movable.first_key_value();
         let in_memory = fixed.into_iter().chain(movable).min_by_key(|(place, _)| **place);
-        match (in_memory, self.spans.first_key_value()) {
-            (None, None) => None,
-            (Some((place, _)), Some((first, span))) if first < place => Some(Front::OnDisk(span.expires)),
-            (Some((_, delivery)), _) => Some(Front::InMemory(Next::of(delivery))),
-            (None, Some((_, span))) => Some(Front::OnDisk(span.expires)),
+        let on_disk = self.spans.first_key_value();
+        match on_disk.filter(|(first, _)| in_memory.is_none_or(|(place, _)| *first < place)) {
+            Some((_, span)) => Some(Front::OnDisk(span.expires)),
+            None => in_memory.map(|(_, delivery)| Front::InMemory(Next::of(delivery))),
         }
     }
 
@@ -199,9 +198,10 @@ impl ReturnedMessages {
             let next = self.spans.first_entry().filter(|entry| entry.get().position == first);
             let Some((place, mut span)) = next.map(|entry| entry.remove_entry()) else { break };
             let (last, mut missing) = (last.min(through), last.min(through) - first + 1);
-            (self.on_disk, reloaded.passed.messages) =
-                (self.on_disk - missing, reloaded.passed.messages + missing);
-            (span.messages, span.position) = (span.messages - missing, last + 1);
+            self.on_disk -= missing;
+            reloaded.passed.messages += missing;
+            span.messages -= missing;
+            span.position = last + 1;
             let rest = place + missing;
             while let Some(delivery) = found.next_if(|delivery| delivery.position <= last) {
                 let bytes = delivery.message.body_len() as u64;

@@ -64,17 +64,13 @@ impl Run {
     /// bytes of bodies, between the first and the last position of `span`.
     pub(crate) fn add_stored(&mut self, span: (u64, u64), messages: u64, bytes: u64, expires: u64) {
         self.extend(span, true);
-        self.stored += messages;
-        self.bytes += bytes;
-        self.expires = self.expires.min(expires);
+        self.count_stored(messages, bytes, expires);
     }
 
     /// Adds one message in the store, found at a start, behind all others, in a queue that may have several levels.
     pub(crate) fn add_one_stored(&mut self, position: u64, bytes: u64, expires: u64) {
         self.extend((position, position), false);
-        self.stored += 1;
-        self.bytes += bytes;
-        self.expires = self.expires.min(expires);
+        self.count_stored(1, bytes, expires);
     }
 
     /// Adds a message behind all others.
@@ -91,9 +87,13 @@ impl Run {
             Some(front) if single || delivery.position + 1 == front.0 => front.0 = delivery.position,
             _ => self.spans.push_front((delivery.position, delivery.position)),
         }
-        self.stored += 1;
-        self.bytes += delivery.message.body_len() as u64;
-        self.expires = self.expires.min(delivery.expires);
+        self.count_stored(1, delivery.message.body_len() as u64, delivery.expires);
+    }
+
+    fn count_stored(&mut self, messages: u64, bytes: u64, expires: u64) {
+        self.stored += messages;
+        self.bytes += bytes;
+        self.expires = self.expires.min(expires);
     }
 
     fn extend(&mut self, (first, last): (u64, u64), single: bool) {

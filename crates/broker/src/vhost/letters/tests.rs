@@ -14,15 +14,17 @@ fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)])
     vhost.declare_queue(ME, &QueueDeclare { name, arguments, ..Default::default() }, NOW).unwrap().queue
 }
 
-/// Appends messages with these bodies, of which the queue keeps one. Returns the letters that the caller has to send.
+/// As [`append_bodies`], for bodies that are numbers.
 fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> Vec<DeadLetter> {
-    let messages: Vec<_> = bodies
-        .map(|body| {
-            let body = body.to_string();
-            let body = Body::Copied(body.as_bytes());
-            Arc::new(Message::new("".into(), queue.name(), &[0, 0], body, Traits::default()))
-        })
-        .collect();
+    append_bodies(queue, bodies.map(|body| body.to_string().into_bytes()))
+}
+
+/// Appends messages with these bodies, of which the queue keeps one. Returns the letters that the caller has to send.
+fn append_bodies(queue: &Arc<Queue>, bodies: impl IntoIterator<Item = Vec<u8>>) -> Vec<DeadLetter> {
+    let new = |body: Vec<u8>| {
+        Message::new("".into(), queue.name(), &[0, 0], Body::Copied(&body), Traits::default())
+    };
+    let messages: Vec<_> = bodies.into_iter().map(|body| Arc::new(new(body))).collect();
     let nowhere = StoredBatch::keep(None, LastStoring::of(std::slice::from_ref(queue)), &messages);
     queue.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
 }
@@ -64,13 +66,7 @@ fn who_drops_messages_does_not_run_far_ahead_of_those_who_send_them() {
 #[test]
 fn the_letters_of_a_turn_are_bounded_by_their_bytes_too() {
     let (_broker, vhost, short, dead) = world();
-    let large = |count| {
-        let body = vec![0; 1 << 20];
-        let new = || Message::new("".into(), "short", &[0, 0], Body::Copied(&body), Traits::default());
-        let messages: Vec<_> = (0..count).map(|_| Arc::new(new())).collect();
-        let nowhere = StoredBatch::keep(None, LastStoring::of(std::slice::from_ref(&short)), &messages);
-        short.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
-    };
+    let large = |count| append_bodies(&short, (0..count).map(|_| vec![0; 1 << 20]));
     let own = large(2);
     (0..10).for_each(|_| assert!(large(1).is_empty()));
     vhost.dead_letter(&short, own, NOW);
@@ -93,9 +89,7 @@ fn a_sender_leaves_most_letters_of_others_to_others() {
     vhost.dead_letter(&short, next, NOW);
     assert_eq!(dead.message_count(), 513 + 512);
     // The timer sends the rest.
-    while broker.next_deadline().is_some_and(|due| due <= NOW) {
-        broker.expire(NOW);
-    }
+    broker.expire_all(NOW);
     assert_eq!(drain(&dead), (0..2_002).collect::<Vec<_>>());
     assert_eq!((drain(&short), broker.next_deadline()), (vec![2_002], None));
 }
@@ -111,9 +105,7 @@ fn letters_that_are_left_outlive_their_queue() {
     let gone = Arc::downgrade(&short);
     vhost.delete_queue(ME, "short", false, false).unwrap();
     drop(short);
-    while broker.next_deadline().is_some_and(|due| due <= NOW) {
-        broker.expire(NOW);
-    }
+    broker.expire_all(NOW);
     assert_eq!(drain(&dead), (0..1_001).collect::<Vec<_>>());
     assert!(gone.upgrade().is_none());
 }
