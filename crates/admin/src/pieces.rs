@@ -15,7 +15,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use sync::pace::pace;
 
 /// Bytes of a piece, except the last: a few writes to a socket.
-pub(crate) const PIECE: usize = 64 << 10;
+const PIECE: usize = 64 << 10;
 
 /// Nanoseconds for writing a piece: three for a byte, of JSON or of samples.
 const FULL: u32 = 3 * PIECE as u32;

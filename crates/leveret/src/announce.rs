@@ -18,8 +18,8 @@ pub(crate) struct Announced {
 /// The announced listeners, in order.
 static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 
-/// Set once by [`begin`]. `None` if there is no thread for it.
-static OUTPUT: OnceLock<Option<Announcements>> = OnceLock::new();
+/// Set once by [`begin`], unless there is no thread for it.
+static OUTPUT: OnceLock<Announcements> = OnceLock::new();
 
 /// Most time that the lines may take before the start goes on without them.
 const LINES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,7 +60,9 @@ impl Announcements {
 
 /// To be called before the first announcement.
 pub(crate) fn begin(log: &Arc<LineQueue>) {
-    OUTPUT.get_or_init(|| Announcements::start(log, io::stdout(), LINES_TIMEOUT).ok());
+    if let Ok(output) = Announcements::start(log, io::stdout(), LINES_TIMEOUT) {
+        let _ = OUTPUT.set(output);
+    }
 }
 
 /// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once; the lines of the log so
@@ -70,7 +72,7 @@ pub(crate) fn begin(log: &Arc<LineQueue>) {
 pub(crate) fn announce(listener: Announced) {
     let line = line(listener.kind.setting, &listener.url);
     ANNOUNCED.lock().push(listener);
-    if let Some(Some(output)) = OUTPUT.get() {
+    if let Some(output) = OUTPUT.get() {
         output.write(line);
     }
 }
@@ -79,8 +81,8 @@ pub(crate) fn announce(listener: Announced) {
 /// the process exits.
 pub(crate) fn end(timeout: Duration) -> Duration {
     match OUTPUT.get() {
-        Some(Some(output)) => output.output.end(timeout),
-        _ => timeout,
+        Some(output) => output.output.end(timeout),
+        None => timeout,
     }
 }
 

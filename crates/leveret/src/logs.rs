@@ -1,7 +1,7 @@
 //! Logs: human-readable lines on standard error.
 //!
-//! A thread writes them, and nobody else waits for it: a pipe that nobody reads stops neither clients nor the end of the
-//! process. Panics take the same way.
+//! A thread writes them, and whoever logs does not wait for it: a pipe that nobody reads stops neither clients nor the end of
+//! the process. Panics take the same way; they, announcements and the last line before an exit wait for it, but not for long.
 
 mod repeats;
 

@@ -738,7 +738,7 @@ impl Pool {
 }
 
 /// Whether credentials are equal, compared in constant time unless they are the same object.
-fn is_same(own: &Arc<Credentials>, credentials: &Credentials) -> bool {
+pub(crate) fn is_same(own: &Arc<Credentials>, credentials: &Credentials) -> bool {
     std::ptr::eq(&**own, credentials) || **own == *credentials
 }
 

@@ -76,7 +76,7 @@ enum LineEntry {
     Reopen,
 }
 
-/// Bytes of lines that may wait for the thread: some 16,000 lines, minutes of a busy log.
+/// Bytes of lines that may wait for the thread: some 10,000 lines, minutes of a busy log.
 const MAX_WAITING: usize = 4 << 20;
 
 /// Bytes of memory that an entry takes in addition to its text.

@@ -1,5 +1,5 @@
 use super::super::answers::MOST_UNREAD;
-use super::super::tests::{gated_world, moving_world, world};
+use super::super::tests::{gated_world, moved_world, moving_world, world};
 use super::super::{LARGE_DEFINITIONS, LARGE_MESSAGES, REQUESTS_AT_ONCE};
 use super::*;
 
@@ -225,7 +225,7 @@ fn queries_are_decoded_as_forms_are() {
 
 #[tokio::test]
 async fn what_would_be_lost_by_a_move_is_refused() {
-    let api = super::super::tests::moved_world();
+    let api = moved_world();
     let status = async |method, path| ask(&api, method, path, "{}").await.status();
     let publish = "/api/exchanges/%2F/amq.default/publish";
     assert_eq!(status(Method::POST, publish).await, StatusCode::SERVICE_UNAVAILABLE);
@@ -237,16 +237,13 @@ async fn what_would_be_lost_by_a_move_is_refused() {
 
 #[tokio::test]
 async fn a_step_of_another_move_than_the_one_that_is_named_is_a_conflict() {
-    let api = super::super::tests::moved_world();
+    let api = moved_world();
     for (body, expected) in [
         ("", StatusCode::BAD_REQUEST),
         ("{}", StatusCode::BAD_REQUEST),
         (r#"{"addresses": ["amqp://other"]}"#, StatusCode::CONFLICT),
     ] {
-        let mut head = parts("POST", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
-        head.extensions.insert(Caller { ip: None, is_local: true });
-        let found = routes::find("/api/leveret/migration/cut-over", api.served());
-        let answer = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::from(body)).await;
-        assert_eq!(answer.unwrap_err().into_response().status(), expected, "{body}");
+        let answer = ask(&api, Method::POST, "/api/leveret/migration/cut-over", body).await;
+        assert_eq!(answer.status(), expected, "{body}");
     }
 }

@@ -100,10 +100,10 @@ impl Migrator {
     /// The request is wrong, or does not fit what is under way.
     pub(crate) fn start(self: &Arc<Self>, request: &Map<String, Value>) -> Result<Value, MoveError> {
         let broker = self.broker.as_ref().ok_or(MoveError::Pool)?;
-        let text =
-            |key: &str| request.get(key).and_then(Value::as_str).ok_or_else(|| MoveError::missing(key));
-        let direction = read_direction(request.get("direction").unwrap_or(&Value::Null))?;
-        let upstreams = read_addresses(request.get("addresses").unwrap_or(&Value::Null))?;
+        let member = |key: &str| request.get(key).ok_or_else(|| MoveError::missing(key));
+        let text = |key: &str| member(key)?.as_str().ok_or_else(|| MoveError::missing(key));
+        let direction = read_direction(member("direction")?)?;
+        let upstreams = read_addresses(member("addresses")?)?;
         let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
         let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
         let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());

@@ -15,7 +15,7 @@ use crate::link::ClientLink;
 pub(super) struct Vhost {
     nodes: HashMap<Node, DeclaredEntry>,
     clients: HashMap<u64, Client>,
-    /// Where bindings begin that are not remembered.
+    /// The exchanges at which bindings begin that are not remembered.
     others: OtherBindings,
     /// Bytes remembered for all clients.
     bytes: usize,

@@ -356,8 +356,7 @@ impl Upstream {
                         left.push(Left { remains: lease.ledger.take(), confirming });
                     }
                 }
-                Slot::Settling(settling) => left.extend(settling.into_left()),
-                Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
+                Slot::Settling(settling) | Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
                 _ => {}
             }
         }

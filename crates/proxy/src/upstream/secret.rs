@@ -16,6 +16,7 @@ use amqp::method::connection;
 use super::role::Attached;
 use super::{Phase, Upstream, UpstreamState};
 use crate::link::ClientLink;
+use crate::pool::is_same;
 
 impl Upstream {
     /// The credentials of those who use the connection.
@@ -25,8 +26,7 @@ impl Upstream {
 
     /// Whether the connection is one of these credentials, compared in constant time unless they are the same object.
     pub(crate) fn is_of(&self, credentials: &Credentials) -> bool {
-        let own = self.credentials.load();
-        std::ptr::eq(&**own, credentials) || **own == *credentials
+        is_same(&self.credentials.load(), credentials)
     }
 
     /// A client that is attached here has a new secret, which the broker has accepted. To a connection of its own it is

@@ -251,18 +251,12 @@ impl Deliveries {
             }
         }
         inner.waiting.clear();
-        let taken = inner.take_up_to(0).unwrap_or_default();
-        inner.release(&taken);
-        taken
+        inner.take_all()
     }
 
     /// Removes all deliveries, for recover. The caller proceeds as after [`Deliveries::settle`].
     pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
-        let mut inner = self.inner.lock();
-        let Some(inner) = inner.as_mut() else { return Vec::new() };
-        let taken = inner.take_up_to(0).unwrap_or_default();
-        inner.release(&taken);
-        taken
+        self.inner.lock().as_mut().map(|inner| inner.take_all()).unwrap_or_default()
     }
 
     /// Puts back deliveries taken with `hold`.

@@ -14,9 +14,9 @@ use super::{MoveContext, MoveLoginError};
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
 /// How long the other broker may take for an answer.
-const ANSWER_TIME: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// Interval of looks at the time.
-const LOOK: Duration = Duration::from_millis(20);
+pub(super) const LOOK: Duration = Duration::from_millis(20);
 
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {

@@ -12,13 +12,14 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use amqp::method::{channel, exchange};
 use amqp::{Fault, Method, ReplyCode};
 use serde::{Deserialize, Serialize};
 
 use super::MoveContext;
+use super::counting::{ANSWER_TIME, LOOK};
 use super::origin::exchange_for;
 use super::run::{CHANNEL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
@@ -27,12 +28,6 @@ use crate::upstream::sharing::task::OpenError;
 
 /// Deletions that are under way at a time on a channel.
 const WINDOW: usize = 64;
-
-/// How long the other broker may take for an answer.
-const ANSWER_TIME: Duration = Duration::from_secs(30);
-
-/// Interval of looks at the time.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Class and method id of exchange.delete.
 const DELETE: (u16, u16) = (40, 20);
@@ -158,9 +153,9 @@ pub(super) async fn delete_left(context: &MoveContext) {
     }
     for (vhost, names) in by_vhost {
         let names: Vec<_> = names.into_iter().collect();
-        let mut exchanges = names.clone();
         let deleted: BTreeSet<_> = delete_in(context, &vhost, &names).await.into_iter().collect();
-        exchanges.retain(|name| !deleted.contains(&**name));
+        let exchanges: Vec<_> =
+            names.iter().filter(|name| !deleted.contains(name.as_str())).cloned().collect();
         tracing::info!(
             vhost,
             deleted = deleted.len(),

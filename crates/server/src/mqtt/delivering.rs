@@ -372,7 +372,7 @@ impl MqttClient {
     }
 
     /// Resumes queues that wait for room.
-    pub(super) fn resume_sources(&self) {
+    fn resume_sources(&self) {
         for source in self.sources.iter().filter(|source| self.inbox.wants_resuming(source.key)) {
             source.queue.resume(source.id, self.now);
         }

@@ -493,8 +493,8 @@ impl Hub {
     ) {
         for (owner, kept) in found {
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
-            let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1));
-            if kept.give_up_positions(queue.map_or(0, |queue| queue.next_position())) {
+            let queues = [0, 1].map(|qos| vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)).ok());
+            if kept.give_up_positions(queues[1].as_ref().map_or(0, |queue| queue.next_position())) {
                 changed.push(owner.clone());
             }
             if kept.expiry == 0 {
@@ -502,10 +502,8 @@ impl Hub {
             }
             self.declare_groups(&vhost, kept, now);
             // A crash may have left a queue without its session's expiry; earlier versions never set it.
-            for qos in [0, 1] {
-                if let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)) {
-                    vhost.set_queue_expires(&queue, lease(kept.expiry), now);
-                }
+            for queue in queues.iter().flatten() {
+                vhost.set_queue_expires(queue, lease(kept.expiry), now);
             }
         }
     }

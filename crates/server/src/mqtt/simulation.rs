@@ -203,6 +203,17 @@ fn texts(reasons: &Reasons<'_>) -> String {
     reasons.iter().map(ReasonCode::text).collect::<Vec<_>>().join(",")
 }
 
+/// A client that resumes a session with this expiry, in seconds, and what it is answered.
+fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) {
+    let mut client = world.client(MqttVersion::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
+    let properties = if expiry > 0 { list.as_properties() } else { PacketProperties::NONE };
+    let connect =
+        ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, name) };
+    let answers = client.send(world, Packet::Connect(Box::new(connect)));
+    (client, answers)
+}
+
 #[test]
 fn a_message_reaches_those_who_have_subscribed_at_the_lower_quality() {
     let mut world = World::new();

@@ -348,7 +348,9 @@ impl MqttClient {
     /// The queue that an earlier version created for a shared subscription, if the session still shares it.
     fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
-        self.groups.iter().find(|group| ***group == *name)?;
+        if !self.groups.iter().any(|group| **group == *name) {
+            return None;
+        }
         work::charge(PARSED_FILTER, engine.session().subscription_count());
         let mut filters = engine.session().subscriptions().map(|(filter, _)| filter);
         (!filters.any(|other| group_queue(other).is_some_and(|queue| queue == name))).then_some(name)

@@ -38,7 +38,7 @@ impl Departure {
         }
     }
 
-    /// Has all consumers leave their queues, and returns the deliveries.
+    /// Has all consumers leave their queues, and gives the deliveries back to them.
     pub(crate) fn leave(self, now: Timestamp) {
         for Departing { queue, consumers, mut deliveries } in self.queues {
             if self.channels > 1 {
@@ -51,7 +51,11 @@ impl Departure {
 
     fn of(&mut self, queue: &Arc<Queue>) -> &mut Departing {
         let next = self.queues.len();
-        let at = *self.by_id.entry(queue.id()).or_insert(next);
+        // Deliveries mostly follow others of the same queue.
+        let at = match self.queues.last() {
+            Some(last) if Arc::ptr_eq(&last.queue, queue) => next - 1,
+            _ => *self.by_id.entry(queue.id()).or_insert(next),
+        };
         if at == next {
             let queue = Arc::clone(queue);
             self.queues.push(Departing { queue, consumers: Vec::new(), deliveries: Vec::new() });

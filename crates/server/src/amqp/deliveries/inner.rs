@@ -211,6 +211,13 @@ impl DeliveringChannel {
         Some(taken)
     }
 
+    /// Takes all deliveries, and gives back the room that they took.
+    pub(super) fn take_all(&mut self) -> Vec<(u64, Unsettled)> {
+        let taken = self.take_up_to(0).unwrap_or_default();
+        self.release(&taken);
+        taken
+    }
+
     /// The front is an outstanding delivery: its age is that of the oldest.
     fn drop_leading_tombstones(&mut self) {
         while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {

@@ -5,18 +5,6 @@ use broker::{Section, SessionId, Timestamp};
 use super::*;
 use crate::mqtt::detached::DetachedSession;
 
-fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
-    let mut client = world.client(MqttVersion::V5);
-    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect = ConnectPacket {
-        clean_start: false,
-        properties: list.as_properties(),
-        ..ConnectPacket::new(MqttVersion::V5, name)
-    };
-    let answers = client.send(world, Packet::Connect(Box::new(connect)));
-    (client, answers)
-}
-
 /// Rewrites all sessions on disk in the format of the previous version.
 fn as_before(world: &mut World) {
     let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
@@ -65,7 +53,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     const QUEUE: &str = "mqtt-subscription-readerqos1";
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let (mut reader, _) = resumed(&mut world, "reader");
+    let (mut reader, _) = resumed(&mut world, "reader", 60);
     reader.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
     drop(reader);
     // The previous version did not distinguish `v1.2/x` and `v1/2/x`.
@@ -82,7 +70,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "v1.2/y", QoS::AtLeastOnce, 1);
     writer.publish(&mut world, "v1/2/z", QoS::AtLeastOnce, 2);
-    let (_, answers) = resumed(&mut world, "reader");
+    let (_, answers) = resumed(&mut world, "reader", 60);
     let expected =
         ["connack Success present", "publish v1/2/x AtLeastOnce 1", "publish v1.2/y AtLeastOnce 2"];
     assert_eq!(answers, expected);
@@ -95,9 +83,9 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     // Creates the old queue, and is then removed except for it.
-    let (mut maker, _) = resumed(&mut world, "maker");
+    let (mut maker, _) = resumed(&mut world, "maker", 60);
     maker.subscribe_at(&mut world, "$share/g/v1/2/x", QoS::AtLeastOnce);
-    let (mut worker, _) = resumed(&mut world, "worker");
+    let (mut worker, _) = resumed(&mut world, "worker", 60);
     worker.subscribe_at(&mut world, "$share/g/v1.2/x", QoS::AtLeastOnce);
     drop((maker, worker));
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
@@ -114,7 +102,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "v1.2/x", QoS::AtLeastOnce, 1);
-    let (mut worker, answers) = resumed(&mut world, "worker");
+    let (mut worker, answers) = resumed(&mut world, "worker", 60);
     let mut topics: Vec<_> = answers[1..].iter().map(|answer| answer.split(' ').nth(1).unwrap()).collect();
     topics.sort_unstable();
     assert_eq!(topics, ["v1.2/x", "v1/2/x"], "{answers:?}");

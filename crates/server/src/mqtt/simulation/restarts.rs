@@ -4,18 +4,6 @@ use store::Retirement;
 
 use super::*;
 
-fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
-    let mut client = world.client(MqttVersion::V5);
-    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect = ConnectPacket {
-        clean_start: false,
-        properties: list.as_properties(),
-        ..ConnectPacket::new(MqttVersion::V5, name)
-    };
-    let answers = client.send(world, Packet::Connect(Box::new(connect)));
-    (client, answers)
-}
-
 fn has_queue(world: &World, name: &str) -> bool {
     world.hub.broker().vhost("/").unwrap().queue(broker::SessionId(0), name).is_ok()
 }
@@ -33,7 +21,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
         ..JournalSettings { segment_size: 16 << 10, ..JournalSettings::default() }.into()
     };
     let mut world = World::with(&disk, settings());
-    let (mut reader, _) = resumed(&mut world, "reader");
+    let (mut reader, _) = resumed(&mut world, "reader", 60);
     reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     let publish = |world: &mut World, writer: &mut Client, topic: &str, packet_id| {
@@ -56,7 +44,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
     }
     std::mem::forget(reader);
     // Others have the journal forget the reader's queue.
-    let (mut other, _) = resumed(&mut world, "other");
+    let (mut other, _) = resumed(&mut world, "other", 60);
     other.subscribe_at(&mut world, "u", QoS::AtLeastOnce);
     drop(other);
     let payload = vec![0; 2000];
@@ -79,7 +67,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
     world.round();
     drop(world);
     let mut world = World::with(&disk, settings());
-    let (mut reader, came) = resumed(&mut world, "reader");
+    let (mut reader, came) = resumed(&mut world, "reader", 60);
     assert_eq!((came.len(), &*came[0]), (1 + 5, "connack Success present"));
     for release in &came[1..] {
         let packet_id = release.split(' ').nth(1).unwrap().parse().unwrap();
@@ -104,7 +92,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
 #[test]
 fn messages_in_flight_are_not_taken_for_those_of_a_new_queue() {
     let mut world = World::new();
-    let (mut reader, _) = resumed(&mut world, "reader");
+    let (mut reader, _) = resumed(&mut world, "reader", 60);
     reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
@@ -112,7 +100,7 @@ fn messages_in_flight_are_not_taken_for_those_of_a_new_queue() {
     let vhost = world.hub.broker().vhost("/").unwrap();
     vhost.delete_queue(broker::SessionId(0), "mqtt-subscription-readerqos1", false, false).unwrap();
     drop(reader);
-    let (mut reader, came) = resumed(&mut world, "reader");
+    let (mut reader, came) = resumed(&mut world, "reader", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1 dup"]);
     writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
     assert_eq!(reader.received(&mut world), ["publish t AtLeastOnce 2"]);
@@ -130,7 +118,7 @@ fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
     let mut world = World::on(&disk);
     let mut brief = world.connected(MqttVersion::V5, "brief", 0);
     brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    let (mut lasting, _) = resumed(&mut world, "lasting");
+    let (mut lasting, _) = resumed(&mut world, "lasting", 60);
     lasting.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
     drop((brief, lasting));
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
@@ -138,7 +126,7 @@ fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
     drop((writer, world));
 
     let mut world = World::on(&disk);
-    let (lasting, came) = resumed(&mut world, "lasting");
+    let (lasting, came) = resumed(&mut world, "lasting", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
     drop(lasting);
     // An earlier version has not left the queue to the next start.
@@ -149,7 +137,7 @@ fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 1), ["puback 1 success"]);
-    let (_lasting, came) = resumed(&mut world, "lasting");
+    let (_lasting, came) = resumed(&mut world, "lasting", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
 }
 
@@ -162,7 +150,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     let mut brief = world.connected(MqttVersion::V5, "brief", 0);
     brief.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    let (mut lasting, _) = resumed(&mut world, "lasting");
+    let (mut lasting, _) = resumed(&mut world, "lasting", 60);
     lasting.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     lasting.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));

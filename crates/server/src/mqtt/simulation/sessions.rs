@@ -2,16 +2,6 @@
 
 use super::*;
 
-fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) {
-    let mut client = world.client(MqttVersion::V5);
-    let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
-    let properties = if expiry > 0 { list.as_properties() } else { PacketProperties::NONE };
-    let connect =
-        ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, name) };
-    let answers = client.send(world, Packet::Connect(Box::new(connect)));
-    (client, answers)
-}
-
 #[test]
 fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
     let mut world = World::new();
