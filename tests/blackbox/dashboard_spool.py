@@ -1,15 +1,14 @@
 """The spool's page of the dashboard: each button is pressed, and what it does is seen in the page, at the API and at the broker."""
 
-import contextlib
-
 import pika
 import pytest
 
 from harness.ctl import Ctl
 from harness.dashboard import Visit, ask, window
 from harness.metrics import metric, wait_until
+from harness.mqtt_broker import channel_of
 from harness.own_rabbitmq import broker
-from harness.spool import spooling
+from harness.spool import count, spooling, take
 
 # Fixtures of these tests.
 __all__ = ["broker", "window"]
@@ -39,14 +38,6 @@ def page(tmp_path, broker, window):
         server.stop()
 
 
-@contextlib.contextmanager
-def confirming(server):
-    with pika.BlockingConnection(pika.URLParameters(server.uri)) as client:
-        channel = client.channel()
-        channel.confirm_delivery()
-        yield channel
-
-
 def do(visit, words, told):
     """Presses a button, and confirms what its dialog asks."""
     visit.press(words)
@@ -60,29 +51,19 @@ def await_row(visit, state, messages):
     visit.wait(f"{shown('State')} === args[0] && {shown('Messages')} === args[1]", state, str(messages))
 
 
-def count(direct):
-    return direct.queue_declare(QUEUE, passive=True).method.message_count
-
-
-def take(direct):
-    """The next message, and whether it went through the spool."""
-    _, properties, body = direct.basic_get(QUEUE, auto_ack=True)
-    return body.decode(), "x-leveret-spool-id" in (properties.headers or {})
-
-
 def test_the_spool_is_paused_resumed_and_drained(page, direct):
     server = page.server
     state = lambda: [row["state"] for row in ask(server, "GET", "leveret/spool")]
-    with confirming(server) as channel:
+    with channel_of(server) as channel:
         do(page, "Pause", "The spool is paused.")
         channel.basic_publish("", QUEUE, "while it is paused")
         await_row(page, "paused", 1)
-        assert (state(), metric(server, "leveret_spool_paused"), count(direct)) == (["paused"], 1, 0)
+        assert (state(), metric(server, "leveret_spool_paused"), count(direct, QUEUE)) == (["paused"], 1, 0)
 
         do(page, "Resume", "The spool is resumed.")
         await_row(page, "running", 0)
         assert (state(), metric(server, "leveret_spool_paused")) == (["running"], 0)
-        wait_until(lambda: count(direct) == 1)
+        wait_until(lambda: count(direct, QUEUE) == 1)
 
         do(page, "Pause", "The spool is paused.")
         channel.basic_publish("", QUEUE, "before the drain")
@@ -95,9 +76,9 @@ def test_the_spool_is_paused_resumed_and_drained(page, direct):
         do(page, "Resume", "The spool is resumed.")
         channel.basic_publish("", QUEUE, "at the end")
         await_row(page, "running", 0)
-        wait_until(lambda: count(direct) == 4)
+        wait_until(lambda: count(direct, QUEUE) == 4)
     found = [("while it is paused", True), ("before the drain", True), ("behind the drain", False), ("at the end", True)]
-    assert [take(direct) for _ in found] == found
+    assert [take(direct, QUEUE) for _ in found] == found
 
 
 def test_parked_messages_are_forwarded_again_and_dropped(page, direct):
@@ -106,7 +87,7 @@ def test_parked_messages_are_forwarded_again_and_dropped(page, direct):
     is_shown = f"{PARKED}.checkVisibility()"
     rows = f"{PARKED}.querySelectorAll('tbody tr').length"
     assert not page.window.evaluate(f"return {is_shown}"), "there are none"
-    with confirming(server) as channel:
+    with channel_of(server) as channel:
         for body in ("one", "two"):
             channel.basic_publish(LATE, "key", body)
         page.wait(f"{is_shown} && {rows} > 0")
@@ -115,8 +96,8 @@ def test_parked_messages_are_forwarded_again_and_dropped(page, direct):
         direct.queue_bind(QUEUE, LATE)
         do(page, "Forward again", "2 parked messages are forwarded again.")
         page.wait(f"!{is_shown}")
-        wait_until(lambda: count(direct) == 2)
-        assert (parked(), [take(direct) for _ in range(2)]) == ([], [("one", True), ("two", True)])
+        wait_until(lambda: count(direct, QUEUE) == 2)
+        assert (parked(), [take(direct, QUEUE) for _ in range(2)]) == ([], [("one", True), ("two", True)])
 
         channel.basic_publish("never-declared", "key", "three")
         page.wait(f"{is_shown} && {rows} === 1")

@@ -1,4 +1,4 @@
-"""What each tag shows a user of virtual hosts that it may not open, and of other users: the same as in RabbitMQ."""
+"""Each tag shows of virtual hosts that its user may not open, and of other users, the same as in RabbitMQ."""
 
 import contextlib
 

@@ -62,7 +62,7 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
         return [name for name in names if name.startswith("leveret.move.")]
 
     fill(movable, "killed", numbers(COUNT), pika.BasicProperties(delivery_mode=2, content_type="x" * 200))
-    # That of another broker, which may be moving to there.
+    # The exchange of another broker, which may be moving to there.
     foreign = "leveret.move.00000000.e6016d3a248dd039"
     # Idle for as long as the test takes.
     with connect(cluster, heartbeat=0) as client:

@@ -8,7 +8,6 @@ import pytest
 
 from harness.certificates import Authority
 from harness.instances import leveret
-from harness.metrics import wait_until
 
 
 def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_path, targets):
@@ -44,13 +43,12 @@ def entry(identity):
 
 def reload(server, file, text):
     file.write_text(text)
-    count = lambda: sum("TLS certificate loaded" in line for line in server.child.lines)
-    # That of the start, which no step of the start waits for.
+    # The line of the start, for which no step of the start waits.
     server.child.wait_line("TLS certificate loaded")
-    before = count()
+    before = len(server.child.lines)
     server.child.send(signal.SIGHUP)
     # The last step of a reload that shows.
-    wait_until(lambda: count() > before)
+    server.child.wait_line("TLS certificate loaded", behind=before)
 
 
 def external(server, authority, pair):

@@ -117,7 +117,7 @@ def take_permission(broker, link):
     link.cut()
 
 
-# What makes the broker refuse messages for good, the user id that they have, and the reason. A user id is refused whatever an
+# The causes for which the broker refuses messages for good, the user id that they have, and the reason. A user id is refused whatever an
 # operator does, and the other messages can be forwarded again.
 POISONS = {
     "a deleted exchange": (delete_exchange, "", f"NOT_FOUND - no exchange '{POISONED}' in vhost '/'"),

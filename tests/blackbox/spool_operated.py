@@ -10,7 +10,7 @@ from harness.disks import FailingDisk
 from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
-from harness.spool import spooling, waiting
+from harness.spool import count, spooling, take, waiting
 
 # Fixtures of these tests.
 __all__ = ["broker"]
@@ -42,31 +42,22 @@ def channel(server):
         yield channel
 
 
-def count(direct):
-    return direct.queue_declare(QUEUE, passive=True).method.message_count
-
-
-def take(direct):
-    method, properties, body = direct.basic_get(QUEUE, auto_ack=True)
-    return body.decode(), "x-leveret-spool-id" in (properties.headers or {})
-
-
 def test_a_paused_spool_accepts_and_forwards_nothing_until_it_is_resumed(server, direct, channel):
     ctl = Ctl(server.http)
     channel.basic_publish("", QUEUE, "before")
-    wait_until(lambda: count(direct) == 1)
+    wait_until(lambda: count(direct, QUEUE) == 1)
     ctl("spool", "pause")
     for number in range(50):
         channel.basic_publish("", QUEUE, f"{number}")
     wait_until(lambda: (metric(server, "leveret_spool_oldest_seconds") or 0) >= 1)
     [row] = ctl.json("spool", "list", "state", "messages", "accept_rate", "forward_rate", "waits_for")
-    assert (row["state"], row["messages"], row["waits_for"], count(direct)) == ("paused", 50, None, 1)
+    assert (row["state"], row["messages"], row["waits_for"], count(direct, QUEUE)) == ("paused", 50, None, 1)
     assert row["accept_rate"] > 0 and metric(server, "leveret_spool_paused") == 1
     ctl("spool", "resume")
-    wait_until(lambda: count(direct) == 51)
+    wait_until(lambda: count(direct, QUEUE) == 51)
     [row] = ctl.json("spool", "list", "state")
     assert row["state"] == "running"
-    assert [take(direct)[0] for _ in range(51)] == ["before", *map(str, range(50))]
+    assert [take(direct, QUEUE)[0] for _ in range(51)] == ["before", *map(str, range(50))]
 
 
 def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, channel):
@@ -78,13 +69,13 @@ def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, c
     ctl("spool", "drain")
     channel.basic_publish("", QUEUE, "direct")
     # Confirmed by the broker itself, behind everything that was spooled.
-    assert (waiting(server), count(direct)) == (0, 501)
-    found = [take(direct) for _ in range(501)]
+    assert (waiting(server), count(direct, QUEUE)) == (0, 501)
+    found = [take(direct, QUEUE) for _ in range(501)]
     assert found == [*((f"{number}", True) for number in range(500)), ("direct", False)]
     ctl("spool", "resume")
     channel.basic_publish("", QUEUE, "spooled")
-    wait_until(lambda: count(direct) == 1)
-    assert take(direct) == ("spooled", True)
+    wait_until(lambda: count(direct, QUEUE) == 1)
+    assert take(direct, QUEUE) == ("spooled", True)
 
 
 def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, broker, direct):
@@ -107,7 +98,7 @@ def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, 
             assert metric(server, "leveret_spool_blocked_connections") == 1
             direct.queue_delete("stuck")
             # Unroutable messages are confirmed.
-            wait_until(lambda: connection.process_data_events(0) or count(direct) == 1)
+            wait_until(lambda: connection.process_data_events(0) or count(direct, QUEUE) == 1)
         server.stop()
 
 
@@ -128,7 +119,7 @@ def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, chann
     assert ctl("spool", "purge", "--waiting", "--yes", "--of-user", "guest", "--vhost", "/") == f"3 {dropped}"
     assert waiting(server) == 0
     channel.basic_publish("", QUEUE, "direct")
-    assert take(direct) == ("direct", False), "it is drained"
+    assert take(direct, QUEUE) == ("direct", False), "it is drained"
     direct.queue_delete("stuck")
 
 

@@ -69,7 +69,7 @@ def replace(server, pair, other):
     """Puts the other pair into the files, and has them read; returns when that is done."""
     pair.certificate.write_bytes(other.certificate.read_bytes())
     pair.key.write_bytes(other.key.read_bytes())
-    # That of the start, which no step of the start waits for.
+    # The line of the start, for which no step of the start waits.
     server.child.wait_line("TLS certificate loaded")
     before = len(server.child.lines)
     server.child.send(signal.SIGHUP)

@@ -23,3 +23,14 @@ def waits_for(server):
 def waiting(server):
     """Messages in the spool, of the only user that has used it."""
     return metric(server, "leveret_spool_messages")
+
+
+def count(channel, queue):
+    """The messages of a queue of the broker."""
+    return channel.queue_declare(queue, passive=True).method.message_count
+
+
+def take(channel, queue):
+    """The next message of it, and whether it went through a spool."""
+    _, properties, body = channel.basic_get(queue, auto_ack=True)
+    return body.decode(), "x-leveret-spool-id" in (properties.headers or {})

@@ -17,7 +17,7 @@ def ack_multiple(session):
 def ack_all_outstanding(session):
     channel, queue, _ = holding_five(session)
     channel.basic_ack(0, multiple=True)
-    # What was left would come back, and before what is published behind it.
+    # Messages that were left would come back, and before one that is published behind them.
     channel.basic_recover(requeue=True)
     publish(channel, queue, "marker")
     return {"left": drain(channel, queue).index("marker")}

@@ -92,7 +92,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// What [`Self::refused`] gives as soon as that is not `before`: RabbitMQ 4 deletes an exclusive queue some time after it has
+    /// The answer of [`Self::refused`] as soon as that is not `before`: RabbitMQ 4 deletes an exclusive queue some time after it has
     /// answered its owner's close.
     pub(crate) async fn refused_otherwise(
         &self,

@@ -26,7 +26,7 @@ pub(crate) async fn ack_multiple(session: &Session) -> Observed {
 pub(crate) async fn ack_all_outstanding(session: &Session) -> Observed {
     let (channel, queue, _taken) = holding_five(session).await?;
     channel.basic_ack(0, ALL_UP_TO).await?;
-    // What was left would come back, and before what is published behind it.
+    // Messages that were left would come back, and before one that is published behind them.
     channel.basic_recover(BasicRecoverOptions { requeue: true }).await?;
     publish(&channel, &queue, &["marker"]).await?;
     let left = drain(&channel, &queue).await?;
