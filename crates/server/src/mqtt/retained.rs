@@ -29,10 +29,10 @@ const OWN_BYTES: usize = 128;
 const NODE_BYTES: usize = 288;
 
 /// Nodes or messages that are looked at for a filter at a time. The lock of the tree is released then.
-const MAX_VISITED: usize = 1000;
+pub(super) const MAX_VISITED: usize = 1000;
 
 /// Cost of one of them, in nanoseconds.
-const VISITED: u32 = 150;
+pub(super) const VISITED: u32 = 150;
 
 /// One retained message.
 #[derive(Debug, PartialEq)]
@@ -98,7 +98,7 @@ pub(super) struct RetainedTree {
 pub(super) enum RetainedSearch {
     #[default]
     Begun,
-    /// All messages are gone through; this serial number is next.
+    /// All topics are gone through; the one with this serial number, or offset in a log, is next.
     Scanned(u64),
     Done,
 }
@@ -181,18 +181,9 @@ impl RetainedTree {
         search: &mut RetainedSearch,
         now: Timestamp,
     ) -> Vec<Arc<RetainedMessage>> {
-        let from = match std::mem::replace(search, RetainedSearch::Done) {
-            RetainedSearch::Begun => {
-                let mut left = MAX_VISITED;
-                let found = self.matching_within(filter.filter(), now, &mut left);
-                work::charge(VISITED, MAX_VISITED - left);
-                if let Some(found) = found {
-                    return found;
-                }
-                0
-            }
-            RetainedSearch::Scanned(next) => next,
-            RetainedSearch::Done => return Vec::new(),
+        let from = match self.begin(filter.filter(), search, now) {
+            Ok(found) => return found,
+            Err(next) => next,
         };
         let mut found = Vec::new();
         let listed = self.listed.iter().flat_map(|listed| listed.range(from..));
@@ -209,9 +200,29 @@ impl RetainedTree {
         found
     }
 
+    /// Begins a search at the tree, where a filter without `$share/group/` that visits few nodes finds all its messages.
+    /// Otherwise all topics are to be gone through, from the returned number on.
+    pub(super) fn begin(
+        &self,
+        filter: &str,
+        search: &mut RetainedSearch,
+        now: Timestamp,
+    ) -> Result<Vec<Arc<RetainedMessage>>, u64> {
+        match std::mem::replace(search, RetainedSearch::Done) {
+            RetainedSearch::Begun => {
+                let mut left = MAX_VISITED;
+                let found = self.matching_within(filter, now, &mut left);
+                work::charge(VISITED, MAX_VISITED - left);
+                found.ok_or(0)
+            }
+            RetainedSearch::Scanned(next) => Err(next),
+            RetainedSearch::Done => Ok(Vec::new()),
+        }
+    }
+
     /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches; `None` if finding them
     /// visits more nodes than are `left`. Those that were visited are taken from these.
-    pub(super) fn matching_within(
+    fn matching_within(
         &self,
         filter: &str,
         now: Timestamp,

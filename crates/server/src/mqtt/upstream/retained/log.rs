@@ -15,10 +15,10 @@ use transport::Outbox;
 use super::logins::LogLogins;
 use super::record::{self, Encoded, LogEntry, Placed};
 use super::status::RetainedStatus;
-use super::topics::{LogLimits, MatchProgress, RetainedTopics};
+use super::topics::{LogLimits, RetainedTopics};
 use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
-use crate::mqtt::retained::RetainedMessage;
+use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::mqtt::session::Refusal;
 use crate::upstream::sharing::SharedLogin;
 
@@ -89,12 +89,12 @@ pub(super) enum LogStatus {
 pub(super) struct LogProgress {
     /// Number of logs that were served before the one that is looked through.
     log: u64,
-    topics: MatchProgress,
+    topics: RetainedSearch,
 }
 
 impl LogProgress {
     pub(super) fn is_done(self) -> bool {
-        self.topics == MatchProgress::Done
+        self.topics == RetainedSearch::Done
     }
 }
 
@@ -516,7 +516,7 @@ impl LogClient {
         let state = self.log.state.lock();
         if progress.log != state.replaced {
             // Offsets are those of another log.
-            *progress = LogProgress { log: state.replaced, topics: MatchProgress::Begun };
+            *progress = LogProgress { log: state.replaced, topics: RetainedSearch::Begun };
         }
         state.served().matching(&merged(filter), &mut progress.topics, now)
     }

@@ -20,11 +20,11 @@ use super::log::LogClient;
 use super::logins::REFUSAL_TIME;
 use super::publishing::BlindCopies;
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
-use super::topics::{LogLimits, MatchProgress, RetainedTopics};
+use super::topics::{LogLimits, RetainedTopics};
 use super::{LOG, RetainedLogs};
 use crate::backend::Clock;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
-use crate::mqtt::retained::RetainedMessage;
+use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::tests::{USER, Upstream, settle};
 
@@ -89,8 +89,8 @@ fn found(topics: &RetainedTopics) -> BTreeMap<String, String> {
 }
 
 fn matching(topics: &RetainedTopics, filter: &str) -> Vec<Arc<RetainedMessage>> {
-    let (mut progress, mut found) = (MatchProgress::default(), Vec::new());
-    while progress != MatchProgress::Done {
+    let (mut progress, mut found) = (RetainedSearch::default(), Vec::new());
+    while progress != RetainedSearch::Done {
         found.extend(topics.matching(filter, &mut progress, NOW));
     }
     found

@@ -25,7 +25,7 @@ use mqtt::topic::TopicFilter;
 use sync::work;
 
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
-use crate::mqtt::retained::{RetainedMessage, RetainedTree};
+use crate::mqtt::retained::{MAX_VISITED, RetainedMessage, RetainedSearch, RetainedTree, VISITED};
 
 /// Sizes in bytes of the log of one virtual host.
 #[derive(Debug, Clone, Copy)]
@@ -61,22 +61,6 @@ const MAX_REMOVALS: usize = 100_000;
 
 /// Entries that are looked at for one copy at most, so that a turn ends.
 const MAX_SCANNED: usize = 1000;
-
-/// Topics that are looked at for a filter at a time: the log's lock is released then, after some hundred microseconds.
-const MAX_VISITED: usize = 1000;
-
-/// Cost of a topic that is looked at, in nanoseconds.
-const VISITED: u32 = 150;
-
-/// How far the topics that a filter matches have been found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum MatchProgress {
-    #[default]
-    Begun,
-    /// The topics whose entries lie before this offset have been looked at.
-    Scanned(u64),
-    Done,
-}
 
 /// The topics of a log.
 pub(super) struct RetainedTopics {
@@ -269,34 +253,25 @@ impl RetainedTopics {
     }
 
     /// Messages of the topics that a filter matches, from where `progress` has come to; call it until that is
-    /// [`MatchProgress::Done`]. A message that is set or copied meanwhile may come twice.
+    /// [`RetainedSearch::Done`]. A message that is set or copied meanwhile may come twice.
     ///
     /// A filter that visits few nodes of the tree finds them there. For others all topics are gone through in the order of
     /// their entries, in which they can be left and found again.
     pub(super) fn matching(
         &self,
         filter: &str,
-        progress: &mut MatchProgress,
+        progress: &mut RetainedSearch,
         now: Timestamp,
     ) -> Vec<Arc<RetainedMessage>> {
-        let mut left = MAX_VISITED;
-        let from = match std::mem::replace(progress, MatchProgress::Done) {
-            MatchProgress::Begun => {
-                let found = self.tree.matching_within(filter, now, &mut left);
-                work::charge(VISITED, MAX_VISITED - left);
-                if let Some(found) = found {
-                    return found;
-                }
-                0
-            }
-            MatchProgress::Scanned(next) => next,
-            MatchProgress::Done => return Vec::new(),
+        let from = match self.tree.begin(filter, progress, now) {
+            Ok(found) => return found,
+            Err(next) => next,
         };
         let mut found = Vec::new();
         let Ok(filter) = TopicFilter::parse(filter, false) else { return found };
         for (visited, (offset, topic)) in self.places.range(from..).enumerate() {
             if visited == MAX_VISITED {
-                *progress = MatchProgress::Scanned(*offset);
+                *progress = RetainedSearch::Scanned(*offset);
                 break;
             }
             work::charge(VISITED, 1);

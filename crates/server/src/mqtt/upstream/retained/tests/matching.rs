@@ -41,9 +41,9 @@ fn a_filter_pays_for_the_topics_that_are_looked_at_and_looks_at_some_at_a_time()
         ("t/77/#", vec!["t/77/x".to_owned()]),
     ] {
         let is_narrow = filter.contains("77");
-        let (mut progress, mut found, mut calls) = (MatchProgress::default(), Vec::new(), 0);
+        let (mut progress, mut found, mut calls) = (RetainedSearch::default(), Vec::new(), 0);
         let whole = work::Turn::begin();
-        while progress != MatchProgress::Done {
+        while progress != RetainedSearch::Done {
             let before = whole.spent();
             found.extend(topics.matching(filter, &mut progress, NOW));
             assert!(whole.spent() - before < u64::from(work::TURN), "a turn at most");
@@ -57,7 +57,7 @@ fn a_filter_pays_for_the_topics_that_are_looked_at_and_looks_at_some_at_a_time()
 #[test]
 fn what_is_removed_or_set_between_two_looks_is_found_as_it_is() {
     let mut topics = many();
-    let mut progress = MatchProgress::default();
+    let mut progress = RetainedSearch::default();
     let mut found = topics.matching("#", &mut progress, NOW);
     let last = TOPICS as u64;
     for (at, (number, payload)) in [(TOPICS - 1, ""), (TOPICS - 2, "2"), (0, "2")].into_iter().enumerate() {
@@ -65,7 +65,7 @@ fn what_is_removed_or_set_between_two_looks_is_found_as_it_is() {
         let entry = original(&topic, payload.as_bytes(), &PropertyList::new(), QoS::AtMostOnce);
         topics.read(placed(EXCHANGE, &entry, last + at as u64), NOW);
     }
-    while progress != MatchProgress::Done {
+    while progress != RetainedSearch::Done {
         found.extend(topics.matching("#", &mut progress, NOW));
     }
     let mut changed: Vec<_> = found.iter().filter(|message| *message.payload == *b"2").collect();
