@@ -479,7 +479,7 @@ impl Publisher {
         let counts = counts || replies && self.vhost.compatibility().admits_reply_queues();
         // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
-            _ if keys.len() > 1 || routes.by_properties || replies => RouteScope::Once,
+            _ if keys.len() > 1 || routes.by_message || replies => RouteScope::Once,
             true if inspected.headers.len() > MAX_HEADERS => RouteScope::Once,
             true => RouteScope::Headers(inspected.headers.into()),
             false => RouteScope::Key,

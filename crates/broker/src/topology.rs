@@ -89,8 +89,8 @@ pub(crate) struct Routes {
     pub(crate) queues: Vec<Arc<Queue>>,
     /// Whether other headers might have led to other queues.
     pub(crate) by_headers: bool,
-    /// Whether other properties might have.
-    pub(crate) by_properties: bool,
+    /// Whether the next message with the same keys and headers may be led to others.
+    pub(crate) by_message: bool,
 }
 
 #[derive(Default)]
@@ -396,7 +396,7 @@ impl Topology {
         while let Some(at) = pending.pop() {
             let exchange = &self.exchanges[at as usize];
             routes.by_headers |= exchange.router.looks_at_headers();
-            routes.by_properties |= exchange.router.looks_at_properties();
+            routes.by_message |= exchange.router.routes_each_message();
             let (queues_before, mut exchanges) = (slots.len(), 0);
             exchange.router.matches(routed, |destination| match Destination(destination).slot() {
                 (false, slot) => slots.push(slot),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Broker, Compatibility, PasswordHash, QueueKind, Section, VirtualHost};
+use broker::{Broker, Compatibility, ExchangeKind, PasswordHash, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 
@@ -47,7 +47,7 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
         put("object_totals", object_totals(call));
     }
     if let Ok(broker) = call.broker() {
-        put("exchange_types", exchange_types());
+        put("exchange_types", exchange_types(call));
         if call.user.sees_everything() {
             put("message_stats", message_stats(call, broker));
             put("queue_totals", queue_totals(call, broker));
@@ -183,9 +183,12 @@ pub(super) fn name_of_cluster(call: &Call) -> String {
     set.unwrap_or_else(|| call.api.process.node_name().to_owned())
 }
 
-fn exchange_types() -> Value {
+fn exchange_types(call: &Call) -> Value {
     let show = |(name, about): &(&str, &str)| json!({"name": name, "description": about, "enabled": true});
-    Value::Array(EXCHANGE_TYPES.iter().map(show).collect())
+    let exists = |(name, _): &&(&str, &str)| {
+        ExchangeKind::from_name(name).is_some_and(|kind| kind.exists_in(call.compatibility()))
+    };
+    Value::Array(EXCHANGE_TYPES.iter().filter(exists).map(show).collect())
 }
 
 fn message_stats(call: &Call, broker: &Broker) -> Value {
@@ -282,7 +285,7 @@ fn show_node(call: &Call) -> Value {
     let mut shown = json!({
         "name": node.name, "type": "disc", "running": true, "uptime": node.uptime, "os_pid": std::process::id().to_string(),
         "processors": processors, "rates_mode": "basic", "partitions": [], "being_drained": false,
-        "mem_alarm": node.memory_alarm, "disk_free_alarm": node.disk_alarm, "exchange_types": exchange_types(),
+        "mem_alarm": node.memory_alarm, "disk_free_alarm": node.disk_alarm, "exchange_types": exchange_types(call),
         "auth_mechanisms": MECHANISMS.iter().map(|(name, about)| {
             json!({"name": name, "description": about, "enabled": true})
         }).collect::<Vec<_>>(),
@@ -330,6 +333,7 @@ const EXCHANGE_TYPES: &[(&str, &str)] = &[
     ("headers", "AMQP headers exchange, as per the AMQP specification"),
     ("topic", "AMQP topic exchange, as per the AMQP specification"),
     ("x-consistent-hash", "Consistent Hashing Exchange"),
+    ("x-local-random", "Picks one random local binding (queue) to route via (to)."),
 ];
 
 const MECHANISMS: &[(&str, &str)] = &[

@@ -73,6 +73,14 @@ impl IdSet {
         }
     }
 
+    /// The member at this position below [`IdSet::len`]; positions change when members are removed.
+    pub(crate) fn get(&self, at: usize) -> Option<u32> {
+        match self {
+            Self::One { id, count } => (at == 0 && *count > 0).then_some(*id),
+            Self::Many(many) => many.members.get(at).map(|&(id, _)| id),
+        }
+    }
+
     /// The members, without repetition.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let (one, many) = match self {
@@ -175,6 +183,8 @@ mod tests {
                 members.sort_unstable();
                 prop_assert_eq!(&members, &model.keys().copied().collect::<Vec<_>>());
                 prop_assert_eq!(set.len(), model.len());
+                prop_assert!((0..set.len()).map_while(|at| set.get(at)).eq(set.iter()));
+                prop_assert_eq!(set.get(set.len()), None);
             }
         }
     }

@@ -6,6 +6,7 @@
 mod consistent_hash;
 mod headers;
 mod id_set;
+mod local_random;
 mod patterns;
 mod topic;
 mod topic_index;
@@ -19,9 +20,13 @@ pub(crate) use consistent_hash::{check_arguments as check_hash_arguments, weight
 use headers::HeadersTable;
 pub(crate) use headers::check_arguments as check_headers_arguments;
 use id_set::IdSet;
+use local_random::LocalRandom;
+pub(crate) use local_random::check_binding as check_local_random_binding;
 use patterns::Patterns;
 use topic::Topic;
 pub use topic_index::TopicIndex;
+
+use crate::compatibility::Compatibility;
 
 /// The type of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub enum ExchangeKind {
     Headers,
     /// One binding for each message, chosen by a hash and the bindings' weights.
     ConsistentHash,
+    /// One bound queue for each message, chosen at random.
+    LocalRandom,
 }
 
 impl ExchangeKind {
@@ -47,6 +54,7 @@ impl ExchangeKind {
             "topic" => Self::Topic,
             "headers" => Self::Headers,
             "x-consistent-hash" => Self::ConsistentHash,
+            "x-local-random" => Self::LocalRandom,
             _ => return None,
         })
     }
@@ -59,7 +67,13 @@ impl ExchangeKind {
             Self::Topic => "topic",
             Self::Headers => "headers",
             Self::ConsistentHash => "x-consistent-hash",
+            Self::LocalRandom => "x-local-random",
         }
+    }
+
+    /// Whether the RabbitMQ that is followed has this type.
+    pub fn exists_in(self, compatibility: Compatibility) -> bool {
+        self != Self::LocalRandom || compatibility == Compatibility::V4
     }
 }
 
@@ -103,6 +117,7 @@ enum Table {
     Topic(Box<Topic>),
     Headers(Box<HeadersTable>),
     ConsistentHash(Box<ConsistentHash>),
+    LocalRandom(Box<LocalRandom>),
 }
 
 impl Router {
@@ -114,6 +129,7 @@ impl Router {
             ExchangeKind::Topic => Table::Topic(Box::default()),
             ExchangeKind::Headers => Table::Headers(Box::default()),
             ExchangeKind::ConsistentHash => Table::ConsistentHash(Box::new(ConsistentHash::new(arguments))),
+            ExchangeKind::LocalRandom => Table::LocalRandom(Box::default()),
         };
         Self { keys: Keys::default(), arguments: Arguments::default(), table }
     }
@@ -168,6 +184,7 @@ impl Router {
             Table::Headers(table) if new_arguments => table.insert(&self.arguments, arguments),
             Table::Headers(_) => {}
             Table::ConsistentHash(table) => table.insert(binding, destination, weight(&self.keys, key)),
+            Table::LocalRandom(table) => table.insert(destination),
         }
     }
 
@@ -187,6 +204,7 @@ impl Router {
             Table::Headers(table) if arguments_go => table.remove(&self.arguments, arguments),
             Table::Headers(_) => {}
             Table::ConsistentHash(table) => table.remove(binding, destination),
+            Table::LocalRandom(table) => table.remove(destination),
         }
         if key_goes {
             self.keys.forget(key);
@@ -201,6 +219,7 @@ impl Router {
         match &self.table {
             Table::Fanout(set) => set.iter().for_each(found),
             Table::ConsistentHash(table) => table.choose(routed).into_iter().for_each(found),
+            Table::LocalRandom(table) => table.choose().into_iter().for_each(found),
             Table::Headers(table) => table.matches(&self.arguments, routed.headers, found),
             Table::Direct => {
                 let numbers = routed.keys.iter().filter_map(|key| self.keys.number_of(key.as_bytes()));
@@ -220,9 +239,13 @@ impl Router {
         matches!(self.table, Table::Headers(_))
     }
 
-    /// Whether routing depends on other properties, or on single headers that differ from message to message.
-    pub(crate) fn looks_at_properties(&self) -> bool {
-        matches!(&self.table, Table::ConsistentHash(table) if table.looks_at_properties())
+    /// Whether two messages with the same keys and headers may have different routes.
+    pub(crate) fn routes_each_message(&self) -> bool {
+        match &self.table {
+            Table::ConsistentHash(table) => table.looks_at_properties(),
+            Table::LocalRandom(_) => true,
+            Table::Direct | Table::Fanout(_) | Table::Topic(_) | Table::Headers(_) => false,
+        }
     }
 
     /// The destinations of the key and of the arguments of a binding. For the one that the exchange type does
@@ -231,7 +254,7 @@ impl Router {
         match self.table {
             Table::Direct | Table::Topic(_) => (destination, NOWHERE),
             Table::Headers(_) => (NOWHERE, destination),
-            Table::Fanout(_) | Table::ConsistentHash(_) => (NOWHERE, NOWHERE),
+            Table::Fanout(_) | Table::ConsistentHash(_) | Table::LocalRandom(_) => (NOWHERE, NOWHERE),
         }
     }
 }

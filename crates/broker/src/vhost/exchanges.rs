@@ -7,11 +7,13 @@ use amqp::{FieldTable, RawTable};
 use store::catalogue::Ticket;
 
 use super::{Binding, ExchangeDeclare, VirtualHost};
-use crate::arguments::{check_argument, check_exchange_name_argument, check_field, check_flag};
+use crate::arguments::{QueueKind, check_argument, check_exchange_name_argument, check_field, check_flag};
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::{Resource, strip_line_ends};
-use crate::routing::{ExchangeKind, check_hash_arguments, check_headers_arguments, weight_of};
+use crate::routing::{
+    ExchangeKind, check_hash_arguments, check_headers_arguments, check_local_random_binding, weight_of,
+};
 use crate::table_view::entries;
 use crate::topology::{BindingKey, Destination, Exchange, Topology};
 
@@ -116,8 +118,8 @@ impl VirtualHost {
     /// Binds an exchange to another. A binding between durable ends is on disk when the ticket is done.
     ///
     /// # Errors
-    /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match` or an invalid
-    /// weight.
+    /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match`, an invalid
+    /// weight, or a local random exchange as the source.
     pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.bind_exchange_if(binding, |_| Ok(()))
     }
@@ -136,7 +138,7 @@ impl VirtualHost {
         let source = self.find_exchange(&topology, &source)?;
         may_bind(topology.exchange_at(source).kind)?;
         let destination = self.find_exchange(&topology, &destination)?;
-        check_binding(&topology, source, binding)?;
+        check_binding(&topology, source, None, binding)?;
         self.add_binding(&mut topology, source, Destination::exchange(destination), binding)
     }
 
@@ -223,22 +225,26 @@ impl VirtualHost {
 impl ExchangeDeclare<'_> {
     /// The requested type; an unknown one is refused.
     pub(crate) fn parse_kind(&self, compatibility: Compatibility) -> Result<ExchangeKind, BrokerError> {
-        ExchangeKind::from_name(self.kind).ok_or_else(|| BrokerError::Refused {
+        let kind = ExchangeKind::from_name(self.kind).filter(|kind| kind.exists_in(compatibility));
+        kind.ok_or_else(|| BrokerError::Refused {
             code: compatibility.unknown_exchange_type(),
             text: format!("unknown exchange type '{}'", self.kind),
         })
     }
 }
 
-/// Validates a binding for the exchange's type. Called before the check of the queue's owner.
+/// Validates a binding of a queue of some type, or of an exchange (`None`), for the type of the source. Called before the check
+/// of the queue's owner.
 pub(super) fn check_binding(
     topology: &Topology,
     source: u32,
+    queue: Option<QueueKind>,
     binding: &Binding<'_>,
 ) -> Result<(), BrokerError> {
     match topology.exchange_at(source).kind {
         ExchangeKind::Headers => check_headers_arguments(binding.arguments),
         ExchangeKind::ConsistentHash => weight_of(binding.routing_key).map(drop),
+        ExchangeKind::LocalRandom => check_local_random_binding(binding.routing_key, queue),
         ExchangeKind::Direct | ExchangeKind::Fanout | ExchangeKind::Topic => Ok(()),
     }
 }

@@ -45,7 +45,8 @@ use crate::users::Identity;
 pub struct ExchangeDeclare<'a> {
     /// The exchange; names that begin with `amq.` are reserved (AMQP 0-9-1, exchange.declare).
     pub name: &'a str,
-    /// Its type: `direct`, `fanout`, `topic`, `headers` or `x-consistent-hash`. Ignored when passive.
+    /// Its type: `direct`, `fanout`, `topic`, `headers`, `x-consistent-hash` or `x-local-random`. Ignored when
+    /// passive.
     pub kind: &'a str,
     /// Only check that it exists.
     pub passive: bool,

@@ -212,7 +212,8 @@ impl VirtualHost {
     ///
     /// # Errors
     /// 403 the default exchange; 404 either is missing, the exchange named first; 405 the queue is exclusive
-    /// to another session; 406 an unknown `x-match` or an invalid weight.
+    /// to another session; 406 an unknown `x-match`, an invalid weight, or what a local
+    /// random exchange refuses.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.bind_queue_if(session, binding, |_| Ok(()))
     }
@@ -231,7 +232,7 @@ impl VirtualHost {
         let source = self.find_exchange(&topology, &source)?;
         may_bind(topology.exchange_at(source).kind)?;
         let (slot, queue) = topology.queue(&name).ok_or_else(|| self.missing(&name))?;
-        check_binding(&topology, source, binding)?;
+        check_binding(&topology, source, Some(queue.kind()), binding)?;
         queue.check_access(session)?;
         self.add_binding(&mut topology, source, Destination::queue(slot), binding)
     }

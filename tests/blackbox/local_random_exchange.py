@@ -1,0 +1,76 @@
+"""Exchanges of type x-local-random, which RabbitMQ 4 has, give each message to one of their queues; so does Leveret that follows it."""
+
+import collections
+
+import pika
+import pytest
+
+from harness.patience import PATIENCE
+
+TARGETS = ["rabbitmq4", "leveret4"]
+NAME, KIND = "chosen-at-random", "x-local-random"
+QUEUES = [f"{NAME}-{number}" for number in range(3)]
+MESSAGES = 3_000
+
+
+@pytest.fixture
+def channel(target):
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", target.port, blocked_connection_timeout=PATIENCE))
+    channel = connection.channel()
+    channel.exchange_declare(NAME, KIND, auto_delete=True)
+    for queue in QUEUES:
+        channel.queue_declare(queue, exclusive=True)
+    yield channel
+    connection.close()
+
+
+def refused(channel, call, *arguments):
+    """The code and the text with which a call closes a channel of its own."""
+    own = channel.connection.channel()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        getattr(own, call)(*arguments)
+    return closed.value.reply_code, closed.value.reply_text
+
+
+def test_each_message_goes_to_one_of_the_queues_whatever_its_key(channel):
+    for queue in QUEUES:
+        channel.queue_bind(queue, NAME, "")
+    channel.confirm_delivery()
+    for number in range(MESSAGES):
+        key, headers = f"key {number % 2}", {"CC": ["another"]} if number % 5 == 0 else {}
+        channel.basic_publish(NAME, key, b"", pika.BasicProperties(headers=headers), mandatory=True)
+    counts = [channel.queue_declare(queue, passive=True).method.message_count for queue in QUEUES]
+    assert sum(counts) == MESSAGES
+    # Fifteen standard deviations around a third.
+    assert all(600 <= count <= 1_400 for count in counts), counts
+
+
+def test_a_queue_that_is_unbound_gets_nothing_more(channel):
+    channel.queue_bind(QUEUES[0], NAME, "")
+    channel.queue_bind(QUEUES[1], NAME, "")
+    channel.queue_unbind(QUEUES[0], NAME, "")
+    channel.confirm_delivery()
+    for _ in range(100):
+        channel.basic_publish(NAME, "", b"")
+    counts = collections.Counter({queue: channel.queue_declare(queue, passive=True).method.message_count for queue in QUEUES})
+    assert +counts == {QUEUES[1]: 100}
+
+
+def test_a_message_is_unroutable_without_a_queue(channel):
+    channel.confirm_delivery()
+    with pytest.raises(pika.exceptions.UnroutableError):
+        channel.basic_publish(NAME, "", b"", mandatory=True)
+
+
+def test_only_classic_queues_are_bound_and_without_a_key(channel):
+    name = NAME + "-quorum"
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+    try:
+        assert refused(channel, "queue_bind", QUEUES[0], NAME, "k") == (406, "PRECONDITION_FAILED - Non empty binding 'k' key not permitted")
+        wrong_type = "PRECONDITION_FAILED - Queue type rabbit_quorum_queue not valid for this exchange type"
+        assert refused(channel, "queue_bind", name, NAME, "") == (406, wrong_type)
+        assert refused(channel, "exchange_bind", "amq.fanout", NAME, "") == (406, "PRECONDITION_FAILED - Destination not found")
+        text = "PRECONDITION_FAILED - Non empty binding 'k' key not permitted"
+        assert refused(channel, "exchange_bind", "amq.fanout", NAME, "k") == (406, text)
+    finally:
+        channel.queue_delete(name)
