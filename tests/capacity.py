@@ -190,7 +190,7 @@ def abandoned(_folder, options, most):
 def in_memory(_folder, options, _most):
     """More sessions than a process may have sockets, over streams that are memory: of AMQP on the embedded broker, and of MQTT in front
     of one."""
-    measurement(options, "very_many", LEVERET_SESSIONS=2_000 if options.quick else 200_000)
+    measurement(options, "capacity_tests", LEVERET_SESSIONS=2_000 if options.quick else 200_000)
 
 
 def subscriptions(_folder, options, _most):

@@ -2,7 +2,7 @@
 
 import re
 
-MOST_WORDS = 30
+MAX_WORDS = 30
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 # A command that stands between paragraphs, indented.
 COMMAND = re.compile(r"^ {4,}(?:make|leveret|LEVERET_\w+=\S+|cargo|tests?/|\\|--)\b.*$", re.MULTILINE)
@@ -17,8 +17,8 @@ def long_sentences(place, text):
     for number, paragraph in paragraphs(text):
         for sentence in END.split(LINK.sub(r"\1", CODE.sub("code", paragraph))):
             words = [word for word in sentence.split() if re.search(r"\w", word)]
-            if len(words) > MOST_WORDS:
-                yield f"{place}:{number}: a sentence of {len(words)} words; {MOST_WORDS} are the most: {' '.join(words)[:60]}"
+            if len(words) > MAX_WORDS:
+                yield f"{place}:{number}: a sentence of {len(words)} words; {MAX_WORDS} are the most: {' '.join(words)[:60]}"
 
 
 def paragraphs(text):

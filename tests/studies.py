@@ -35,7 +35,7 @@ HOLD = 10
 SPARE = 256
 LEVELS = [5_000, 15_000]
 # What is larger does not belong into a repository.
-MOST_BYTES = 500_000
+MAX_BYTES = 500_000
 # What docs/benchmarks.md shows of a connection for each message, by what the study of it calls its systems.
 ROUND_TRIPS = [0, 1, 10, 50, 100]
 SYSTEMS = {"direct": "directly to {}", "leveret": "through the pool, {} behind it", "spool": "spooled, {} behind it"}
@@ -122,7 +122,7 @@ def keep(report, into):
     into.mkdir(parents=True, exist_ok=True)
     for name in ("report.html", "results.csv"):
         data = (report / name).read_bytes()
-        too_large = len(data) > MOST_BYTES
+        too_large = len(data) > MAX_BYTES
         print(f"{into / name}: {len(data):,} bytes{', too large to be kept' if too_large else ''}", file=sys.stderr)
         # The page is what it is all for.
         if name == "report.html" or not too_large:

@@ -13,9 +13,9 @@ from pathlib import Path
 from prose import long_sentences
 
 # A longer file holds more than one concern.
-MOST_LINES = 800
+MAX_LINES = 800
 # Columns of a line that is a comment; code is rustfmt's affair.
-MOST_COLUMNS = 128
+MAX_COLUMNS = 128
 
 # A doc comment of no more words says no more than the name of its item, unless it refers to something else.
 TERSE = 3
@@ -35,6 +35,17 @@ BANNED = {
     "hungry": "needs to load",
     "owed": "pending",
     "owing": "pending",
+}
+# Words of a private language that are English in a sentence: matched in identifiers alone.
+BANNED_NAMES = {
+    "room": "capacity, space or window",
+    "shelf": "queue storage",
+    "shelves": "stored queues",
+    "lasting": "persistent, durable or permanent",
+    "dice": "random",
+    "newcomer": "accepted connection",
+    "suspicions": "refused exchanges",
+    "dismissal": "close reason",
 }
 # Documents of the wire, and interfaces of others, keep their own words.
 EXCEPTIONS = {
@@ -130,21 +141,23 @@ def check(root):
 
 def lengths(place, text):
     lines = text.split("\n")
-    if len(lines) > MOST_LINES:
-        yield f"{place}: {len(lines)} lines; {MOST_LINES} are the most"
+    if len(lines) > MAX_LINES:
+        yield f"{place}: {len(lines)} lines; {MAX_LINES} are the most"
     for number, line in enumerate(lines, 1):
         comment = COMMENT.match(line)
         # The row of a table cannot be broken.
-        if len(line) > MOST_COLUMNS and comment and not comment[1].startswith("|"):
-            yield f"{place}:{number}: a comment of {len(line)} columns; {MOST_COLUMNS} are the most"
+        if len(line) > MAX_COLUMNS and comment and not comment[1].startswith("|"):
+            yield f"{place}:{number}: a comment of {len(line)} columns; {MAX_COLUMNS} are the most"
 
 
 def words(place, text):
     for number, line in enumerate(text.split("\n"), 1):
-        found = {word.lower() for word in WORD.findall(STRING.sub("", line) if not COMMENT.match(line) else line)}
-        for banned in sorted(found & BANNED.keys()):
+        code = "" if COMMENT.match(line) else STRING.sub("", line)
+        found = {word.lower() for word in WORD.findall(code or line)}
+        names = {word.lower() for word in WORD.findall(code.split("//")[0])}
+        for banned in sorted((found & BANNED.keys()) | (names & BANNED_NAMES.keys())):
             if banned not in EXCEPTIONS or not EXCEPTIONS[banned].search(line):
-                yield f"{place}:{number}: '{banned}' is nobody's word for it: {BANNED[banned]}"
+                yield f"{place}:{number}: '{banned}' is nobody's word for it: {BANNED.get(banned) or BANNED_NAMES[banned]}"
 
 
 def sentences(place, text):

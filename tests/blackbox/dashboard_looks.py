@@ -26,7 +26,7 @@ PLACES = [
     ("queues", "/", "billing"),
     ("queues", "/", LONG),
     ("bindings",),
-    ("picture",),
+    ("topology",),
     ("policies",),
     ("users",),
     ("users", "guest"),
@@ -233,7 +233,7 @@ def test_it_is_pictured(visit, server):
     ask(server, "DELETE", f"queues/%2F/{LONG}")
     pictures = {
         "dashboard.png": ("light", (), 760, "document.querySelector('#view .spark .line').getAttribute('d').includes('L')"),
-        "dashboard-picture.png": ("dark", ("picture",), 800, "document.querySelector('svg.diagram .node')"),
+        "dashboard-picture.png": ("dark", ("topology",), 800, "document.querySelector('svg.diagram .node')"),
     }
     for name, (scheme, place, height, is_there) in pictures.items():
         visit.window.prefer(scheme)

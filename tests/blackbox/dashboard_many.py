@@ -85,7 +85,7 @@ def test_the_server_finds_and_sorts(visit):
 
 
 def test_the_picture_draws_some_of_them(visit):
-    visit.enter("picture")
+    visit.enter("topology")
     visit.wait("document.querySelector('#view svg.diagram .node')")
     assert visit.window.evaluate("return document.querySelectorAll('#view svg .node.queue').length") == 15
     visit.fill("Queues by name", "0471")

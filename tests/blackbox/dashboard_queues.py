@@ -183,7 +183,7 @@ def test_no_name_becomes_a_part_of_the_page(visit, server):
     visit.go("queues")
     assert set(HOSTILE) <= {row["Name"] for row in visit.rows()}
     visit.go("bindings")
-    visit.go("picture")
+    visit.go("topology")
     visit.wait("document.querySelector('#view svg.diagram .node')")
     assert visit.window.evaluate("return window.hacked ?? null") is None
     assert visit.window.evaluate("return document.querySelectorAll('#view img, #view script').length") == 0
@@ -215,7 +215,7 @@ def test_the_picture_shows_what_leads_where(visit, server):
     ask(server, "POST", "bindings/%2F/e/shop/q/paid", {"routing_key": "order.paid"})
     ask(server, "POST", "bindings/%2F/e/shop/e/all", {"routing_key": "#"})
     ask(server, "POST", "bindings/%2F/e/all/q/copy", {"routing_key": ""})
-    visit.enter("picture")
+    visit.enter("topology")
     visit.wait("document.querySelector('#view svg.diagram .node')")
     words = "return [...document.querySelectorAll('#view details li')].map((each) => each.textContent.replace(/ \\(.*/, ''))"
     told = visit.window.evaluate(words)

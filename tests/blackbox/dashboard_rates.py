@@ -60,7 +60,7 @@ def test_what_flows_is_told(flow, visit):
             each.querySelector("h3").textContent === args[0] && {FLOWS}.test(each.querySelector(".figure").textContent))"""
         visit.wait(figure, title)
     # The picture is drawn anew when that is asked for.
-    visit.go("picture")
+    visit.go("topology")
     visit.wait("document.querySelectorAll('#view svg.diagram path.flows').length === 2")
     words = "return [...document.querySelectorAll('#view svg .edge-words')].map((each) => each.firstChild.textContent)"
     assert all(text.startswith("placed · ") and text.endswith("/s") for text in visit.window.evaluate(words))

@@ -43,7 +43,7 @@ def test_an_mqtt_client(ours):
     assert (shown["protocol"], shown["user"], shown["vhost"]) == ("MQTT 5-0", "guest", "/")
     assert shown["client_properties"] == {"client_id": "mine"}
     nothing = {"subscriptions": 0, "messages_published": 0, "messages_delivered": 0}
-    assert shown["session"] == {"lasting": False, "expiry_seconds": 0} | nothing
+    assert shown["session"] == {"persistent": False, "expiry_seconds": 0} | nothing
     assert shown["timeout"] == 60
 
 
@@ -56,7 +56,7 @@ def test_a_stomp_client(ours):
         shown = close_the_only_one(ours)
         assert (shown["protocol"], shown["user"], shown["timeout"]) == ("STOMP 1.2", "guest", 20)
         counted = {"subscriptions": 1, "messages_published": 1, "messages_delivered": 1}
-        assert shown["session"] == {"lasting": False, "expiry_seconds": 0} | counted
+        assert shown["session"] == {"persistent": False, "expiry_seconds": 0} | counted
         told = b""
         while part := client.recv(4096):
             told += part

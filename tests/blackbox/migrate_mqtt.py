@@ -1,4 +1,4 @@
-"""A broker with MQTT sessions moves: subscriptions and messages of lasting ones are those of queues, and go on at the pool."""
+"""A broker with MQTT sessions moves: subscriptions and messages of persistent ones are those of queues, and go on at the pool."""
 
 import pytest
 from harness.metrics import wait_until
@@ -20,7 +20,7 @@ def mqtt(movable):
     return port
 
 
-def test_what_a_client_of_a_lasting_session_has_not_acknowledged_moves(movable: Movable, cluster, mqtt):
+def test_what_a_client_of_a_persistent_session_has_not_acknowledged_moves(movable: Movable, cluster, mqtt):
     name = f"reader{cluster.version.replace('.', '')}"
     reader = MqttClient(mqtt, name, keep=True, manual_ack=True)
     reader.subscribe("t/#", qos=1)
@@ -40,7 +40,7 @@ def test_what_a_client_of_a_lasting_session_has_not_acknowledged_moves(movable: 
     again.close()
 
 
-def test_a_lasting_session_goes_on_at_the_pool(movable, cluster, mqtt):
+def test_a_persistent_session_goes_on_at_the_pool(movable, cluster, mqtt):
     name = f"same{cluster.version.replace('.', '')}"
     reader = MqttClient(mqtt, name, keep=True)
     reader.subscribe("s/#", qos=1)

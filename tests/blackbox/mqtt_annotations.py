@@ -49,7 +49,7 @@ def test_mqtt_clients_get_all_of_a_message_after_kill_minus_nine(server):
     assert properties.headers == {"x-reply-to-topic": "r.s", "x-correlation-id": b"\xff\x00", "a": "1", "b": "2"}
 
 
-def test_a_lasting_session_has_its_queues_back_after_kill_minus_nine(server):
+def test_a_persistent_session_has_its_queues_back_after_kill_minus_nine(server):
     options = {"keep": True, "expiry": 3600}
     with MqttClient(server.port, "reader", V5, **options) as reader:
         reader.subscribe([("zero", SubscribeOptions(qos=0)), ("one", SubscribeOptions(qos=1))])

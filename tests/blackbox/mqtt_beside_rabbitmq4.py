@@ -304,9 +304,9 @@ def test_the_queues_of_a_session_that_ends_with_its_connection_are_its_own(same)
     same(try_all)
 
 
-def test_those_of_a_lasting_session_are_open_to_all(same):
+def test_those_of_a_persistent_session_are_open_to_all(same):
     def bind(side):
-        client, names = subscribed(side, "lasting", LONG_TIME)
+        client, names = subscribed(side, "persistent", LONG_TIME)
         with side.channel() as channel:
             channel.queue_bind(names[1], "amq.direct", "k.z")
             channel.basic_publish("amq.direct", "k.z", b"1", properties(delivery_mode=2))
@@ -316,7 +316,7 @@ def test_those_of_a_lasting_session_are_open_to_all(same):
     same(bind)
 
 
-def test_messages_of_both_qualities_wait_for_a_lasting_session(same):
+def test_messages_of_both_qualities_wait_for_a_persistent_session(same):
     def stay_away(side):
         name = "away"
         client, names = subscribed(side, name, LONG_TIME)

@@ -9,7 +9,7 @@ from harness.leveret import run
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_client import V5, V311, MqttClient, persistent_session
 from harness.mqtt_pool import MqttPool, fixture_of
 from harness.mqtt_wire import PUBACK
 
@@ -57,7 +57,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     name = f"wanderer{version}"
     with pool.client("writer") as writer:
         for turn, port in enumerate((pool.mqtt, pool.native, pool.mqtt, pool.native)):
-            with MqttClient(port, name, version, **lasting_session(version)) as client:
+            with MqttClient(port, name, version, **persistent_session(version)) as client:
                 assert client.session_present == (turn > 0)
                 if turn == 0:
                     assert client.subscribe(f"way/{version}/#", 1) == [1]
@@ -88,7 +88,7 @@ def test_a_session_whose_queue_has_the_other_type_goes_on(pool, version, first, 
     ports = [pool.ports[first], pool.ports[second], pool.ports[first]]
     with pool.client("writer") as writer:
         for turn, port in enumerate(ports):
-            with MqttClient(port, name, version, **lasting_session(version)) as client:
+            with MqttClient(port, name, version, **persistent_session(version)) as client:
                 assert client.session_present == (turn > 0)
                 assert client.subscribe([(f"{name}/a", 1), (f"{name}/{turn}", 1)]) == [1, 1]
                 if turn:

@@ -10,7 +10,7 @@ import pytest
 from harness.leveret import Leveret, run
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_client import V5, V311, MqttClient, persistent_session
 from harness.mqtt_pool import MqttPool
 from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing
@@ -126,14 +126,14 @@ def test_messages_go_and_come_by_the_exchange_alone(site, version, qos):
         listening_queue(site, "events", f"{name}.#") as by_events,
         listening_queue(site, "amq.topic", f"{name}.#") as by_topic,
         site.client(name, version) as live,
-        site.client(f"{name}kept", version, **lasting_session(version)) as lasting,
+        site.client(f"{name}kept", version, **persistent_session(version)) as persistent,
     ):
-        for client in (live, lasting):
+        for client in (live, persistent):
             assert client.subscribe(f"{name}/+", qos) == [qos]
         site.publish("amq.topic", f"{name}.a", b"from elsewhere")
         site.publish("events", f"{name}.a", b"from AMQP")
         live.publish(f"{name}/b", b"from MQTT", 1)
-        for client in (live, lasting):
+        for client in (live, persistent):
             messages = [(message.topic, message.payload) for message in client.take(2)]
             assert messages == [(f"{name}/a", b"from AMQP"), (f"{name}/b", b"from MQTT")]
         assert by_events() == [b"from AMQP", b"from MQTT"]
@@ -143,11 +143,11 @@ def test_messages_go_and_come_by_the_exchange_alone(site, version, qos):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_session_has_what_came_by_the_exchange_while_it_was_away(site, version):
     name = f"away{version}"
-    with site.client(name, version, **lasting_session(version)) as client:
+    with site.client(name, version, **persistent_session(version)) as client:
         client.subscribe(f"{name}/#", 1)
     site.publish("amq.topic", f"{name}.a", b"from elsewhere")
     site.publish("events", f"{name}.a", b"from AMQP")
-    with site.client(name, version, **lasting_session(version)) as client:
+    with site.client(name, version, **persistent_session(version)) as client:
         assert client.session_present
         assert client.message().payload == b"from AMQP"
         client.unsubscribe(f"{name}/#")
@@ -293,12 +293,12 @@ def test_subscribers_are_disconnected_once_the_exchange_is_found_missing(bare):
 def test_a_session_from_before_the_setting_was_changed_keeps_its_bindings(bare):
     """As docs/operations.md tells."""
     bare.declare()
-    with bare.client("before", **lasting_session(V311)) as client:
+    with bare.client("before", **persistent_session(V311)) as client:
         client.subscribe("a/b", 1)
     bare.server.stop()
     bare.server = bare.again("--mqtt-exchange", "amq.topic")
     bare.mqtt = listening(bare.server, "mqtt", "mqtt")
-    with bare.client("before", **lasting_session(V311)) as client:
+    with bare.client("before", **persistent_session(V311)) as client:
         assert client.session_present
         bare.publish("events", "a.b", b"earlier")
         assert client.message().payload == b"earlier"

@@ -74,32 +74,32 @@ def test_each_client_is_listed_with_its_protocol_and_its_session(pool):
         live = stack.enter_context(pool.client("live", V311))
         live.subscribe("seen/a", 0)
         live.subscribe("seen/b", 1)
-        lasting = stack.enter_context(pool.client("lasting", V5, keep=True, expiry=300))
-        lasting.subscribe("seen/a", 1)
+        persistent = stack.enter_context(pool.client("persistent", V5, keep=True, expiry=300))
+        persistent.subscribe("seen/a", 1)
         wire = stack.enter_context(closing(StompWire(pool.stomp)))
         assert wire.connect(more="heart-beat:20000,0\n")[0] == "CONNECTED"
         wire.send("SUBSCRIBE\nid:1\ndestination:/topic/seen.a\nreceipt:r\n\n")
         assert wire.frame()[0] == "RECEIPT"
         live.publish("seen/a", b"x")
-        assert (live.message().payload, lasting.message().payload, wire.frame()[2]) == (b"x", b"x", "x")
+        assert (live.message().payload, persistent.message().payload, wire.frame()[2]) == (b"x", b"x", "x")
         counts = ("subscriptions", "messages_published", "messages_delivered")
-        columns = ("name", "client_id", "user", "vhost", "protocol", "state", "keep_alive", "lasting", "expiry_seconds", *counts)
+        columns = ("name", "client_id", "user", "vhost", "protocol", "state", "keep_alive", "persistent", "expiry_seconds", *counts)
         wait_until(lambda: all(each["messages_delivered"] == 1 for each in sessions(pool, *counts).values()))
         told = sessions(pool, *columns)
         expected = ("live", "live", "guest", "/", NAMES[pool.version][V311], "connected", 60, False, 0, 2, 1, 1)
         assert values(told["live"], *columns) == expected
-        expected = ("lasting", "lasting", "guest", "/", "MQTT 5-0", "connected", 60, True, 300, 1, 0, 1)
-        assert values(told["lasting"], *columns) == expected
-        [stomp] = [row for name, row in told.items() if name not in ("live", "lasting")]
+        expected = ("persistent", "persistent", "guest", "/", "MQTT 5-0", "connected", 60, True, 300, 1, 0, 1)
+        assert values(told["persistent"], *columns) == expected
+        [stomp] = [row for name, row in told.items() if name not in ("live", "persistent")]
         assert values(stomp, *columns)[1:] == (None, "guest", "/", "STOMP 1.2", "connected", 20, False, 0, 1, 0, 1)
         # The same clients are in RabbitMQ's list.
         columns = ("name", "protocol", "timeout", "client_properties", "session", "peer_port")
         listed = {row["name"]: row for row in pool.ctl.json("list_connections", *columns)}
-        for name in ("live", "lasting"):
+        for name in ("live", "persistent"):
             shown = listed[connection_of(pool, name)]
             assert (shown["protocol"], shown["timeout"]) == (told[name]["protocol"], 60)
             assert shown["client_properties"] == {"client_id": name}
-            assert shown["session"] == {column: told[name][column] for column in ("lasting", "expiry_seconds", *counts)}
+            assert shown["session"] == {column: told[name][column] for column in ("persistent", "expiry_seconds", *counts)}
             assert f":{shown['peer_port']} -> " in shown["name"]
         assert listed[stomp["name"]]["timeout"] == 20
         clients = {row["name"]: row for row in pool.ctl.json("list_clients", "name", "client_id", "session")}
@@ -110,7 +110,7 @@ def test_each_client_is_listed_with_its_protocol_and_its_session(pool):
         assert metric(pool.server, "leveret_mqtt_lasting_clients") == 1
         live.unsubscribe("seen/a")
         wait_until(lambda: sessions(pool, "subscriptions")["live"]["subscriptions"] == 1)
-    wait_until(lambda: set(sessions(pool)) == {"lasting"})
+    wait_until(lambda: set(sessions(pool)) == {"persistent"})
 
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
@@ -128,7 +128,7 @@ def test_a_client_is_closed_by_force_and_its_session_is_shown_until_it_ends(pool
         pool.ctl("close_connection", connection_of(pool, name), "enough")
         assert client.gone.wait(PATIENCE)
     wait_until(lambda: state_of(pool, name) == "detached")
-    columns = ("connection", "user", "vhost", "lasting", "subscriptions")
+    columns = ("connection", "user", "vhost", "persistent", "subscriptions")
     assert values(sessions(pool, *columns)[name], *columns) == (None, "guest", "/", True, 1)
     assert metric(pool.server, "leveret_mqtt_detached_sessions") >= 1
     # One that comes back without it has ended it.

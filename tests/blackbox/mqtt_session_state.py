@@ -18,7 +18,7 @@ from harness.patience import PATIENCE
 NO_SUBSCRIPTION, NOT_AUTHORIZED, UNAVAILABLE, IDENTIFIER_NOT_FOUND = 0x11, 0x87, 0x88, 0x92
 NO_LOCAL, RETAIN_AS_PUBLISHED = 4, 8
 # Records that a Leveret leaves in a state queue.
-MOST_RECORDS = 256
+MAX_RECORDS = 256
 
 
 class Cluster(MqttPool):
@@ -220,13 +220,13 @@ def test_many_unreleased_messages_are_a_short_log(cluster):
         with cluster.victim() as (server, port), session(port, name) as client:
             for packet_id in range(1, count + 1):
                 receive(client, b"%d" % packet_id, packet_id)
-            assert cluster.records(name) <= MOST_RECORDS
+            assert cluster.records(name) <= MAX_RECORDS
             server.child.kill()
         with session(cluster.ports[0], name) as client:
             for packet_id in range(1, count + 1):
                 receive(client, b"%d" % packet_id, packet_id, dup=True)
                 complete(client, packet_id)
-            wait_until(lambda: cluster.records(name) <= MOST_RECORDS / 2)
+            wait_until(lambda: cluster.records(name) <= MAX_RECORDS / 2)
         with session(cluster.ports[1], name) as client:
             complete(client, 1, reason=IDENTIFIER_NOT_FOUND)
         assert heard() == [b"%d" % packet_id for packet_id in range(1, count + 1)]

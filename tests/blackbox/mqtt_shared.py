@@ -133,7 +133,7 @@ def test_a_member_that_unsubscribes_keeps_what_it_has_and_leaves_the_rest_to_oth
 
 def test_a_session_that_lasts_goes_on_with_its_group(broker):
     lasts = {"SessionExpiryInterval": 600}
-    with closing(member(broker.mqtt, "lasting", "$share/g/lasts/#", **lasts)) as first, writer(broker) as publisher:
+    with closing(member(broker.mqtt, "persistent", "$share/g/lasts/#", **lasts)) as first, writer(broker) as publisher:
         # Another member goes, and the group is still that of the one that is away.
         with closing(member(broker.mqtt, "brief", "$share/g/lasts/#")) as brief:
             first.disconnect()
@@ -143,7 +143,7 @@ def test_a_session_that_lasts_goes_on_with_its_group(broker):
         for number in range(5):
             publisher.publish("lasts/a", str(number).encode())
         with closing(Mqtt5Wire(broker.mqtt)) as again:
-            assert again.connect("lasting", clean=False, **lasts)["session"] == 1
+            assert again.connect("persistent", clean=False, **lasts)["session"] == 1
             for number in range(5):
                 message = again.answer()
                 assert message["body"] == str(number).encode()

@@ -22,7 +22,7 @@ SIZE = 16 * 1024
 # More than sockets, the outbox and the queue take of them, many times over; 25600 are 400 MiB.
 COUNT = int(os.environ.get("LEVERET_SLOW_MESSAGES", "4000"))
 # Bytes that all of them together would take, and the most that they may.
-ALL, MOST = COUNT * SIZE, 30 << 20
+ALL, MAX_MEMORY = COUNT * SIZE, 30 << 20
 QUOTA_EXCEEDED = 0x97
 DROPPED = {"leveret": "leveret_broker_mqtt_messages_dropped_total", "pool": "leveret_shared_dropped_messages_total"}
 
@@ -93,7 +93,7 @@ def test_a_subscriber_of_qos_0_that_does_not_read_gets_the_newest_messages(broke
         assert slow.subscribe(("slow/0", 0))["reasons"] == [0]
         before, dropped = resident_bytes(broker.server.pid), metric(broker.server, broker.dropped)
         publish_all(broker.mqtt, "slow/0")
-        assert resident_bytes(broker.server.pid) - before < MOST < ALL
+        assert resident_bytes(broker.server.pid) - before < MAX_MEMORY < ALL
         came = numbers_until(slow, COUNT - 1)
         assert came == sorted(came), "in order"
         # The oldest of those that waited are gone, and the newest there.
@@ -170,9 +170,9 @@ def test_messages_of_qos_0_go_before_a_live_subscriber_of_qos_1_is_closed(pool):
 def test_a_session_that_lasts_gets_all_of_qos_1_however_late(broker):
     count = 200
     with closing(Mqtt5Wire(broker.mqtt)) as slow:
-        slow.connect("lasting", ReceiveMaximum=1, SessionExpiryInterval=60)
-        assert slow.subscribe(("lasting", 1))["reasons"] == [1]
-        publish_all(broker.mqtt, "lasting", count=count)
+        slow.connect("persistent", ReceiveMaximum=1, SessionExpiryInterval=60)
+        assert slow.subscribe(("persistent", 1))["reasons"] == [1]
+        publish_all(broker.mqtt, "persistent", count=count)
         for number in range(count):
             message = slow.answer()
             assert struct.unpack(">I", message["body"][:4])[0] == number

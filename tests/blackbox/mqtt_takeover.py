@@ -10,7 +10,7 @@ import pytest
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import listening
-from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_client import V5, V311, MqttClient, persistent_session
 from harness.mqtt_pool import MqttPool, fixture_of
 from harness.patience import PATIENCE
 
@@ -55,11 +55,11 @@ def announcements_are_handled(cluster, name, at=0):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_lasting_session_goes_along_with_its_messages_and_back(cluster, version):
+def test_a_persistent_session_goes_along_with_its_messages_and_back(cluster, version):
     name, topic = f"wanderer{version}", f"way/{version}"
     expected = [b"%d" % number for number in range(30)]
     with MqttClient(cluster.ports[0], "writer") as writer:
-        options = {"manual_ack": True, **lasting_session(version)}
+        options = {"manual_ack": True, **persistent_session(version)}
         first = MqttClient(cluster.ports[0], name, version, **options)
         assert first.subscribe(topic, 1) == [1]
         # Twenty are on their way to the client at a time; the others wait in the queue.
@@ -108,11 +108,11 @@ def test_a_client_of_5_is_told_why(cluster, clean, expiry):
 
 
 def test_a_session_that_is_begun_anew_elsewhere_leaves_nothing_of_the_old_one(cluster):
-    with MqttClient(cluster.ports[0], "anew", **lasting_session(V311)) as first, MqttClient(cluster.ports[0], "writer") as writer:
+    with MqttClient(cluster.ports[0], "anew", **persistent_session(V311)) as first, MqttClient(cluster.ports[0], "writer") as writer:
         first.subscribe("anew/old", 1)
         with MqttClient(cluster.ports[1], "anew") as second:
             assert first.gone.wait(PATIENCE) and not second.session_present
-        with MqttClient(cluster.ports[0], "anew", **lasting_session(V311)) as third:
+        with MqttClient(cluster.ports[0], "anew", **persistent_session(V311)) as third:
             assert not third.session_present
             third.subscribe("anew/new", 1)
             writer.publish("anew/old")
@@ -128,7 +128,7 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
             mortal = Mqtt5Wire(cluster.ports[0])
             mortal.connect(name, will=(f"will/{name}", b"x", 1, False, delay), SessionExpiryInterval=3600)
             if name == "resumed":
-                with MqttClient(cluster.ports[1], name, V5, **lasting_session(V5)):
+                with MqttClient(cluster.ports[1], name, V5, **persistent_session(V5)):
                     assert mortal.answer()["reason"] == TAKEN_OVER
             mortal.close()
         # It has come back in time.
@@ -143,7 +143,7 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
 def test_another_user_closes_nobodys_connection(cluster):
     # It may not have the queues of others.
     other = cluster.user("other", f"^{EXCHANGE}", f"^(amq.topic|{EXCHANGE}.*)$", f"^(amq.topic|{EXCHANGE}.*)$")
-    with MqttClient(cluster.ports[0], "mine", **lasting_session(V311)) as mine, MqttClient(cluster.ports[0], "writer") as writer:
+    with MqttClient(cluster.ports[0], "mine", **persistent_session(V311)) as mine, MqttClient(cluster.ports[0], "writer") as writer:
         mine.subscribe("mine", 1)
         for keep in (True, False):
             with MqttClient(cluster.ports[1], "mine", keep=keep, **other) as stranger:

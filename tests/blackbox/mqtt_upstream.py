@@ -15,7 +15,7 @@ from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import V5, V311, MqttClient, lasting_session, publish_properties
+from harness.mqtt_client import V5, V311, MqttClient, persistent_session, publish_properties
 from harness.mqtt_pool import MqttPool, pool
 from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, MqttWire, encoded, text
 from harness.patience import PATIENCE
@@ -41,14 +41,14 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     if version == V5 and pool.version == "3.10":
         pytest.skip("RabbitMQ 3.10 does not speak MQTT 5.0")
     name = f"wanderer{version}"
-    with pool.client(name, version, **lasting_session(version)) as here:
+    with pool.client(name, version, **persistent_session(version)) as here:
         assert not here.session_present
         assert here.subscribe(f"way/{version}/#", 1) == [1]
     pool.left(f"mqtt-subscription-{name}qos1")
     with pool.client("writer") as writer:
         for number in range(3):
             writer.publish(f"way/{version}/a", str(number).encode())
-    with MqttClient(pool.native, name, version, **lasting_session(version)) as there:
+    with MqttClient(pool.native, name, version, **persistent_session(version)) as there:
         assert there.session_present
         assert [message.payload for message in there.take(3)] == [b"0", b"1", b"2"]
         assert there.subscribe(f"more/{version}", 1) == [1]
@@ -56,7 +56,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     with pool.client("writer") as writer:
         writer.publish(f"way/{version}/b", b"3")
         writer.publish(f"more/{version}", b"4")
-    with pool.client(name, version, **lasting_session(version)) as here:
+    with pool.client(name, version, **persistent_session(version)) as here:
         assert here.session_present
         assert [(message.topic, message.payload) for message in here.take(2)] == [
             (f"way/{version}/b", b"3"),
@@ -73,7 +73,7 @@ def test_a_session_goes_on_at_another_leveret_and_back(pool, version):
     try:
         ports = [pool.mqtt, listening(other, "mqtt", "mqtt"), pool.mqtt]
         for turn, port in enumerate(ports):
-            with MqttClient(port, f"nomad{version}", version, **lasting_session(version)) as nomad, pool.client("writer") as writer:
+            with MqttClient(port, f"nomad{version}", version, **persistent_session(version)) as nomad, pool.client("writer") as writer:
                 assert nomad.session_present == (turn > 0)
                 if turn == 0:
                     nomad.subscribe(f"nomad/{version}/#", 1)
@@ -129,12 +129,12 @@ def test_many_subscribers_are_one_queue_upstream(pool):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_second_connection_takes_the_session_over(pool, version):
     name = f"twin{version}"
-    with pool.client(name, version, manual_ack=True, **lasting_session(version)) as first, pool.client("writer") as writer:
+    with pool.client(name, version, manual_ack=True, **persistent_session(version)) as first, pool.client("writer") as writer:
         first.subscribe(f"twin/{version}", 1)
         for number in range(5):
             writer.publish(f"twin/{version}", str(number).encode())
         assert [message.payload for message in first.take(5)] == [b"0", b"1", b"2", b"3", b"4"]
-        with pool.client(name, version, **lasting_session(version)) as second:
+        with pool.client(name, version, **persistent_session(version)) as second:
             assert first.gone.wait(PATIENCE) and second.session_present
             again = second.take(5)
             assert [message.payload for message in again] == [b"0", b"1", b"2", b"3", b"4"], "in their order"
@@ -158,7 +158,7 @@ def test_wills_are_published_after_their_delay_and_not_if_the_client_comes_back(
             mortal.connect(name, will=(f"will/{name}", b"x", 1, False, delay), SessionExpiryInterval=3600)
             mortal.close()
             if name == "back":
-                with pool.client(name, V5, **lasting_session(V5)) as back:
+                with pool.client(name, V5, **persistent_session(V5)) as back:
                     # What it knows of the session is that it is there.
                     assert back.session_present
         assert heir.message().topic == "will/gone"
@@ -200,7 +200,7 @@ def test_permissions_are_the_upstreams_and_a_refusal_is_the_clients_own(pool, ve
     with pool.client(f"bystander{version}", version, **mine) as bystander:
         bystander.subscribe("ok/b", 1)
         for qos in (0, 1):
-            with pool.client(f"reader{version}", version, **mine, **(lasting_session(version) if qos else {})) as reader:
+            with pool.client(f"reader{version}", version, **mine, **(persistent_session(version) if qos else {})) as reader:
                 reader.subscribe([("ok/a", qos), ("no/a", qos)])
                 with pool.client(f"reader{version}", version, **mine) as reader:
                     expected = NOT_AUTHORIZED if version == V5 else 0x80
@@ -221,10 +221,10 @@ def test_permissions_are_the_upstreams_and_a_refusal_is_the_clients_own(pool, ve
 
 
 def test_clients_are_offered_what_the_embedded_broker_offers(pool):
-    with closing(Mqtt5Wire(pool.mqtt)) as mortal, closing(Mqtt5Wire(pool.mqtt)) as lasting:
+    with closing(Mqtt5Wire(pool.mqtt)) as mortal, closing(Mqtt5Wire(pool.mqtt)) as persistent:
         answer = mortal.connect("mortal")
         assert not answer.keys() & {"RetainAvailable", "SharedSubscriptionAvailable", "MaximumQoS"}
-        answer = lasting.connect("lasting", SessionExpiryInterval=60)
+        answer = persistent.connect("persistent", SessionExpiryInterval=60)
         assert answer["ReceiveMaximum"] == 1024 and "MaximumQoS" not in answer
 
 
@@ -274,7 +274,7 @@ def test_options_of_subscriptions_are_kept(pool):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_subscriptions_end_when_they_are_taken_back(pool, version):
-    with pool.client("fickle", version, **lasting_session(version)) as reader, pool.client("writer") as writer:
+    with pool.client("fickle", version, **persistent_session(version)) as reader, pool.client("writer") as writer:
         for qos in (0, 1):
             reader.subscribe(f"fickle/{qos}", qos)
             reader.subscribe("fickle/last", qos)

@@ -12,7 +12,7 @@ from harness.instances import leveret, replaceable
 from harness.metrics import metric, wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_client import V5, V311, MqttClient, persistent_session
 from harness.mqtt_pool import MqttPool
 from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing
@@ -80,7 +80,7 @@ def test_the_virtual_host_is_that_of_the_user_name_or_the_default(pool):
 def test_permissions_that_are_revoked_hold_for_clients_that_are_connected(pool, version):
     mine = user(pool, f"revoked{version}", vhost="default")
     name = mine["user"]
-    with pool.client(f"revoked{version}", version, **mine, **lasting_session(version)) as client:
+    with pool.client(f"revoked{version}", version, **mine, **persistent_session(version)) as client:
         client.subscribe(f"revoked/{version}", 1)
         client.publish(f"revoked/{version}", b"before")
         assert client.message().payload == b"before"
@@ -97,7 +97,7 @@ def test_permissions_that_are_revoked_hold_for_clients_that_are_connected(pool, 
                 wire.connect("writer", **mine)
                 assert wire.publish("revoked/a", b"x", 1)["reason"] == NOT_AUTHORIZED
     pool.rabbitmq.control("set_permissions", "-p", "default", name, ".*", ".*", ".*")
-    with pool.client("other") as other, pool.client(f"revoked{version}", version, **mine, **lasting_session(version)) as client:
+    with pool.client("other") as other, pool.client(f"revoked{version}", version, **mine, **persistent_session(version)) as client:
         assert client.session_present
         other.publish(f"revoked/{version}", b"again")
         assert client.message().payload == b"again"
@@ -149,7 +149,7 @@ def test_500_numbered_messages_come_in_their_order_through_a_restart(tmp_path, v
 def restarted_with_500_messages(folder, release, version):
     pool = MqttPool(release, folder)
     try:
-        with pool.client("reader", version, **lasting_session(version)) as reader, pool.client("writer", version) as writer:
+        with pool.client("reader", version, **persistent_session(version)) as reader, pool.client("writer", version) as writer:
             reader.subscribe("numbered/#", 1)
             acknowledged = threading.Semaphore(0)
             writer.client.on_publish = lambda *_: acknowledged.release()
@@ -211,7 +211,7 @@ def test_sessions_and_wills_that_wait_are_counted(tmp_path):
 def test_a_delayed_will_is_published_when_leveret_shuts_down(tmp_path):
     with in_front_of_leveret(tmp_path) as (broker, server):
         ctl = Ctl(broker.http)
-        with MqttClient(server.mqtt, "heir", **lasting_session(V311)) as heir:
+        with MqttClient(server.mqtt, "heir", **persistent_session(V311)) as heir:
             heir.subscribe("will/#", 1)
             for name in ("gone", "there"):
                 mortal = Mqtt5Wire(server.mqtt)

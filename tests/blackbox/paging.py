@@ -253,7 +253,7 @@ def test_a_lazy_queue_leaves_memory_without_a_reason(start):
 BACKLOG = 200_000
 BACKLOG_WATERMARK = "4MiB"
 # Two thirds of what is published: far more than the process takes, whatever the machine lets it do meanwhile.
-MOST_MEMORY = BACKLOG * BODY * 2 // 3
+MAX_MEMORY = BACKLOG * BODY * 2 // 3
 BLOCKED_FROM = "256MiB"
 
 
@@ -263,7 +263,7 @@ def start_small(start):
 
 def assert_small(server):
     peak = peak_resident_bytes(server.pid)
-    assert peak < MOST_MEMORY, f"{peak >> 20} MiB"
+    assert peak < MAX_MEMORY, f"{peak >> 20} MiB"
     assert metric(server, "rabbitmq_alarms_memory_used_watermark") == 0
 
 

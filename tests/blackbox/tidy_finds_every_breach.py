@@ -18,6 +18,7 @@ BREACHES = {
     "a word of our own in an identifier": ({LIB: "fn take_seat() {}\n"}, "'seat'"),
     "a word of our own in a type name": ({LIB: "struct FastLane;\n"}, "'lane'"),
     "a word of our own in a comment": ({LIB: "/// Ten octets.\n"}, "'octets'"),
+    "one that is English in a sentence alone": ({LIB: "fn has_room() {}\n"}, "'room'"),
     "a sentence without a head": ({LIB: "/// Who waits is woken.\n"}, "without a head: Who waits is woken."),
     "one over two lines": ({LIB: "// It is full. What\n// comes later waits.\n"}, "without a head: What comes later waits."),
     "one in a page's script": ({"crates/one/src/page/a.js": "/** What waits. */\nlet a;\n"}, "without a head: What waits."),
@@ -49,8 +50,8 @@ pub struct Plan { bytes: u8 }
 impl Iterator for Plan {
     type Item = ();
 }
-// application/octet-stream
-fn replan(ip: Ipv4Addr) { ip.octets(); log("a seat"); }
+// application/octet-stream; there is room for it.
+fn replan(ip: Ipv4Addr) { ip.octets(); log("a seat"); } // no room
 #[cfg(test)]
 mod tests {
     struct Plan;

@@ -15,7 +15,7 @@ V311, V5 = paho.MQTTv311, paho.MQTTv5
 REFUSED = {1: 0x87, 2: 0x92}
 
 
-def lasting_session(version):
+def persistent_session(version):
     """The options of a client whose session outlives its connection, by an hour if the version says how long."""
     return {"keep": True, "expiry": 3600 if version == V5 else None}
 

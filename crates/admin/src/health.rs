@@ -25,7 +25,7 @@ pub enum Readiness {
     },
 }
 
-/// `GET /healthz`: any answer at all shows that the process is alive. The header tells a client that looks for a Leveret that
+/// `GET /healthz`: any answer at all shows that the process is alive. The header informs a client that looks for a Leveret that
 /// it has found one, before it sends a password.
 pub(crate) async fn alive() -> ([(HeaderName, &'static str); 1], &'static str) {
     ([(header::SERVER, "Leveret")], "ok\n")

@@ -31,7 +31,7 @@ use self::service::Service;
 pub(crate) use self::work::{AtWork, Work};
 use crate::api;
 use crate::listener::{AdminListener, Arrived};
-use crate::stall::StallTimeout;
+use crate::write_timeout::WriteTimeoutStream;
 use crate::{Source, dashboard, health, metrics, page};
 
 mod connections;
@@ -159,7 +159,7 @@ async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draini
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP connection ended"),
         Err(_) => return tracing::debug!("HTTP connection ended: no TLS handshake in time"),
     };
-    let stream = StallTimeout::new(stream, limits.stall);
+    let stream = WriteTimeoutStream::new(stream, limits.stall);
     let stream = TokioIo::new(Lingering::new(stream, limits.linger, service.more_comes.clone()));
     let mut connection = pin!(
         http1::Builder::new()

@@ -61,11 +61,11 @@ impl Server {
     pub(super) async fn start_on(listener: AdminListener, limits: Limits, padding: usize) -> Self {
         let port = listener.listener().local_addresses()[0].port();
         let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
-        let (shutdown, told) = oneshot::channel();
-        let told = async {
-            let _ = told.await;
+        let (shutdown, stopped) = oneshot::channel();
+        let stopped = async {
+            let _ = stopped.await;
         };
-        let task = tokio::spawn(serve_within(limits, listener, router(Arc::clone(&source) as _), told));
+        let task = tokio::spawn(serve_within(limits, listener, router(Arc::clone(&source) as _), stopped));
         Self { port, source, shutdown, task }
     }
 
@@ -239,7 +239,7 @@ async fn an_answer_that_is_not_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn at_the_limit_the_oldest_connection_makes_room() {
+async fn at_the_limit_the_oldest_connection_is_closed() {
     let server = Server::start(Limits { connections: 2, ..PATIENT }, 0).await;
     let mut first = server.connect().await;
     keep_alive_request(&mut first).await;
@@ -322,9 +322,9 @@ async fn a_unix_socket_answers_as_well() {
     let listener = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
     let listener = AdminListener::from(listener);
     let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding: 0 });
-    let (shutdown, told) = oneshot::channel::<()>();
+    let (shutdown, stopped) = oneshot::channel::<()>();
     let server = tokio::spawn(serve(listener, source, async {
-        let _ = told.await;
+        let _ = stopped.await;
     }));
     let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();

@@ -55,8 +55,8 @@ fn issue(folder: &TempDir) {
 }
 
 fn believing(folder: &TempDir) -> ClientTls {
-    let authorities = Some(path(folder, "cert"));
-    let files = ClientTlsConfig { authorities, certificate: None, server_name: None, verify: true };
+    let ca = Some(path(folder, "cert"));
+    let files = ClientTlsConfig { ca, certificate: None, server_name: None, verify: true };
     ClientTls::load(files).unwrap().0
 }
 
@@ -77,14 +77,14 @@ const NEVER: Duration = Duration::ZERO;
 async fn requests_over_tls_are_answered_and_nothing_is_strict_unless_asked_for() {
     let ends = Ends::new();
     let hour = (Duration::from_hours(1), Some("max-age=3600"));
-    for (strict, told) in [(NEVER, None), (Duration::from_millis(500), None), hour] {
+    for (strict, reported) in [(NEVER, None), (Duration::from_millis(500), None), hour] {
         let server = ends.start(PATIENT, strict).await;
         let mut stream = ends.connect(&server).await.unwrap();
         let answer = ask(&mut stream).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         assert!(answer.contains("\r\nx-content-type-options: nosniff\r\n"), "{answer}");
         let found = answer.lines().find_map(|line| line.strip_prefix("strict-transport-security: "));
-        assert_eq!(found, told);
+        assert_eq!(found, reported);
         ask(&mut stream).await;
     }
 }
@@ -109,7 +109,7 @@ async fn a_handshake_that_is_not_finished_has_an_end_and_so_has_idleness_after_o
 }
 
 #[tokio::test]
-async fn at_the_limit_an_unfinished_handshake_makes_room() {
+async fn at_the_limit_an_unfinished_handshake_is_closed() {
     let ends = Ends::new();
     let server = ends.start(Limits { connections: 1, ..PATIENT }, NEVER).await;
     let mut silent = server.connect().await;

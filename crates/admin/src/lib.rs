@@ -24,7 +24,7 @@ mod metrics;
 mod page;
 mod pieces;
 mod process;
-mod stall;
+mod write_timeout;
 
 use std::sync::Arc;
 

@@ -94,9 +94,9 @@ fn max_open_files(limits: &str) -> Option<u64> {
 /// Since Linux 6.2 the directory's size is the number of descriptors; before that it is 0, and they are counted
 /// one by one.
 fn open_files() -> Option<u64> {
-    let told = fs::metadata("/proc/self/fd").ok()?.len();
-    if told > 0 {
-        return Some(told);
+    let open_files = fs::metadata("/proc/self/fd").ok()?.len();
+    if open_files > 0 {
+        return Some(open_files);
     }
     // One of them is the directory being read.
     let counted = fs::read_dir("/proc/self/fd").ok()?.count() as u64;

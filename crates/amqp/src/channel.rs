@@ -90,7 +90,7 @@ impl<T> ChannelTable<T> {
         match self.find(channel) {
             Ok(at) => Ok(self.slots[at].open.as_mut()),
             Err(_) => {
-                self.check_room()?;
+                self.check_channel_count()?;
                 let text = "expected method frame, got non method frame instead";
                 Err(Fault::new(ReplyCode::UnexpectedFrame, text))
             }
@@ -177,7 +177,7 @@ impl<T> ChannelTable<T> {
 
     #[cold]
     fn on_closed(&self, method: &Method<'_>) -> Result<ChannelStep, Fault> {
-        self.check_room().map_err(|fault| fault.caused_by(method.ids()))?;
+        self.check_channel_count().map_err(|fault| fault.caused_by(method.ids()))?;
         if matches!(method, Method::ChannelOpen(_)) {
             return Ok(ChannelStep::Open);
         }
@@ -185,7 +185,7 @@ impl<T> ChannelTable<T> {
     }
 
     /// Like RabbitMQ, counts channels and ignores their numbers.
-    fn check_room(&self) -> Result<(), Fault> {
+    fn check_channel_count(&self) -> Result<(), Fault> {
         let (count, max) = (self.slots.len(), self.channel_max);
         if max == 0 || count < usize::from(max) {
             return Ok(());

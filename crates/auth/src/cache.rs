@@ -1,4 +1,4 @@
-//! Answers of another authority that are used again for a while, as RabbitMQ's plug-in rabbitmq_auth_backend_cache does.
+//! Answers of another auth backend that are used again for a while, as RabbitMQ's plug-in rabbitmq_auth_backend_cache does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -114,7 +114,7 @@ impl AnswerCache {
 /// When an answer is looked up or stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AskedAt {
-    /// The authority's generation when the question came.
+    /// The auth backend's generation when the question came.
     pub(crate) generation: u32,
     pub(crate) now: Instant,
 }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_push_out_nobody_and_take_bounded_room() {
+    fn guesses_push_out_nobody_and_take_bounded_memory() {
         let (cache, now) = (cache(true), Instant::now());
         let good = cache.key("/user", "good");
         cache.store_login(good, Ok(&[]), at(now));

@@ -1,45 +1,45 @@
-//! The authorities in their order: the first that lets a user in is the one whose rights count.
+//! The auth backends in their order: the first that lets a user in is the one whose rights count.
 
 use std::sync::Arc;
 
 use broker::{AskedUser, AuthBackends, Broker, Identity, LoginAnswer, LoginAttempt, LoginRefused};
 
-use crate::http::HttpAuthority;
+use crate::http::HttpAuthBackend;
 use crate::oauth::OAuth2;
 use crate::token::looks_like_token;
 
-/// An authority that may let a user in.
+/// An auth backend that may let a user in.
 #[derive(Clone)]
-pub enum ChainLink {
+pub enum AuthBackend {
     /// The broker's own list of users.
     Internal,
     /// Tokens.
     OAuth2(OAuth2),
     /// A service that is asked over HTTP.
-    Http(HttpAuthority),
+    Http(HttpAuthBackend),
     /// One that checks passwords, and one that says what the user may do: RabbitMQ's `auth_backends.1.authn` and
     /// `.authz`. Both have to let the user in.
     Split {
         /// Checks the password.
-        authn: SplitLink,
+        authn: SplitAuthBackend,
         /// Says what the user may do.
-        authz: SplitLink,
+        authz: SplitAuthBackend,
     },
 }
 
-/// One of two authorities that do one thing each.
+/// One of two auth backends that do one thing each.
 #[derive(Clone)]
-pub enum SplitLink {
+pub enum SplitAuthBackend {
     /// The broker's own list of users.
     Internal,
     /// A service that is asked over HTTP.
-    Http(HttpAuthority),
+    Http(HttpAuthBackend),
 }
 
-/// Authorities that are asked about a login, one after the other, until one lets the user in.
-pub struct AuthChain(Arc<[ChainLink]>);
+/// Auth backends that are asked about a login, one after the other, until one lets the user in.
+pub struct AuthChain(Arc<[AuthBackend]>);
 
-impl ChainLink {
+impl AuthBackend {
     fn name(&self) -> &'static str {
         match self {
             Self::Internal => INTERNAL,
@@ -50,7 +50,7 @@ impl ChainLink {
     }
 
     /// The services that are asked over HTTP.
-    fn services(&self) -> impl Iterator<Item = &HttpAuthority> {
+    fn services(&self) -> impl Iterator<Item = &HttpAuthBackend> {
         let both = match self {
             Self::Internal | Self::OAuth2(_) => [None, None],
             Self::Http(http) => [Some(http), None],
@@ -84,7 +84,7 @@ impl ChainLink {
     }
 }
 
-impl SplitLink {
+impl SplitAuthBackend {
     fn name(&self) -> &'static str {
         match self {
             Self::Internal => INTERNAL,
@@ -92,7 +92,7 @@ impl SplitLink {
         }
     }
 
-    fn service(&self) -> Option<&HttpAuthority> {
+    fn service(&self) -> Option<&HttpAuthBackend> {
         match self {
             Self::Internal => None,
             Self::Http(http) => Some(http),
@@ -104,32 +104,34 @@ impl SplitLink {
 const INTERNAL: &str = "internal";
 
 /// A user whom a service has let in, and who has these tags.
-fn asked(http: HttpAuthority, attempt: &LoginAttempt, tags: Vec<String>) -> Identity {
+fn asked(http: HttpAuthBackend, attempt: &LoginAttempt, tags: Vec<String>) -> Identity {
     let user = AskedUser { name: attempt.user.as_str().into(), tags, from: attempt.from, client_id: None };
-    Identity::of_authority(user, Arc::new(http))
+    Identity::of_authz_backend(user, Arc::new(http))
 }
 
-/// Has one authority check the password, and then the other one whether it knows the user, too. The tags are those of the
+/// Has one auth backend check the password, and then the other one whether it knows the user, too. The tags are those of the
 /// first, and with the broker's own list as the second those of both, as in RabbitMQ.
 async fn log_in_twice(
-    authn: SplitLink,
-    authz: SplitLink,
+    authn: SplitAuthBackend,
+    authz: SplitAuthBackend,
     broker: &Broker,
     attempt: &LoginAttempt,
 ) -> Result<Identity, LoginRefused> {
     let LoginAttempt { user, secret, is_loopback, from, .. } = attempt;
     match (authn, authz) {
-        (SplitLink::Internal, SplitLink::Internal) => broker.authenticate(user, secret, *is_loopback),
-        (SplitLink::Internal, SplitLink::Http(http)) => {
+        (SplitAuthBackend::Internal, SplitAuthBackend::Internal) => {
+            broker.authenticate(user, secret, *is_loopback)
+        }
+        (SplitAuthBackend::Internal, SplitAuthBackend::Http(http)) => {
             let identity = broker.authenticate(user, secret, *is_loopback)?;
             http.check_login(attempt).await?;
             identity.authorised_by(broker, Arc::new(http), *from).ok_or(LoginRefused::UnknownUser)
         }
-        (SplitLink::Http(http), SplitLink::Internal) => {
+        (SplitAuthBackend::Http(http), SplitAuthBackend::Internal) => {
             let tags = http.check_login(attempt).await?;
             Ok(broker.listed(user, *is_loopback)?.with_tags(tags))
         }
-        (SplitLink::Http(first), SplitLink::Http(second)) => {
+        (SplitAuthBackend::Http(first), SplitAuthBackend::Http(second)) => {
             let tags = first.check_login(attempt).await?;
             second.check_login(attempt).await?;
             Ok(asked(second, attempt, tags))
@@ -138,9 +140,9 @@ async fn log_in_twice(
 }
 
 impl AuthChain {
-    /// The authorities, in their order.
-    pub fn new(links: Vec<ChainLink>) -> Self {
-        Self(links.into())
+    /// The auth backends, in their order.
+    pub fn new(backends: Vec<AuthBackend>) -> Self {
+        Self(backends.into())
     }
 }
 
@@ -151,7 +153,7 @@ impl AuthBackends for AuthChain {
         if is_limited && let Err(refused) = broker.check_attempt(&attempt) {
             return LoginAnswer::Now(Err(refused));
         }
-        let mut asking = Asking { links: Arc::clone(&self.0), at: 0, refusals: Vec::new(), is_limited };
+        let mut asking = Asking { backends: Arc::clone(&self.0), at: 0, refusals: Vec::new(), is_limited };
         match asking.go_on(broker, &attempt) {
             LoginAnswer::Now(outcome) => LoginAnswer::Now(outcome),
             LoginAnswer::Later(first) => {
@@ -178,8 +180,8 @@ impl AuthBackends for AuthChain {
             // Its login does not expire.
             return LoginAnswer::Now(Ok(identity.clone()));
         }
-        let mut tokens = self.0.iter().filter_map(|link| match link {
-            ChainLink::OAuth2(tokens) => Some(tokens),
+        let mut tokens = self.0.iter().filter_map(|backend| match backend {
+            AuthBackend::OAuth2(tokens) => Some(tokens),
             _ => None,
         });
         match tokens.next() {
@@ -189,12 +191,12 @@ impl AuthBackends for AuthChain {
     }
 
     fn takes_own_users(&self) -> bool {
-        self.0.iter().any(|link| matches!(link, ChainLink::Internal))
+        self.0.iter().any(|backend| matches!(backend, AuthBackend::Internal))
     }
 
     fn forget_answers(&self) -> bool {
         let mut is_asked = false;
-        for http in self.0.iter().flat_map(ChainLink::services) {
+        for http in self.0.iter().flat_map(AuthBackend::services) {
             http.forget();
             is_asked = true;
         }
@@ -202,20 +204,20 @@ impl AuthBackends for AuthChain {
     }
 }
 
-/// A login on its way through the authorities.
+/// A login on its way through the auth backends.
 struct Asking {
-    links: Arc<[ChainLink]>,
-    /// The authority whose turn it is.
+    backends: Arc<[AuthBackend]>,
+    /// The auth backend whose turn it is.
     at: usize,
     refusals: Vec<(&'static str, LoginRefused)>,
     is_limited: bool,
 }
 
 impl Asking {
-    /// Asks one authority after the other until one accepts, all have refused, or one has to be waited for.
+    /// Asks one auth backend after the other until one accepts, all have refused, or one has to be waited for.
     fn go_on(&mut self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
-        while let Some(link) = self.links.get(self.at).cloned() {
-            match link.log_in(broker, attempt) {
+        while let Some(backend) = self.backends.get(self.at).cloned() {
+            match backend.log_in(broker, attempt) {
                 LoginAnswer::Now(Err(refused)) => self.refused(refused),
                 answer => return answer,
             }
@@ -234,15 +236,15 @@ impl Asking {
             || !refusals.any(|refused| matches!(refused, LoginRefused::Unanswered { .. }))
     }
 
-    /// The authority whose turn it was has refused the login.
+    /// The auth backend whose turn it was has refused the login.
     fn refused(&mut self, refused: LoginRefused) {
-        if let Some(link) = self.links.get(self.at) {
-            self.refusals.push((link.name(), refused));
+        if let Some(backend) = self.backends.get(self.at) {
+            self.refusals.push((backend.name(), refused));
         }
         self.at += 1;
     }
 
-    /// All authorities' reasons, for the log; a user who may only come from this machine is told so.
+    /// The reasons of all backends, for the log; a user who may only connect from this machine gets that one.
     fn refusal(&mut self) -> LoginRefused {
         let of_place = self.refusals.iter().find(|(_, refused)| *refused == LoginRefused::LoopbackOnly);
         if of_place.is_some() || self.refusals.len() == 1 {

@@ -117,9 +117,9 @@ pub enum ServiceError {
     Tls(#[source] transport::tls::TlsError),
 }
 
-/// The reason why an HTTP authority lets nobody in.
+/// The reason why an HTTP auth backend lets nobody in.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HttpAuthorityError {
+pub(crate) enum HttpAuthBackendError {
     /// It refuses.
     #[error("{0}")]
     Denied(String),
@@ -134,8 +134,8 @@ pub(crate) enum HttpAuthorityError {
     Service(#[from] ServiceError),
 }
 
-impl HttpAuthorityError {
-    /// A refusal, perhaps with the authority's reason.
+impl HttpAuthBackendError {
+    /// A refusal, perhaps with the auth backend's reason.
     pub(crate) fn denied(why: Option<String>) -> Self {
         Self::Denied(why.map_or_else(|| "denied".to_owned(), |why| format!("denied: {why}")))
     }

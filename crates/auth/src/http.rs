@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{
-    AskedUser, Authority, GUEST, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion,
+    AskedUser, AuthzBackend, GUEST, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion,
     QuestionAbout, Verdict,
 };
 use hyper::Method;
@@ -14,12 +14,12 @@ use tokio::sync::Semaphore;
 use transport::tls::ClientTlsConfig;
 
 use crate::cache::{AnswerCache, AnswerKey, AskedAt, CacheSettings};
-use crate::error::{HttpAuthorityError, ServiceError};
+use crate::error::{HttpAuthBackendError, ServiceError};
 use crate::form::Form;
 use crate::service::{ServiceClient, ServiceTimes};
 use crate::url::ServiceUrl;
 
-/// The name of this authority in settings and logs.
+/// The name of this auth backend in settings and logs.
 pub(crate) const NAME: &str = "http";
 
 /// The same, if its answers are used again.
@@ -51,7 +51,7 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The way that a question travels (`auth_http.http_method`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HttpAuthorityMethod {
+pub enum HttpAuthBackendMethod {
     /// In the query of the URL.
     Get,
     /// In a form, so that the service's logs have no passwords.
@@ -60,7 +60,7 @@ pub enum HttpAuthorityMethod {
 
 /// Where and how a service is asked.
 #[derive(Debug, Clone)]
-pub struct HttpAuthoritySettings {
+pub struct HttpAuthBackendSettings {
     /// `auth_http.user_path`: whether a user may log in.
     pub user: ServiceUrl,
     /// `auth_http.vhost_path`: whether it may open a virtual host.
@@ -70,7 +70,7 @@ pub struct HttpAuthoritySettings {
     /// `auth_http.topic_path`: whether it may use a routing key of a topic exchange.
     pub topic: ServiceUrl,
     /// `auth_http.http_method`.
-    pub method: HttpAuthorityMethod,
+    pub method: HttpAuthBackendMethod,
     /// Which certificates an `https` service may have.
     pub tls: ClientTlsConfig,
     /// How long it may take.
@@ -79,7 +79,7 @@ pub struct HttpAuthoritySettings {
 
 /// A service that is asked over HTTP about logins, and about each operation of those whom it has let in.
 #[derive(Clone)]
-pub struct HttpAuthority {
+pub struct HttpAuthBackend {
     service: Arc<HttpService>,
     cache: Option<Arc<AnswerCache>>,
 }
@@ -107,13 +107,13 @@ enum Answer {
     Deny(Option<String>),
 }
 
-impl HttpAuthority {
+impl HttpAuthBackend {
     /// Asks nothing yet: the service may start after this server.
     ///
     /// # Errors
     /// The file of certificates cannot be used.
-    pub fn new(settings: HttpAuthoritySettings) -> Result<Self, ServiceError> {
-        let HttpAuthoritySettings { user, vhost, resource, topic, method, tls, times } = settings;
+    pub fn new(settings: HttpAuthBackendSettings) -> Result<Self, ServiceError> {
+        let HttpAuthBackendSettings { user, vhost, resource, topic, method, tls, times } = settings;
         let client = |url| {
             let client = ServiceClient::new(url, tls.clone(), times)?;
             // As in RabbitMQ.
@@ -124,7 +124,7 @@ impl HttpAuthority {
             vhost: client(vhost)?,
             resource: client(resource)?,
             topic: client(topic)?,
-            method: if method == HttpAuthorityMethod::Post { Method::POST } else { Method::GET },
+            method: if method == HttpAuthBackendMethod::Post { Method::POST } else { Method::GET },
             patience: times.request,
             logins: Semaphore::new(MAX_LOGINS),
             questions: Semaphore::new(MAX_QUESTIONS),
@@ -177,7 +177,7 @@ impl HttpAuthority {
             return Err(refused("the name of the virtual host is too long"));
         }
         let tags = self.ask_login(attempt).await.map_err(|error| match error {
-            HttpAuthorityError::Denied(why) => refused(&why),
+            HttpAuthBackendError::Denied(why) => refused(&why),
             error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
         })?;
         // As RabbitMQ's default `loopback_users` have it, whoever lets the user in.
@@ -187,7 +187,7 @@ impl HttpAuthority {
         Ok(tags)
     }
 
-    async fn ask_login(&self, attempt: &LoginAttempt) -> Result<Vec<String>, HttpAuthorityError> {
+    async fn ask_login(&self, attempt: &LoginAttempt) -> Result<Vec<String>, HttpAuthBackendError> {
         let mut form = Form::new().with("username", &attempt.user).with("password", &attempt.secret);
         for (name, value) in &attempt.context {
             form = form.with(name, value);
@@ -198,12 +198,12 @@ impl HttpAuthority {
         if let Some((cache, key)) = cached
             && let Some(outcome) = cache.login(key, asked_at)
         {
-            return outcome.map_err(|()| HttpAuthorityError::denied(None));
+            return outcome.map_err(|()| HttpAuthBackendError::denied(None));
         }
         let answer = self.service.ask(&self.service.user, &self.service.logins, form).await?;
         let outcome = match answer {
             Answer::Allow(tags) => Ok(tags),
-            Answer::Deny(why) => Err(HttpAuthorityError::denied(why)),
+            Answer::Deny(why) => Err(HttpAuthBackendError::denied(why)),
         };
         if let Some((cache, key)) = cached {
             let answered_at = AskedAt { now: Instant::now(), ..asked_at };
@@ -228,7 +228,7 @@ impl HttpAuthority {
         }
         let is_allowed = match self.service.ask(client, &self.service.questions, form).await {
             Ok(Answer::Allow(tags)) if tags.is_empty() => true,
-            Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthorityError::NoAnswer),
+            Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthBackendError::NoAnswer),
             Ok(Answer::Deny(why)) => {
                 if let Some(why) = why {
                     tracing::info!(user = &*question.user.name, path, why, "http: access denied");
@@ -248,7 +248,7 @@ impl HttpAuthority {
     }
 }
 
-impl Authority for HttpAuthority {
+impl AuthzBackend for HttpAuthBackend {
     fn module(&self) -> &'static str {
         MODULE
     }
@@ -269,19 +269,20 @@ impl HttpService {
         client: &ServiceClient,
         permits: &Semaphore,
         form: String,
-    ) -> Result<Answer, HttpAuthorityError> {
+    ) -> Result<Answer, HttpAuthBackendError> {
         // One time limit for the permit and the request together.
         let deadline = tokio::time::Instant::now() + self.patience;
         let permit = tokio::time::timeout_at(deadline, permits.acquire()).await;
-        let _permit = permit.map_err(|_| HttpAuthorityError::Busy)?.map_err(|_| HttpAuthorityError::Busy)?;
+        let _permit =
+            permit.map_err(|_| HttpAuthBackendError::Busy)?.map_err(|_| HttpAuthBackendError::Busy)?;
         let answer = client.submit(self.method.clone(), form, MAX_ANSWER);
         let body = tokio::time::timeout_at(deadline, answer).await;
         let body = body.unwrap_or(Err(ServiceError::TimedOut(self.patience)))?;
-        Answer::parse(&body).ok_or(HttpAuthorityError::NoAnswer)
+        Answer::parse(&body).ok_or(HttpAuthBackendError::NoAnswer)
     }
 
     /// Tells operators now and then that the service does not answer.
-    fn complain(&self, path: &str, error: &HttpAuthorityError) -> Verdict {
+    fn complain(&self, path: &str, error: &HttpAuthBackendError) -> Verdict {
         let now = Instant::now();
         let mut complained = self.complained.lock();
         if complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_INTERVAL) {

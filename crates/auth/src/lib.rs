@@ -1,11 +1,11 @@
-//! The authorities that are asked whether a client may come in to the embedded broker, in the operator's order.
+//! The auth backends that are asked whether a client may come in to the embedded broker, in the operator's order.
 //!
 //! # Parts
 //!
-//! - [`AuthChain`]: asks one authority after the other, the broker's own list of users among them.
+//! - [`AuthChain`]: asks one auth backend after the other, the broker's own list of users among them.
 //! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plug-in rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
 //!   says what a token means, and [`KeySource`] where the keys are that verify it.
-//! - [`HttpAuthority`]: users whom a service lets in that is asked over HTTP, as rabbitmq_auth_backend_http does, and about
+//! - [`HttpAuthBackend`]: users whom a service lets in that is asked over HTTP, as rabbitmq_auth_backend_http does, and about
 //!   each of their operations; its answers are used again if the operator wants that ([`CacheSettings`]).
 //! - [`ServiceClient`]: requests to the services of others, with bounds on time and bytes.
 //!
@@ -34,9 +34,9 @@ mod token;
 mod url;
 
 pub use cache::CacheSettings;
-pub use chain::{AuthChain, ChainLink, SplitLink};
+pub use chain::{AuthBackend, AuthChain, SplitAuthBackend};
 pub use error::{KeySetError, ServiceError, TokenError};
-pub use http::{HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings};
+pub use http::{HttpAuthBackend, HttpAuthBackendMethod, HttpAuthBackendSettings};
 pub use oauth::{BrokerClock, OAuth2};
 pub use service::{ServiceClient, ServiceTimes};
 pub use source::KeySource;

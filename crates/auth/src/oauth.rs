@@ -11,7 +11,7 @@ use crate::source::KeyTimes;
 use crate::source::{CachedKeys, KeySource};
 use crate::token::TokenPolicy;
 
-/// The name of this authority in settings and logs.
+/// The name of this auth backend in settings and logs.
 pub(crate) const NAME: &str = "oauth2";
 
 /// Verifies the tokens of one authorization server.
@@ -65,7 +65,7 @@ impl OAuth2 {
         self.keys.renew_old(now);
         let outcome = self.verify_now(token, user);
         let needs_keys = match &outcome {
-            // Its key may have been withdrawn. If the service does not answer, the keys that are known go on.
+            // Its key may have been withdrawn. If the service does not answer, the known keys remain in use.
             Ok(_) => self.keys.are_outdated(now),
             Err(TokenError::UnknownKey) => true,
             Err(_) => false,

@@ -127,7 +127,7 @@ impl CachedKeys {
         self.current.load_full()
     }
 
-    /// Reads a file again; a service is asked anew when a token needs it.
+    /// Reads a file again; a service is asked again when a token needs it.
     ///
     /// # Errors
     /// The file cannot be used, and the keys stay as they were.

@@ -8,7 +8,7 @@ use crate::error::ClientError;
 use crate::mailbox::{Mailbox, PATIENCE};
 
 /// The interval between looks at the queue's length.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The messages that have arrived in an empty queue.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,7 @@ fn watch(mailbox: &mut Mailbox, expected: &Receiver<u64>) -> Result<Arrivals, Cl
     let (mut first, mut last, mut wanted) = (None, (Instant::now(), 0), None);
     let mut waits_since = last.0;
     loop {
-        match expected.recv_timeout(LOOK_EVERY) {
+        match expected.recv_timeout(CHECK_INTERVAL) {
             Ok(count) => {
                 wanted = Some(count);
                 waits_since = Instant::now();
@@ -57,7 +57,7 @@ fn watch(mailbox: &mut Mailbox, expected: &Receiver<u64>) -> Result<Arrivals, Cl
             Err(RecvTimeoutError::Timeout) => {}
             // Nothing was published, or the number is known and its sender is gone.
             Err(RecvTimeoutError::Disconnected) if wanted.is_none() => break,
-            Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK_EVERY),
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(CHECK_INTERVAL),
         }
         let count = mailbox.count()?;
         if count != last.1 {

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 /// The longest latency that is resolved, in nanoseconds: ten minutes. Longer ones count as this.
-const LONGEST: u64 = 600_000_000_000;
+const MAX_LATENCY: u64 = 600_000_000_000;
 /// Significant decimal digits: values are exact to one in a thousand.
 const DIGITS: u8 = 3;
 
@@ -15,7 +15,7 @@ pub(crate) struct Latencies(Histogram<u64>);
 impl Latencies {
     /// An empty histogram, about 200 KiB.
     pub(crate) fn new() -> Self {
-        Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("constant bounds are valid"))
+        Self(Histogram::new_with_bounds(1, MAX_LATENCY, DIGITS).expect("constant bounds are valid"))
     }
 
     /// Records one latency in nanoseconds.

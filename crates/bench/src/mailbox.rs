@@ -15,9 +15,9 @@ const CHANNEL: u16 = 1;
 /// How long no message may arrive before the missing ones count as lost.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 /// The interval between looks at the queue's length.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Limit of the queue; the oldest messages are dropped first, so that no study fills a broker's memory.
-const MOST_MESSAGES: i32 = 1_000_000;
+const MAX_MESSAGES: i32 = 1_000_000;
 
 /// A queue that is declared on opening and deleted on closing.
 pub(crate) struct Mailbox {
@@ -36,7 +36,7 @@ impl Mailbox {
         let mut connection = Connection::open(uri, "leveret bench: control")?;
         connection.open_channel(CHANNEL)?;
         let name = new_name();
-        let limit: FieldTable = [("x-max-length", FieldValue::I32(MOST_MESSAGES))].into_iter().collect();
+        let limit: FieldTable = [("x-max-length", FieldValue::I32(MAX_MESSAGES))].into_iter().collect();
         let arguments = limit.encode();
         let arguments = RawTable::check(&arguments)?;
         let declare = queue::Declare { queue: &name, durable, arguments, ..Default::default() };
@@ -79,7 +79,7 @@ impl Mailbox {
                 (count, changed) = (now, Instant::now());
             }
             if count < expected {
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(CHECK_INTERVAL);
             }
         }
         let purge = queue::Purge { queue: &self.name, ..Default::default() };

@@ -22,7 +22,7 @@ const CHANNEL: u16 = 1;
 
 /// The message to send, and its destination.
 #[derive(Debug, Clone)]
-pub(crate) struct Letter<'l> {
+pub(crate) struct OneShotMessage<'l> {
     pub(crate) uri: &'l Uri,
     pub(crate) queue: &'l str,
     pub(crate) body: &'l [u8],
@@ -32,7 +32,7 @@ pub(crate) struct Letter<'l> {
     pub(crate) persistent: bool,
 }
 
-impl Letter<'_> {
+impl OneShotMessage<'_> {
     /// Sends one message; returns how long its confirm took, if it was waited for.
     pub(crate) fn post(&self) -> Result<Option<Duration>, ClientError> {
         let mut connection = Connection::open_small(self.uri, "leveret bench: a message")?;

@@ -30,7 +30,7 @@ pub(crate) struct Uri {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tls {
     /// Trusted authorities, as PEM; those of the system if absent.
-    pub(crate) authorities: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
     /// The client's certificate and its key, as PEM.
     pub(crate) certificate: Option<(PathBuf, PathBuf)>,
     /// The name in the server's certificate, if it differs from the host's.
@@ -100,7 +100,7 @@ impl Tls {
             let value =
                 percent_decode_str(value).decode_utf8().map_err(|_| "a parameter is not UTF-8")?.into_owned();
             match name {
-                "cacertfile" => tls.authorities = Some(value.into()),
+                "cacertfile" => tls.ca = Some(value.into()),
                 "certfile" => certificate = Some(value.into()),
                 "keyfile" => key = Some(value.into()),
                 "server_name_indication" => tls.server_name = Some(value),
@@ -195,7 +195,7 @@ mod tests {
         let near = uri.at("127.0.0.1", 99).tls.unwrap();
         assert_eq!(near.server_name.as_deref(), Some("h"), "it is still the same server");
         let tls = uri.tls.unwrap();
-        assert_eq!(tls.authorities, Some("/a b.pem".into()));
+        assert_eq!(tls.ca, Some("/a b.pem".into()));
         assert!(tls.unverified && tls.certificate == Some(("c".into(), "k".into())));
         for bad in ["amqps://h?certfile=c", "amqps://h?verify=maybe"] {
             assert!(Uri::parse(bad).is_err(), "{bad}");

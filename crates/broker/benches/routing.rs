@@ -1,7 +1,7 @@
 //! The cost of routing and binding, with one, a thousand and a million bindings on the exchange.
 //!
 //! `cargo bench -p broker`. Each publish uses a routing key that was not used recently, so that no route is
-//! cached and every message is routed anew; it matches one binding. A consumer discards the messages.
+//! cached and every message is routed again; it matches one binding. A consumer discards the messages.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ const SESSION: SessionId = SessionId(1);
 struct Discard;
 
 impl Consumer for Discard {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         while offer.next().is_some() {}
-        ConsumerRoom::More
+        ConsumerCapacity::More
     }
 
     fn cancelled(&self) {}

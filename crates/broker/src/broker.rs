@@ -68,7 +68,7 @@ pub struct Broker {
     /// Where durable things are stored, if anywhere.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
-    /// The authorities that are asked about logins; without them, the broker's own list of users is.
+    /// The auth backends that are asked about logins; without them, the broker's own list of users is.
     auth_backends: OnceLock<Arc<dyn AuthBackends>>,
 }
 
@@ -253,11 +253,11 @@ impl Broker {
     /// The time at which [`Broker::expire`] next has work to do, which may have passed. Dead letters that wait for room in the
     /// store count once there is room: then the waker is called.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        if self.deadlines.has_awaiting_room() {
-            if self.paging.has_room() {
+        if self.deadlines.has_awaiting_capacity() {
+            if self.paging.has_capacity() {
                 return Some(Timestamp::default());
             }
-            self.deadlines.wait_for_room(&self.paging);
+            self.deadlines.wait_for_capacity(&self.paging);
         }
         self.deadlines.earliest()
     }
@@ -284,10 +284,10 @@ impl Broker {
         }
         let mut sent = 0;
         for _ in 0..EXPIRED_QUEUES {
-            if sent >= EXPIRED_MESSAGES || !self.paging.has_room() {
+            if sent >= EXPIRED_MESSAGES || !self.paging.has_capacity() {
                 return;
             }
-            let Some(queue) = self.deadlines.take_awaiting_room() else { return };
+            let Some(queue) = self.deadlines.take_awaiting_capacity() else { return };
             sent += queue.dead_letter_some(now);
         }
     }

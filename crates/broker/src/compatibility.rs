@@ -62,7 +62,7 @@ impl Compatibility {
         self == Self::V4
     }
 
-    /// Whether a refusal tells which permission is missing.
+    /// Whether a refusal names which permission is missing.
     pub(crate) fn names_permissions(self) -> bool {
         self == Self::V4
     }
@@ -83,7 +83,7 @@ impl Compatibility {
     }
 
     /// How the refusal of a basic.get names the type of the queue.
-    pub fn quorum_in_a_refusal(self) -> &'static str {
+    pub fn quorum_queue_error_label(self) -> &'static str {
         match self {
             Self::V3_10 => "quorum",
             // The Erlang term.
@@ -140,7 +140,7 @@ impl Compatibility {
         (self == Self::V4).then_some("mqtt")
     }
 
-    /// Whether an MQTT 5.0 client is told its session's expiry even if it has got what it asked for.
+    /// Whether an MQTT 5.0 client is sent its session's expiry even if it has got what it asked for.
     pub fn tells_mqtt_session_expiry(self) -> bool {
         self == Self::V4
     }
@@ -152,7 +152,7 @@ impl Compatibility {
     }
 
     /// The last characters of the text that refuses a STOMP client's login.
-    pub fn end_of_stomp_refusals(self) -> &'static str {
+    pub fn stomp_login_error_suffix(self) -> &'static str {
         match self {
             Self::V3_10 => "\n",
             Self::V4 => "",
@@ -188,7 +188,7 @@ pub(crate) struct DeliveryOrder {
     pub(crate) highest: u8,
     /// The priority of messages that have none.
     pub(crate) unset: u8,
-    /// Whether messages that come back precede all others, in the order in which they came back. Otherwise they return to
+    /// Whether returned messages precede all others, in the order in which they returned. Otherwise they return to
     /// their positions among those of their priority.
     pub(crate) returned_first: bool,
 }
@@ -202,10 +202,10 @@ impl DeliveryOrder {
     /// The rank of a message that has not been delivered.
     #[inline]
     pub(crate) fn priority_of(self, message: &Message) -> u8 {
-        message.traits().priority.unwrap_or(self.unset).min(self.highest)
+        message.broker_properties().priority.unwrap_or(self.unset).min(self.highest)
     }
 
-    /// The rank of a message that comes back.
+    /// The rank of a returned message.
     pub(crate) fn returned_rank(self, message: &Message) -> u8 {
         if self.returned_first { self.highest.saturating_add(1) } else { self.priority_of(message) }
     }

@@ -7,14 +7,14 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::inspect::with_headers;
-use crate::message::{Body, BodyView, Message, Traits};
+use crate::message::{Body, BodyView, BrokerProperties, Message};
 use crate::names::ExchangeName;
 use crate::queue::{DeadLetter, DeathReason, Queue};
 use crate::table_view::{ValueView, entries, texts_in};
 use crate::time::Timestamp;
 
 /// A dead letter, ready to be routed.
-pub(crate) struct Letter {
+pub(crate) struct DeadLetterPublish {
     pub(crate) message: Message,
     /// The routing keys; the first is the message's own.
     pub(crate) keys: Vec<Box<str>>,
@@ -22,7 +22,7 @@ pub(crate) struct Letter {
     reason: DeathReason,
 }
 
-impl Letter {
+impl DeadLetterPublish {
     /// Writes the letter that `queue` sends to its dead-letter exchange.
     pub(crate) fn write(
         queue: &Queue,
@@ -35,7 +35,7 @@ impl Letter {
         let properties = Properties::decode(old.properties()).unwrap_or_default();
         let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
         let apart = queue.compatibility().keeps_deaths_apart();
-        if apart && !old.traits().is_dead_letter {
+        if apart && !old.broker_properties().is_dead_letter {
             headers.remove("x-death");
         }
         let info = death(queue, dead, &properties, now);
@@ -60,8 +60,9 @@ impl Letter {
             BodyView::Chunks(chunks) => Body::Chunks(chunks),
         };
         let failures = if apart { dead.failures } else { 0 };
-        let traits = Traits { expiration: None, is_dead_letter: apart, failures, ..old.traits() };
-        let mut message = Message::new(exchange.clone(), &keys[0], &bytes, body, traits);
+        let broker_properties =
+            BrokerProperties { expiration: None, is_dead_letter: apart, failures, ..old.broker_properties() };
+        let mut message = Message::new(exchange.clone(), &keys[0], &bytes, body, broker_properties);
         if routing_key.is_none() {
             let blind: SmallVec<[&str; 2]> = old.blind_copies().collect();
             message = message.with_blind_copies(&blind);

@@ -17,18 +17,18 @@ pub(crate) struct Deadlines {
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
     /// Queues for [`Queue::dead_letter_some`], in turn.
-    awaiting_room: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
-    room: Arc<AwaitedRoom>,
+    awaiting_capacity: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
+    capacity: Arc<AwaitedCapacity>,
 }
 
 /// The room in the store that dead letters wait for.
-struct AwaitedRoom {
+struct AwaitedCapacity {
     is_awaited: AtomicBool,
     /// Woken when the earliest deadline has become earlier, or a queue has dead letters, or there is room for them.
     waker: Option<Arc<dyn Waiter>>,
 }
 
-impl AwaitedRoom {
+impl AwaitedCapacity {
     fn wake_timer(&self) {
         if let Some(waker) = &self.waker {
             sync::work::wakes_another();
@@ -37,7 +37,7 @@ impl AwaitedRoom {
     }
 }
 
-impl Waiter for AwaitedRoom {
+impl Waiter for AwaitedCapacity {
     fn wake(&self) {
         self.is_awaited.store(false, Ordering::Release);
         self.wake_timer();
@@ -46,35 +46,35 @@ impl Waiter for AwaitedRoom {
 
 impl Deadlines {
     pub(crate) fn new(waker: Option<Arc<dyn Waiter>>) -> Self {
-        let room = Arc::new(AwaitedRoom { is_awaited: AtomicBool::new(false), waker });
+        let capacity = Arc::new(AwaitedCapacity { is_awaited: AtomicBool::new(false), waker });
         Self {
             due: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
-            awaiting_room: Mutex::default(),
-            room,
+            awaiting_capacity: Mutex::default(),
+            capacity,
         }
     }
 
     /// Adds a queue for which [`Queue::dead_letter_some`] is to be called.
-    pub(crate) fn await_room(&self, queue: Weak<Queue>) {
-        self.awaiting_room.lock().push_back(queue);
-        self.room.wake_timer();
+    pub(crate) fn await_capacity(&self, queue: Weak<Queue>) {
+        self.awaiting_capacity.lock().push_back(queue);
+        self.capacity.wake_timer();
     }
 
     /// Removes and returns the next of these queues.
-    pub(crate) fn take_awaiting_room(&self) -> Option<Arc<Queue>> {
-        let mut queues = self.awaiting_room.lock();
+    pub(crate) fn take_awaiting_capacity(&self) -> Option<Arc<Queue>> {
+        let mut queues = self.awaiting_capacity.lock();
         std::iter::from_fn(|| queues.pop_front()).find_map(|queue| queue.upgrade())
     }
 
-    pub(crate) fn has_awaiting_room(&self) -> bool {
-        !self.awaiting_room.lock().is_empty()
+    pub(crate) fn has_awaiting_capacity(&self) -> bool {
+        !self.awaiting_capacity.lock().is_empty()
     }
 
     /// Wakes the timer when there may be room for dead letters again.
-    pub(crate) fn wait_for_room(&self, paging: &Paging) {
-        if !self.room.is_awaited.swap(true, Ordering::AcqRel) {
-            paging.wait_for_room(Arc::<AwaitedRoom>::clone(&self.room));
+    pub(crate) fn wait_for_capacity(&self, paging: &Paging) {
+        if !self.capacity.is_awaited.swap(true, Ordering::AcqRel) {
+            paging.wait_for_capacity(Arc::<AwaitedCapacity>::clone(&self.capacity));
         }
     }
 
@@ -94,7 +94,7 @@ impl Deadlines {
         self.refresh(&due);
         drop(due);
         if new.0 < before {
-            self.room.wake_timer();
+            self.capacity.wake_timer();
         }
     }
 

@@ -45,7 +45,7 @@ pub enum BrokerError {
         /// The name of the user.
         user: String,
     },
-    /// 403: another authority decides, and has not been asked yet. Sessions take the question
+    /// 403: another auth backend decides, and has not been asked yet. Sessions take the question
     /// ([`crate::Identity::take_question`]) and repeat the operation; a client sees this of no operation.
     #[error("the authority has not been asked")]
     Unasked,

@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
-use crate::message::{ANNOTATION, Traits};
+use crate::message::{ANNOTATION, BrokerProperties};
 use crate::table_view::{ValueView, entries, texts_in};
 
 /// A message's properties, validated.
 #[derive(Debug, Default)]
 pub(crate) struct Inspected<'a> {
-    pub(crate) traits: Traits,
+    pub(crate) broker_properties: BrokerProperties,
     /// The headers, encoded, without the length in front.
     pub(crate) headers: &'a [u8],
     /// Further routing keys from the header CC.
@@ -68,16 +68,26 @@ pub(crate) fn inspect<'a>(
         Some(_) if !compatibility.checks_delivery_mode() => false,
         Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
     };
-    inspected.traits = Traits { persistent, priority: properties.priority, expiration, ..Traits::default() };
+    inspected.broker_properties = BrokerProperties {
+        persistent,
+        priority: properties.priority,
+        expiration,
+        ..BrokerProperties::default()
+    };
     Ok(inspected)
 }
 
 /// The traits of properties that were validated when they were published; `None` if they were not.
-pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
+pub(crate) fn broker_properties_of(bytes: &[u8]) -> Option<BrokerProperties> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
     let persistent = properties.delivery_mode == Some(2);
-    Some(Traits { persistent, priority: properties.priority, expiration, ..Traits::default() })
+    Some(BrokerProperties {
+        persistent,
+        priority: properties.priority,
+        expiration,
+        ..BrokerProperties::default()
+    })
 }
 
 /// The properties as others may see them: without the header BCC. A returned message is stripped of it too,
@@ -186,7 +196,7 @@ mod tests {
         assert_eq!(expired("315360000001"), too_large);
         let bytes = encode(Properties::default().with_expiration("60000"));
         assert_eq!(
-            inspect(&bytes, "guest", || false, Compatibility::V3_10).unwrap().traits.expiration,
+            inspect(&bytes, "guest", || false, Compatibility::V3_10).unwrap().broker_properties.expiration,
             Some(60_000)
         );
     }

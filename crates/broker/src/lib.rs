@@ -49,8 +49,8 @@ mod definitions;
 mod error;
 mod firehose;
 mod inspect;
-mod ledger;
 mod limits;
+mod lru;
 mod manage;
 mod message;
 mod metrics;
@@ -62,12 +62,12 @@ mod policies;
 mod publisher;
 mod queue;
 mod rates;
-mod recent;
 mod replies;
 mod routing;
 mod table_view;
 mod time;
 mod topology;
+mod topology_recorder;
 mod users;
 mod vhost;
 
@@ -84,12 +84,12 @@ pub use firehose::{TracedConnection, Tracer};
 pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
 pub use manage::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};
-pub use message::{ANNOTATION, Body, BodyView, MAX_INLINE_BODY, Message, Traits};
+pub use message::{ANNOTATION, Body, BodyView, BrokerProperties, MAX_INLINE_BODY, Message};
 pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter, SharedGauge};
 pub use names::{ExchangeName, generated_name};
 pub use paging::PagingStatus;
 pub use permissions::{
-    AskedUser, AuthorisedSession, Authority, Pattern, PatternError, PendingQuestion, PendingVerdict,
+    AskedUser, AuthorisedSession, AuthzBackend, Pattern, PatternError, PendingQuestion, PendingVerdict,
     PermissionQuestion, Permissions, QuestionAbout, TooManySteps, TopicPermissions, Verdict,
     literal_in_scope,
 };
@@ -97,8 +97,8 @@ pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
-    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, ForeignMessage, Got,
-    Moving, Offer, PublisherHold, Queue, QueueCapacity, QueueProperties, Returned, TakenIn,
+    Consumer, ConsumerCapacity, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, ForeignMessage,
+    Got, Moving, Offer, PublisherHold, Queue, QueueCapacity, QueueProperties, Returned, TakenIn,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};

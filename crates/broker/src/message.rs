@@ -22,7 +22,7 @@ fn weight(outside: usize, queues: usize) -> u32 {
 const OWN_BYTES: usize = size_of::<Message>() + 2 * size_of::<usize>();
 
 /// Bytes of an allocation at least.
-const LEAST: usize = 16;
+const MIN_ALLOCATION: usize = 16;
 
 /// Bytes of one entry in a queue, with some of the room that queues have for more of them.
 const PLACE_BYTES: usize = 32;
@@ -92,7 +92,7 @@ impl BodyView<'_> {
 
 /// The properties that the broker itself needs, read once when the message is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Traits {
+pub struct BrokerProperties {
     /// Whether delivery_mode is 2.
     pub persistent: bool,
     /// The priority property, if set.
@@ -147,7 +147,7 @@ enum Content {
 /// The expiration of a message that has none. No property is as large: RabbitMQ's longest is 2^32 - 1.
 const NO_EXPIRATION: u64 = u64::MAX;
 
-/// Flags of [`Message::marks`], for [`Traits`].
+/// Flags of [`Message::marks`], for [`BrokerProperties`].
 const PERSISTENT: u8 = 1;
 const DEAD_LETTER: u8 = 2;
 const ANNOTATED: u8 = 4;
@@ -164,9 +164,9 @@ struct Rare {
     chunks_len: usize,
     /// Routing keys from the header BCC, which has been removed from the properties.
     blind_copies: Vec<Box<str>>,
-    /// See [`Traits::expiration`].
+    /// See [`BrokerProperties::expiration`].
     expiration: Option<u64>,
-    /// See [`Traits::failures`].
+    /// See [`BrokerProperties::failures`].
     failures: u32,
 }
 
@@ -177,7 +177,7 @@ impl Message {
         routing_key: &str,
         properties: &[u8],
         body: Body<'_>,
-        traits: Traits,
+        broker_properties: BrokerProperties,
     ) -> Self {
         let (len, key_len) = (body.len(), routing_key.len());
         let properties_end = key_len + properties.len();
@@ -187,8 +187,8 @@ impl Message {
             Body::Chunks(chunks) => (Body::Copied(&[]), chunks.to_vec()),
         };
         let whole = properties_end + small.len();
-        let is_rare = !chunks.is_empty() || traits.failures > 0 || key_len > usize::from(u8::MAX);
-        let content = if whole <= INLINE_BYTES && traits.expiration.is_none() && !is_rare {
+        let is_rare = !chunks.is_empty() || broker_properties.failures > 0 || key_len > usize::from(u8::MAX);
+        let content = if whole <= INLINE_BYTES && broker_properties.expiration.is_none() && !is_rare {
             let mut bytes = [0; INLINE_BYTES];
             bytes[..key_len].copy_from_slice(routing_key.as_bytes());
             bytes[key_len..properties_end].copy_from_slice(properties);
@@ -205,7 +205,7 @@ impl Message {
             small.parts().for_each(|part| bytes.extend_from_slice(part));
             let (bytes, properties_end) = (bytes.into_boxed_slice(), properties_end as u32);
             if is_rare {
-                let Traits { expiration, failures, .. } = traits;
+                let BrokerProperties { expiration, failures, .. } = broker_properties;
                 let (key_len, chunks_len) = (key_len as u32, if chunks.is_empty() { 0 } else { len });
                 let blind_copies = Vec::new();
                 Content::Rare(Box::new(Rare {
@@ -219,11 +219,11 @@ impl Message {
                     failures,
                 }))
             } else {
-                let expiration = traits.expiration.unwrap_or(NO_EXPIRATION);
+                let expiration = broker_properties.expiration.unwrap_or(NO_EXPIRATION);
                 Content::Boxed { properties_end, expiration, bytes }
             }
         };
-        let (marks, priority) = (marks_of(traits), traits.priority.unwrap_or_default());
+        let (marks, priority) = (marks_of(broker_properties), broker_properties.priority.unwrap_or_default());
         Self { exchange, content, weight: 0, key_len: key_len as u8, marks, priority }.weighed(1)
     }
 
@@ -264,7 +264,8 @@ impl Message {
             Content::Inline { .. } => 0,
             Content::Boxed { bytes, .. } => bytes.len(),
             Content::Rare(rare) => {
-                let copies = rare.blind_copies.iter().map(|key| size_of::<Box<str>>() + key.len().max(LEAST));
+                let copies =
+                    rare.blind_copies.iter().map(|key| size_of::<Box<str>>() + key.len().max(MIN_ALLOCATION));
                 size_of::<Rare>() + rare.bytes.len() + rare.chunks_len + copies.sum::<usize>()
             }
         }
@@ -335,9 +336,9 @@ impl Message {
     }
 
     /// The traits that the broker has read from the properties.
-    pub fn traits(&self) -> Traits {
+    pub fn broker_properties(&self) -> BrokerProperties {
         let rare = self.rare();
-        Traits {
+        BrokerProperties {
             persistent: self.marks & PERSISTENT != 0,
             priority: (self.marks & HAS_PRIORITY != 0).then_some(self.priority),
             expiration: self.expiration(),
@@ -368,12 +369,12 @@ impl Message {
     }
 }
 
-fn marks_of(traits: Traits) -> u8 {
+fn marks_of(broker_properties: BrokerProperties) -> u8 {
     let mark = |is_set, mark| if is_set { mark } else { 0 };
-    mark(traits.persistent, PERSISTENT)
-        | mark(traits.is_dead_letter, DEAD_LETTER)
-        | mark(traits.is_annotated, ANNOTATED)
-        | mark(traits.priority.is_some(), HAS_PRIORITY)
+    mark(broker_properties.persistent, PERSISTENT)
+        | mark(broker_properties.is_dead_letter, DEAD_LETTER)
+        | mark(broker_properties.is_annotated, ANNOTATED)
+        | mark(broker_properties.priority.is_some(), HAS_PRIORITY)
 }
 
 #[cfg(test)]
@@ -381,7 +382,7 @@ mod tests {
     use super::*;
 
     fn message(body: Body<'_>) -> Message {
-        Message::new("e".into(), "some.key", &[0, 0], body, Traits::default())
+        Message::new("e".into(), "some.key", &[0, 0], body, BrokerProperties::default())
     }
 
     #[test]
@@ -405,8 +406,13 @@ mod tests {
 
     #[test]
     fn a_small_message_is_one_allocation() {
-        let message =
-            Message::new("e".into(), "benchmark", &[0x10, 0, 2], Body::Copied(&[0; 16]), Traits::default());
+        let message = Message::new(
+            "e".into(),
+            "benchmark",
+            &[0x10, 0, 2],
+            Body::Copied(&[0; 16]),
+            BrokerProperties::default(),
+        );
         assert!(matches!(message.content, Content::Inline { .. }));
         // With the two counts of its `Arc`, one of the allocator's sizes.
         assert_eq!(size_of::<Message>() + 2 * size_of::<usize>(), 64);
@@ -414,13 +420,13 @@ mod tests {
 
     #[test]
     fn an_expiration_takes_no_allocation_of_its_own_and_is_kept() {
-        let traits = Traits { expiration: Some(5), ..Traits::default() };
-        let message = Message::new("e".into(), "k", &[0, 0], Body::Copied(b"b"), traits);
+        let broker_properties = BrokerProperties { expiration: Some(5), ..BrokerProperties::default() };
+        let message = Message::new("e".into(), "k", &[0, 0], Body::Copied(b"b"), broker_properties);
         assert!(matches!(message.content, Content::Boxed { .. }));
-        assert_eq!(message.traits(), traits);
+        assert_eq!(message.broker_properties(), broker_properties);
         let weight = message.weight();
         let message = message.with_blind_copies(&["one", "two"]);
-        assert_eq!((message.traits(), message.blind_copies().count()), (traits, 2));
+        assert_eq!((message.broker_properties(), message.blind_copies().count()), (broker_properties, 2));
         assert!(message.weight() > weight);
     }
 }

@@ -127,7 +127,7 @@ pub struct Published {
     pub unroutable: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedGauge,
-    /// Sizes of the bodies of all of them, counted only where the release that is followed tells them.
+    /// Sizes of the bodies of all of them, counted only where the release that is followed reports them.
     pub sizes: MessageSizes,
 }
 

@@ -3,7 +3,7 @@
 //! Queues report their memory here, a batch at a time. Above the watermark long queues are asked to page out
 //! messages, until an eighth less is in memory; if that is not enough, all others are, too ([`sweep`]). The disk
 //! reads and writes are done by the callers of [`Broker::page`]: threads, in a server; no queue is locked
-//! meanwhile. A publisher that fills a long queue faster than that [waits](crate::VirtualHost::wait_for_room).
+//! meanwhile. A publisher that fills a long queue faster than that [waits](crate::VirtualHost::wait_for_capacity).
 
 mod memory;
 mod sweep;
@@ -15,7 +15,7 @@ use store::{Store, WaitList, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
-use self::memory::{Memory, Told};
+use self::memory::{Memory, MemoryChange};
 use self::sweep::Sweep;
 use crate::broker::Broker;
 use crate::queue::{Queue, ReadyStore};
@@ -54,7 +54,7 @@ pub(crate) struct Paging {
     /// Messages of purged and deleted queues whose memory is still to be freed.
     to_free: Mutex<Vec<ReadyStore>, { Rank::Leaf as u8 }>,
     /// Publishers, and the broker's timer, that wait until enough has left memory.
-    for_room: Mutex<WaitList, { Rank::Leaf as u8 }>,
+    for_capacity: Mutex<WaitList, { Rank::Leaf as u8 }>,
     waker: Option<Arc<dyn Waiter>>,
     store: OnceLock<Arc<Store>>,
 }
@@ -70,7 +70,7 @@ struct LongQueues {
 impl LongQueues {
     /// Adds a queue, and removes the deleted ones each time that there are twice as many as were left before.
     fn add(&mut self, queue: Weak<Queue>) {
-        if self.queues.len() >= LONG_QUEUES_KEPT.max(2 * self.live_after_sweep) {
+        if self.queues.len() >= MAX_LONG_QUEUES.max(2 * self.live_after_sweep) {
             self.queues.retain(|queue| queue.strong_count() > 0);
             self.live_after_sweep = self.queues.len();
         }
@@ -103,8 +103,8 @@ impl Broker {
     }
 
     /// The memory and disk usage of its queues.
-    pub fn held(&self) -> PagingStatus {
-        self.paging().held()
+    pub fn paging_status(&self) -> PagingStatus {
+        self.paging().paging_status()
     }
 }
 
@@ -122,7 +122,7 @@ impl Paging {
             long: Mutex::default(),
             jobs: Mutex::default(),
             to_free: Mutex::default(),
-            for_room: Mutex::default(),
+            for_capacity: Mutex::default(),
             waker,
             store: OnceLock::new(),
         }
@@ -154,7 +154,7 @@ impl Paging {
     #[inline]
     pub(crate) fn count(&self, before: Counted, now: Counted) {
         let resident = self.resident.change(before.resident, now.resident);
-        if let Some(Told { now: resident, .. }) = resident {
+        if let Some(MemoryChange { now: resident, .. }) = resident {
             self.compare_with_watermark(resident);
         }
         if before.paged_messages != now.paged_messages {
@@ -163,11 +163,12 @@ impl Paging {
         }
         let paid = before.to_page_out != now.to_page_out
             && change(&self.to_page_out, before.to_page_out, now.to_page_out) == 0;
-        let has_room = resident.is_some_and(|told| told.before > self.limit() && told.now <= self.limit());
-        if paid || has_room {
+        let has_capacity =
+            resident.is_some_and(|reported| reported.before > self.limit() && reported.now <= self.limit());
+        if paid || has_capacity {
             // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
             // set.
-            let waiting = self.for_room.lock().take();
+            let waiting = self.for_capacity.lock().take();
             waiting.wake();
             if paid && self.sweep.is_wanted() {
                 self.wake();
@@ -204,20 +205,20 @@ impl Paging {
     }
 
     /// Whether neither the backlog of unwritten messages and definitions nor the memory of long queues exceeds its limit.
-    pub(crate) fn has_room(&self) -> bool {
-        self.store().is_none_or(|store| store.has_room()) && !self.is_behind()
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.store().is_none_or(|store| store.has_capacity()) && !self.is_behind()
     }
 
-    /// Wakes `waiter` when it is worth asking again whether there [is room](Self::has_room); at once if there is.
-    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        let mut waiting = self.for_room.lock();
+    /// Wakes `waiter` when it is worth asking again whether there [is room](Self::has_capacity); at once if there is.
+    pub(crate) fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
+        let mut waiting = self.for_capacity.lock();
         if self.is_behind() {
             waiting.add(waiter);
             return;
         }
         drop(waiting);
         match self.store() {
-            Some(store) => store.wait_for_room(waiter),
+            Some(store) => store.wait_for_capacity(waiter),
             None => waiter.wake(),
         }
     }
@@ -269,7 +270,7 @@ impl Paging {
         long.live_after_sweep = long.queues.len();
     }
 
-    fn held(&self) -> PagingStatus {
+    fn paging_status(&self) -> PagingStatus {
         PagingStatus {
             resident: self.resident.exact(),
             paged_messages: self.paged_messages.load(Ordering::Relaxed),
@@ -298,7 +299,7 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
 /// Messages that are freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
 const FREED_AT_ONCE: usize = 1024;
 /// Long queues among which deleted ones are not worth looking for.
-const LONG_QUEUES_KEPT: usize = 64;
+const MAX_LONG_QUEUES: usize = 64;
 /// Bytes in memory above the watermark beyond which publishers wait: enough to keep the disk busy, and little
 /// above the budget.
 const LEEWAY: u64 = 32 << 20;
@@ -372,7 +373,7 @@ mod tests {
             publisher.flush(now);
             vhost.delete_queue(session, "q", false, false).unwrap();
         }
-        let kept = broker.paging().long.lock().queues.len();
-        assert!((1..=super::LONG_QUEUES_KEPT).contains(&kept), "{kept}");
+        let long_queues = broker.paging().long.lock().queues.len();
+        assert!((1..=super::MAX_LONG_QUEUES).contains(&long_queues), "{long_queues}");
     }
 }

@@ -16,7 +16,7 @@ use crate::SessionId;
 use crate::error::BrokerError;
 use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, has_annotation, inspect};
-use crate::message::{Body, Message, Traits};
+use crate::message::{Body, BrokerProperties, Message};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::names::ExchangeName;
 use crate::permissions::Grant;
@@ -53,7 +53,7 @@ pub struct Flushed {
     /// The log position that has to be on disk before they are confirmed; `None` if they need not wait.
     pub until: Option<Lsn>,
     /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
-    /// [`VirtualHost::wait_for_room`] wakes it.
+    /// [`VirtualHost::wait_for_capacity`] wakes it.
     pub full: bool,
     /// A queue whose backlog grows though its consumers could take more, after a turn's messages for it: the session accepts no
     /// more publishes until that [wakes it](PublisherHold::wait).
@@ -68,7 +68,7 @@ pub struct Flushed {
 pub struct Share {
     /// The name of the queue.
     pub queue: Arc<str>,
-    /// The log position that has to be on disk before the queue has the message for good.
+    /// The log position that has to be on disk before the queue has the message permanently.
     pub until: Lsn,
 }
 
@@ -93,7 +93,7 @@ pub struct Publisher {
     flushed: Flushed,
     /// Reset when it is held.
     overdraft: Overdraft,
-    /// The log position from which each queue has its message for good, since the last flush, if the caller
+    /// The log position from which each queue has its message permanently, since the last flush, if the caller
     /// needs it.
     shares: Option<Vec<Share>>,
     /// The reply queue to put into requests.
@@ -125,7 +125,7 @@ struct HandingOver {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
     load: Load,
-    kept: StoredBatch,
+    stored_batch: StoredBatch,
     /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
     /// The number of the route's queues that have it.
@@ -216,7 +216,7 @@ impl Publisher {
 
     /// Makes the header [`ANNOTATION`](crate::ANNOTATION) of its messages one that only the front end sees.
     #[must_use]
-    pub fn annotating(mut self) -> Self {
+    pub fn with_mqtt_annotation(mut self) -> Self {
         self.annotates = true;
         self
     }
@@ -350,9 +350,10 @@ impl Publisher {
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
         let exchange = route.own_exchange.get().unwrap_or(&route.exchange).clone();
         let is_annotated = self.annotates && has_annotation(inspected.headers);
-        let traits = Traits { is_annotated, ..inspected.traits };
-        let mut message = Message::new(exchange, publish.routing_key, properties, publish.body, traits)
-            .with_blind_copies(&inspected.blind_copies);
+        let broker_properties = BrokerProperties { is_annotated, ..inspected.broker_properties };
+        let mut message =
+            Message::new(exchange, publish.routing_key, properties, publish.body, broker_properties)
+                .with_blind_copies(&inspected.blind_copies);
         message.share(route.queues.len());
         self.batch_bytes += message.body_len();
         self.batch.push(Arc::new(message));
@@ -549,11 +550,11 @@ impl Publisher {
             self.vhost.metrics().messages_routed.add(batch.len());
             self.published().routed.add(batch.len());
         }
-        let kept = StoredBatch::keep(self.vhost.store(), route.storing, &batch);
-        self.flushed.full |= kept.full;
+        let stored_batch = StoredBatch::keep(self.vhost.store(), route.storing, &batch);
+        self.flushed.full |= stored_batch.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
-        self.go_on(HandingOver { route, batch, load, kept, first, done: 0, letters: Vec::new() })
+        self.go_on(HandingOver { route, batch, load, stored_batch, first, done: 0, letters: Vec::new() })
     }
 
     /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
@@ -584,15 +585,15 @@ impl Publisher {
         for (at, dead) in own {
             self.vhost.dead_letter(&route.queues[at], dead, self.now);
         }
-        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters(self.now));
+        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_dead_letters(self.now));
         // A publisher pauses for its dead letters as for its messages.
-        self.flushed.full |= !self.vhost.has_room();
+        self.flushed.full |= !self.vhost.has_capacity();
         true
     }
 
     /// Hands the batch to the next queue of its route.
     fn hand_to_next(&mut self, handing: &mut HandingOver) {
-        let HandingOver { route, batch, load, kept, first, done, letters } = handing;
+        let HandingOver { route, batch, load, stored_batch, first, done, letters } = handing;
         let at = *done;
         *done += 1;
         let queue = &route.queues[at];
@@ -606,9 +607,9 @@ impl Publisher {
             Sender::Publisher(self.session.map(|session| SessionId(session.get())))
         };
         let appended = if at + 1 == route.queues.len() {
-            queue.append(batch.drain(..), kept.at(at), self.now, sender, refuse)
+            queue.append(batch.drain(..), stored_batch.at(at), self.now, sender, refuse)
         } else {
-            queue.append(batch.iter().cloned(), kept.at(at), self.now, sender, refuse)
+            queue.append(batch.iter().cloned(), stored_batch.at(at), self.now, sender, refuse)
         };
         note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
@@ -716,8 +717,8 @@ impl RouteCache {
             self.generation = generation;
         }
         let count = self.routes.len() + self.by_headers.len();
-        let room = count < MAX_ROUTES && self.destinations < MAX_DESTINATIONS;
-        if !room {
+        let has_capacity = count < MAX_ROUTES && self.destinations < MAX_DESTINATIONS;
+        if !has_capacity {
             self.clear();
         }
         let destinations = u32::try_from(route.queues.len()).unwrap_or(u32::MAX);

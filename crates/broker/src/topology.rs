@@ -15,11 +15,11 @@ use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashSet, HashTable};
 use slab::Slab;
 
-use crate::ledger::Ledger;
 use crate::names::ExchangeName;
 use crate::queue::Queue;
 use crate::rates::ExchangeFlow;
 use crate::routing::{BindingPattern, ExchangeKind, Routed, Router};
+use crate::topology_recorder::TopologyRecorder;
 
 /// The properties that an exchange was declared with.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ pub(crate) struct Routes {
 #[derive(Default)]
 pub(crate) struct Topology {
     /// The storage of durable exchanges, queues and bindings.
-    ledger: Option<Ledger>,
+    recorder: Option<TopologyRecorder>,
     exchanges: Slab<ExchangeSlot>,
     exchange_names: HashMap<ExchangeName, u32, RandomState>,
     queues: Slab<QueueSlot>,
@@ -171,19 +171,19 @@ impl Topology {
     }
 
     /// From now on stores changes. Durable exchanges without a number are stored at once.
-    pub(crate) fn keep(&mut self, ledger: Ledger) {
+    pub(crate) fn keep(&mut self, recorder: TopologyRecorder) {
         for (_, slot) in &mut self.exchanges {
             if slot.number.is_none() && slot.exchange.durable {
-                let number = ledger.new_number();
-                ledger.exchange_declared(&slot.exchange, number);
+                let number = recorder.new_number();
+                recorder.exchange_declared(&slot.exchange, number);
                 slot.number = Some(number);
             }
         }
-        self.ledger = Some(ledger);
+        self.recorder = Some(recorder);
     }
 
     /// Whether a binding between the two is stored.
-    pub(crate) fn is_kept(&self, source: u32, destination: Destination) -> bool {
+    pub(crate) fn is_recorded(&self, source: u32, destination: Destination) -> bool {
         self.exchanges[source as usize].number.is_some() && self.number_of(destination).is_some()
     }
 
@@ -205,9 +205,9 @@ impl Topology {
     /// Adds an exchange and returns its slot.
     pub(crate) fn insert_exchange(&mut self, exchange: Exchange) -> u32 {
         debug_assert!(!self.is_closed, "the virtual host is deleted");
-        let number = self.ledger.as_ref().filter(|_| exchange.durable).map(|ledger| {
-            let number = ledger.new_number();
-            ledger.exchange_declared(&exchange, number);
+        let number = self.recorder.as_ref().filter(|_| exchange.durable).map(|recorder| {
+            let number = recorder.new_number();
+            recorder.exchange_declared(&exchange, number);
             number
         });
         let name = exchange.name.clone();
@@ -247,11 +247,11 @@ impl Topology {
         let name = queue.name().clone();
         // One that is being deleted and has not lost its name yet loses it now, and with it what is stored under the name.
         let displaced = self.queue_names.get(&*name).map(|&slot| &self.queues[slot as usize].queue);
-        if let Some(ledger) = &self.ledger {
+        if let Some(recorder) = &self.recorder {
             match queue.number() {
-                Some(number) => ledger.queue_declared(&queue, number),
+                Some(number) => recorder.queue_declared(&queue, number),
                 None if displaced.is_some_and(|queue| queue.number().is_some()) => {
-                    ledger.queue_deleted(&name)
+                    recorder.queue_deleted(&name)
                 }
                 None => {}
             }
@@ -265,10 +265,10 @@ impl Topology {
 
     /// Stores a queue again after its arguments have changed, if it still exists.
     pub(crate) fn write_queue_down(&self, queue: &Arc<Queue>) {
-        if let (Some(ledger), Some(number)) = (&self.ledger, queue.number())
+        if let (Some(recorder), Some(number)) = (&self.recorder, queue.number())
             && self.queue(queue.name()).is_some_and(|(_, found)| Arc::ptr_eq(found, queue))
         {
-            ledger.queue_declared(queue, number);
+            recorder.queue_declared(queue, number);
         }
     }
 
@@ -277,10 +277,10 @@ impl Topology {
     pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();
         if self.queue_names.get(name) == Some(&slot) {
-            if let Some(ledger) =
-                self.ledger.as_ref().filter(|_| self.queues[slot as usize].queue.number().is_some())
+            if let Some(recorder) =
+                self.recorder.as_ref().filter(|_| self.queues[slot as usize].queue.number().is_some())
             {
-                ledger.queue_deleted(name);
+                recorder.queue_deleted(name);
             }
             self.queue_names.remove(&**name);
         }
@@ -293,8 +293,8 @@ impl Topology {
         exchange.doomed = true;
         // Walks skip it from now on, though removing its bindings may take a while.
         self.published_before += exchange.exchange.flow.get().map_or(0, |flow| flow.published());
-        if let Some(ledger) = self.ledger.as_ref().filter(|_| exchange.number.is_some()) {
-            ledger.exchange_deleted(&exchange.exchange.name);
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| exchange.number.is_some()) {
+            recorder.exchange_deleted(&exchange.exchange.name);
         }
         self.exchange_names.remove(&*exchange.exchange.name);
         Destination::exchange(slot)
@@ -321,11 +321,11 @@ impl Topology {
         };
         bindings[id as usize].place = list.len() as u32;
         list.push(id);
-        if let Some(ledger) = &self.ledger
+        if let Some(recorder) = &self.recorder
             && let (Some(source), Some(to)) =
                 (self.exchanges[new.source as usize].number, self.number_of(new.destination))
         {
-            ledger.bound(source, to, new.key, new.arguments);
+            recorder.bound(source, to, new.key, new.arguments);
         }
         true
     }
@@ -439,12 +439,12 @@ impl Topology {
 
     fn remove_binding(&mut self, id: u32, doomed: &mut Vec<Destination>) {
         let Some(binding) = self.bindings.try_remove(id as usize) else { return };
-        if let Some(ledger) = &self.ledger
+        if let Some(recorder) = &self.recorder
             && let (Some(source), Some(to)) =
                 (self.exchanges[binding.source as usize].number, self.number_of(binding.destination))
         {
             let (key, arguments) = self.exchanges[binding.source as usize].router.bytes(binding.pattern);
-            ledger.unbound(source, to, key, &arguments);
+            recorder.unbound(source, to, key, &arguments);
         }
         let source = &mut self.exchanges[binding.source as usize];
         if let Ok(entry) = source.outgoing.find_entry(hash_of(&self.hasher, &binding), |&found| found == id) {

@@ -21,7 +21,7 @@ static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 /// Set once by [`begin`], unless there is no thread for it.
 static OUTPUT: OnceLock<Announcements> = OnceLock::new();
 
-/// Most time that the lines may take before the start goes on without them.
+/// Most time that the lines may take before the start continues without them.
 const LINES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes the lines of the announced listeners.

@@ -11,7 +11,7 @@ use crate::config::{
 };
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
-use crate::local;
+use crate::http_address;
 use crate::man_pages::{Completions, ManPages};
 use crate::top::TopArguments;
 
@@ -157,7 +157,8 @@ impl Args for FindingFlags {
     fn augment_args(command: ClapCommand) -> ClapCommand {
         Flags::augment_args(command).mut_args(|argument| {
             let id = argument.get_id().as_str();
-            let is_hidden = !local::KEYS.contains(&id) && SETTINGS.iter().any(|setting| setting.key == id);
+            let is_hidden =
+                !http_address::KEYS.contains(&id) && SETTINGS.iter().any(|setting| setting.key == id);
             argument.hide(is_hidden)
         })
     }

@@ -9,7 +9,7 @@ use broker::{Broker, Definitions, LoginRefused, Section, Timestamp};
 use store::catalogue::Catalogue;
 
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
-use crate::first_line;
+use crate::password_file;
 
 /// Definitions and the file they were read from.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ const ROOT: &str = "/";
 /// The password of the first user, if one is given.
 pub(crate) fn given_password(config: &Config) -> Result<Option<String>, SettingError> {
     if let Some(path) = &config.default_password_file.0 {
-        let password = first_line::of_file(path);
+        let password = password_file::of_file(path);
         let fault = |error| SettingError::new("default_password_file", error).about(path.display());
         return password.map(Some).map_err(fault);
     }

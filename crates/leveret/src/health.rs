@@ -9,7 +9,7 @@ use transport::tls::ClientTlsConfig;
 use crate::cli::FindingFlags;
 use crate::config::Effective;
 use crate::http_client::{Ask, HttpClient};
-use crate::{Failure, ctl, local};
+use crate::{Failure, ctl, http_address};
 
 /// How to ask.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub(crate) struct HealthArguments {
     /// Ask whether clients should be sent to it (/readyz), instead of whether it is alive (/healthz)
     #[arg(long)]
     ready: bool,
-    /// The settings of the server, of which `http` tells where it is, or `https` where that is off.
+    /// The settings of the server, of which `http` says where it is, or `https` where that is off.
     #[command(flatten)]
     pub(crate) flags: FindingFlags,
 }
@@ -30,8 +30,9 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Probes the server. The exit code follows from the result.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
-    let found = if local::is_told(effective) { None } else { ctl::leveret() };
-    let endpoint = found.map_or_else(|| local::endpoint(&effective.config), Ok).map_err(Failure::usage)?;
+    let found = if http_address::is_configured(effective) { None } else { ctl::leveret() };
+    let endpoint =
+        found.map_or_else(|| http_address::endpoint(&effective.config), Ok).map_err(Failure::usage)?;
     let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
     let path = if arguments.ready { "/readyz" } else { "/healthz" };
     let ask = Ask { method: Method::GET, path, body: None, header: None };
@@ -49,4 +50,4 @@ pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<
 /// Certificates are not verified: the server's is issued for its public name, not for a local address, and the
 /// probe transmits nothing confidential.
 const BELIEVING: ClientTlsConfig =
-    ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: false };
+    ClientTlsConfig { ca: None, certificate: None, server_name: None, verify: false };

@@ -9,8 +9,8 @@ use transport::{Inherited, Listener};
 
 use crate::announce::{Announced, announce};
 use crate::config::{Config, ListenAddr};
-use crate::own_address::refuse_as_upstream;
 use crate::relays::ServedRelays;
+use crate::self_upstream::refuse_as_upstream;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 

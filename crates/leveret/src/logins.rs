@@ -1,63 +1,63 @@
-//! The authorities that are asked about logins to the embedded broker, as the settings name them.
+//! The auth backends that are asked about logins to the embedded broker, as the settings name them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use auth::{
-    AuthChain, CacheSettings, ChainLink, HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings,
-    KeySource, OAuth2, ServiceClient, ServiceTimes, SplitLink, TokenPolicy,
+    AuthBackend, AuthChain, CacheSettings, HttpAuthBackend, HttpAuthBackendMethod, HttpAuthBackendSettings,
+    KeySource, OAuth2, ServiceClient, ServiceTimes, SplitAuthBackend, TokenPolicy,
 };
 use broker::Broker;
 use server::Clock;
 use transport::tls::ClientTlsConfig;
 
 use crate::config::{
-    AuthBackend, AuthBackendName, Config, FilePath, HttpMethodName, JwksSource, OptionalUrl, ScopePrefix,
-    SettingError,
+    AuthBackendChoice, AuthBackendName, Config, FilePath, HttpMethodName, JwksSource, OptionalUrl,
+    ScopePrefix, SettingError,
 };
 
 /// How long the server of `oauth2_jwks` may take: a client waits for it that logs in, for 10 s in all.
 const JWKS_TIMES: ServiceTimes =
     ServiceTimes { connect: Duration::from_secs(3), request: Duration::from_secs(5) };
 
-/// The authorities beside the broker's own list of users, to be reloaded.
+/// The auth backends beside the broker's own list of users, to be reloaded.
 #[derive(Clone, Default)]
 pub(crate) struct Logins {
     tokens: Option<OAuth2>,
 }
 
 impl Logins {
-    /// Has the broker ask the authorities of the settings.
+    /// Has the broker ask the auth backends of the settings.
     ///
     /// # Errors
     /// A file that a setting names cannot be used.
     pub(crate) fn set_up(broker: &Broker, config: &Config, clock: Clock) -> Result<Self, SettingError> {
         let mut logins = Self::default();
-        if config.auth_backends.0 == [AuthBackend::One(AuthBackendName::Internal)] {
+        if config.auth_backends.0 == [AuthBackendChoice::One(AuthBackendName::Internal)] {
             // The broker does that by itself.
             return Ok(logins);
         }
         let services = Services::set_up(config)?;
-        let mut links = Vec::new();
+        let mut backends = Vec::new();
         for backend in &config.auth_backends.0 {
-            links.push(match backend {
-                AuthBackend::One(AuthBackendName::Internal) => ChainLink::Internal,
-                AuthBackend::One(AuthBackendName::OAuth2) => {
+            backends.push(match backend {
+                AuthBackendChoice::One(AuthBackendName::Internal) => AuthBackend::Internal,
+                AuthBackendChoice::One(AuthBackendName::OAuth2) => {
                     let tokens = tokens(config, clock)?;
                     logins.tokens = Some(tokens.clone());
-                    ChainLink::OAuth2(tokens)
+                    AuthBackend::OAuth2(tokens)
                 }
-                AuthBackend::One(name) => match services.link(*name)? {
-                    SplitLink::Internal => ChainLink::Internal,
-                    SplitLink::Http(http) => ChainLink::Http(http),
+                AuthBackendChoice::One(name) => match services.link(*name)? {
+                    SplitAuthBackend::Internal => AuthBackend::Internal,
+                    SplitAuthBackend::Http(http) => AuthBackend::Http(http),
                 },
-                AuthBackend::Split { authn, authz } => {
-                    ChainLink::Split { authn: services.link(*authn)?, authz: services.link(*authz)? }
+                AuthBackendChoice::Split { authn, authz } => {
+                    AuthBackend::Split { authn: services.link(*authn)?, authz: services.link(*authz)? }
                 }
             });
         }
-        broker.set_auth_backends(Arc::new(AuthChain::new(links)));
+        broker.set_auth_backends(Arc::new(AuthChain::new(backends)));
         Ok(logins)
     }
 
@@ -72,9 +72,9 @@ impl Logins {
 /// The service that is asked over HTTP, if there is one.
 #[derive(Default)]
 struct Services {
-    plain: Option<HttpAuthority>,
+    plain: Option<HttpAuthBackend>,
     /// The same one.
-    cached: Option<HttpAuthority>,
+    cached: Option<HttpAuthBackend>,
 }
 
 impl Services {
@@ -83,14 +83,14 @@ impl Services {
             return Ok(Self::default());
         }
         let url = |key, url: &OptionalUrl| url.0.clone().ok_or_else(|| SettingError::new(key, NotSet));
-        let settings = HttpAuthoritySettings {
+        let settings = HttpAuthBackendSettings {
             user: url("auth_http_user_path", &config.auth_http_user_path)?,
             vhost: url("auth_http_vhost_path", &config.auth_http_vhost_path)?,
             resource: url("auth_http_resource_path", &config.auth_http_resource_path)?,
             topic: url("auth_http_topic_path", &config.auth_http_topic_path)?,
             method: match config.auth_http_method {
-                HttpMethodName::Get => HttpAuthorityMethod::Get,
-                HttpMethodName::Post => HttpAuthorityMethod::Post,
+                HttpMethodName::Get => HttpAuthBackendMethod::Get,
+                HttpMethodName::Post => HttpAuthBackendMethod::Post,
             },
             tls: trusting(&config.auth_http_ca),
             times: ServiceTimes {
@@ -98,7 +98,8 @@ impl Services {
                 request: config.auth_http_request_timeout,
             },
         };
-        let plain = HttpAuthority::new(settings).map_err(|error| SettingError::new("auth_http_ca", error))?;
+        let plain =
+            HttpAuthBackend::new(settings).map_err(|error| SettingError::new("auth_http_ca", error))?;
         if !plain.is_over_tls() {
             tracing::warn!(
                 "auth_http_*_path is not https: whoever is on the way can read passwords and let anybody in"
@@ -110,20 +111,20 @@ impl Services {
         Ok(Self { plain: Some(plain), cached: Some(cached) })
     }
 
-    /// One of two authorities; the caller has handled tokens.
-    fn link(&self, name: AuthBackendName) -> Result<SplitLink, SettingError> {
+    /// One of two auth backends; the caller has handled tokens.
+    fn link(&self, name: AuthBackendName) -> Result<SplitAuthBackend, SettingError> {
         let service = match name {
-            AuthBackendName::Internal => return Ok(SplitLink::Internal),
+            AuthBackendName::Internal => return Ok(SplitAuthBackend::Internal),
             AuthBackendName::Http => &self.plain,
             AuthBackendName::CachedHttp => &self.cached,
             AuthBackendName::OAuth2 => &None,
         };
         let service = service.clone().ok_or_else(|| SettingError::new("auth_backends", NotSet))?;
-        Ok(SplitLink::Http(service))
+        Ok(SplitAuthBackend::Http(service))
     }
 }
 
-/// The authority that takes tokens.
+/// The auth backend that takes tokens.
 fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
     let resource_server_id = config.oauth2_resource_server_id.0.clone().unwrap_or_default();
     let scope_prefix = match &config.oauth2_scope_prefix {
@@ -172,7 +173,7 @@ struct NotSet;
 #[error("the system gives no random bytes for the cache")]
 struct NoRandomBytes;
 
-/// A client's TLS that trusts these authorities, or those of the system.
-fn trusting(authorities: &FilePath) -> ClientTlsConfig {
-    ClientTlsConfig { authorities: authorities.0.clone(), certificate: None, server_name: None, verify: true }
+/// A client's TLS that trusts these auth backends, or those of the system.
+fn trusting(ca: &FilePath) -> ClientTlsConfig {
+    ClientTlsConfig { ca: ca.0.clone(), certificate: None, server_name: None, verify: true }
 }

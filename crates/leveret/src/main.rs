@@ -4,7 +4,6 @@
 //! crates.
 
 mod alarms;
-mod ancillary;
 mod announce;
 mod bound;
 mod cli;
@@ -14,13 +13,13 @@ mod ctl;
 mod data_folder;
 mod definitions;
 mod descriptors;
-mod first_line;
+mod fd_passing;
 mod health;
 mod http;
+mod http_address;
 mod http_client;
 mod identities;
 mod listen;
-mod local;
 mod logins;
 mod logs;
 mod man_pages;
@@ -28,10 +27,11 @@ mod manage;
 mod migration;
 mod mqtt;
 mod notify;
-mod own_address;
 mod pagers;
+mod password_file;
 mod relays;
 mod reload;
+mod self_upstream;
 mod serve;
 mod service_sockets;
 mod signals;

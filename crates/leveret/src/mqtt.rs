@@ -8,11 +8,11 @@ use server::{MqttConfig, MqttVhosts};
 use crate::config::Config;
 
 /// Bytes of a packet in addition to its message, for topic and properties.
-const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
+const PROPERTIES_BYTES: u64 = 128 * 1024;
 
 /// The settings that MQTT clients are offered.
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
-    let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + ROOM_FOR_PROPERTIES;
+    let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + PROPERTIES_BYTES;
     let expiry = config.mqtt_session_expiry_max.as_secs();
     // Rounded up, since 0 would mean off.
     let keep_alive = config.mqtt_keep_alive_max.as_millis().div_ceil(1000);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::net::{SendFlags, SocketAddrUnix, sendmsg_addr};
 use transport::SharedSockets;
 
-use crate::ancillary::{MAX_SOCKETS, with_sockets};
+use crate::fd_passing::{MAX_SOCKETS, with_sockets};
 use crate::signals::DrainReason;
 
 /// The service manager, if there is one. Clones share it.

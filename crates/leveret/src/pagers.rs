@@ -14,20 +14,20 @@ const THREADS: usize = 2;
 
 /// Wakes the threads when there is work.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub(crate) struct PagerNotifier {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    rung: bool,
+    requested: bool,
     stop: bool,
 }
 
 /// The paging threads. Dropping this stops each of them after its current step.
 pub(crate) struct Pagers {
-    bell: Arc<Bell>,
+    notifier: Arc<PagerNotifier>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -35,12 +35,16 @@ impl Pagers {
     /// # Errors
     ///
     /// A thread cannot be started.
-    pub(crate) fn start(broker: &Arc<Broker>, bell: Arc<Bell>, clock: Clock) -> io::Result<Self> {
-        let mut pagers = Self { bell, threads: Vec::with_capacity(THREADS) };
+    pub(crate) fn start(
+        broker: &Arc<Broker>,
+        notifier: Arc<PagerNotifier>,
+        clock: Clock,
+    ) -> io::Result<Self> {
+        let mut pagers = Self { notifier, threads: Vec::with_capacity(THREADS) };
         for _ in 0..THREADS {
-            let (broker, bell) = (Arc::clone(broker), Arc::clone(&pagers.bell));
+            let (broker, notifier) = (Arc::clone(broker), Arc::clone(&pagers.notifier));
             let thread = Builder::new().name("paging".to_owned());
-            pagers.threads.push(thread.spawn(move || run(&broker, &bell, clock))?);
+            pagers.threads.push(thread.spawn(move || run(&broker, &notifier, clock))?);
         }
         Ok(pagers)
     }
@@ -48,8 +52,8 @@ impl Pagers {
 
 impl Drop for Pagers {
     fn drop(&mut self) {
-        self.bell.state.lock().stop = true;
-        self.bell.changed.notify_all();
+        self.notifier.state.lock().stop = true;
+        self.notifier.changed.notify_all();
         for thread in self.threads.drain(..) {
             // A panic in the thread has already been reported.
             drop(thread.join());
@@ -57,32 +61,32 @@ impl Drop for Pagers {
     }
 }
 
-impl Waiter for Bell {
+impl Waiter for PagerNotifier {
     fn wake(&self) {
         let mut state = self.state.lock();
-        if !std::mem::replace(&mut state.rung, true) {
+        if !std::mem::replace(&mut state.requested, true) {
             drop(state);
             self.changed.notify_one();
         }
     }
 }
 
-impl Bell {
+impl PagerNotifier {
     fn is_stopping(&self) -> bool {
         self.state.lock().stop
     }
 
-    /// Waits until the bell is rung; returns false when the thread is to stop.
+    /// Waits for a notification; returns false when the thread is to stop.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
-        self.changed.wait_while(&mut state, |state| !state.rung && !state.stop);
-        state.rung = false;
+        self.changed.wait_while(&mut state, |state| !state.requested && !state.stop);
+        state.requested = false;
         !state.stop
     }
 }
 
-fn run(broker: &Broker, bell: &Bell, clock: Clock) {
-    while bell.wait() {
-        while !bell.is_stopping() && broker.page(clock.timestamp(Instant::now())) {}
+fn run(broker: &Broker, notifier: &PagerNotifier, clock: Clock) {
+    while notifier.wait() {
+        while !notifier.is_stopping() && broker.page(clock.timestamp(Instant::now())) {}
     }
 }

@@ -32,7 +32,7 @@ use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
-use crate::pagers::{Bell, Pagers};
+use crate::pagers::{PagerNotifier, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::{DrainTimes, Reloader};
 use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
@@ -349,7 +349,7 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
-/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder and the authorities that it asks
+/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder and the auth backends that it asks
 /// about logins.
 fn open_backend(
     config: &Config,
@@ -449,11 +449,11 @@ async fn close_deleted(pool: Arc<Pool>, server: Server) {
 /// Creates the embedded broker, and the task that expires its messages and queues.
 fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
     let watermark = config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX);
-    let NewBroker { broker, changed, bell } = NewBroker::create(watermark, config.compatibility);
+    let NewBroker { broker, changed, notifier } = NewBroker::create(watermark, config.compatibility);
     let now = clock.timestamp(Instant::now());
     let mut folder = data_folder::fill(&broker, config, now)?;
     if let Some(folder) = &mut folder {
-        folder.keep(Pagers::start(&broker, bell, clock).map_err(ServeError::Pagers)?);
+        folder.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
     }
     start_timer(&broker, changed, clock);
     Ok((broker, folder))
@@ -465,7 +465,7 @@ pub(crate) struct NewBroker {
     /// Notified when its next deadline has become earlier.
     pub(crate) changed: Arc<Notify>,
     /// Rung when it has messages to page.
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) notifier: Arc<PagerNotifier>,
 }
 
 impl NewBroker {
@@ -473,16 +473,16 @@ impl NewBroker {
     pub(crate) fn create(paging_watermark: u64, compatibility: Compatibility) -> Self {
         let changed = Arc::new(Notify::new());
         let waker = Arc::clone(&changed);
-        let bell = Arc::new(Bell::default());
+        let notifier = Arc::new(PagerNotifier::default());
         let broker = Broker::new(BrokerConfig {
             node: node_name(),
             defaults: false,
             deadline_waker: Some(Arc::new(move || waker.notify_one())),
             paging_watermark,
-            paging_waker: Some(Arc::clone(&bell) as _),
+            paging_waker: Some(Arc::clone(&notifier) as _),
             compatibility,
         });
-        Self { broker, changed, bell }
+        Self { broker, changed, notifier }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{fs, io};
 use listenfd::ListenFd;
 use transport::Inherited;
 
-/// Takes the sockets; returns also the numbers of those that cannot be used, and why. The environment that tells of them is
+/// Takes the sockets; returns also the numbers of those that cannot be used, and why. The environment that names them is
 /// changed, for which there must be no other thread yet.
 pub(crate) fn inherit() -> (Inherited, Vec<(usize, io::Error)>) {
     debug_assert!(is_only_thread(), "the environment is changed while other threads may read it");

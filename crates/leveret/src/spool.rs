@@ -51,11 +51,11 @@ impl SpoolFolder {
         // A rule without a folder is refused as a mistake of the configuration.
         let Some(data_dir) = data_dir.map_err(at_fault)? else { return Ok(None) };
         let path = data_dir.join(FOLDER);
-        let NewBroker { broker, changed, bell } =
+        let NewBroker { broker, changed, notifier } =
             NewBroker::create(PAGING_WATERMARK, Compatibility::default());
         let now = clock.timestamp(Instant::now());
         let mut folder = data_folder::fill_spool(&broker, &path, config.disk_free_limit.0, now)?;
-        folder.keep(Pagers::start(&broker, bell, clock).map_err(ServeError::Pagers)?);
+        folder.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
         start_timer(&broker, changed, clock);
         let settings = SpoolConfig {
             rules: config.spool.0.clone(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use transport::tls::{
-    AuthoritiesInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig,
-    Expiry, ServerTls, ServerTlsConfig, TlsError, TlsFile, TlsInUse,
+    CaInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig, Expiry,
+    ServerTls, ServerTlsConfig, TlsError, TlsFile, TlsInUse,
 };
 
 use crate::config::{Config, RelayEntry, RelayUrl, SettingError, VerifyClient};
@@ -89,8 +89,8 @@ fn server_files(config: &Config) -> Option<ServerTlsConfig> {
         .collect();
     let client_certificates = match (config.tls_verify_client, config.tls_client_ca.0.clone()) {
         (VerifyClient::Off, _) | (_, None) => ClientCertificates::Off,
-        (VerifyClient::Optional, Some(authorities)) => ClientCertificates::Optional { authorities },
-        (VerifyClient::Required, Some(authorities)) => ClientCertificates::Required { authorities },
+        (VerifyClient::Optional, Some(ca)) => ClientCertificates::Optional { ca },
+        (VerifyClient::Required, Some(ca)) => ClientCertificates::Required { ca },
     };
     let login_from = config.tls_login_from;
     (!certificates.is_empty()).then_some(ServerTlsConfig { certificates, client_certificates, login_from })
@@ -99,7 +99,7 @@ fn server_files(config: &Config) -> Option<ServerTlsConfig> {
 fn client_files(config: &Config) -> Option<ClientTlsConfig> {
     let certificate = config.upstream_cert.0.clone().zip(config.upstream_key.0.clone());
     config.has_upstream_over_tls().then(|| ClientTlsConfig {
-        authorities: config.upstream_ca.0.clone(),
+        ca: config.upstream_ca.0.clone(),
         certificate: certificate.map(|(certificate, key)| CertificateFiles { certificate, key }),
         server_name: config.upstream_server_name.0.clone(),
         verify: config.upstream_verify.0,
@@ -108,7 +108,7 @@ fn client_files(config: &Config) -> Option<ClientTlsConfig> {
 
 fn relay_files(relay: &RelayEntry) -> Option<ClientTlsConfig> {
     matches!(relay.upstream, RelayUrl::Host { tls: true, .. }).then(|| ClientTlsConfig {
-        authorities: relay.upstream_ca.0.clone(),
+        ca: relay.upstream_ca.0.clone(),
         certificate: None,
         server_name: relay.upstream_server_name.0.clone(),
         verify: relay.upstream_verify.0,
@@ -119,7 +119,7 @@ fn of_server(error: TlsError) -> SettingError {
     let key = match error.file {
         TlsFile::Certificate => "tls_cert",
         TlsFile::Key => "tls_key",
-        TlsFile::Authorities => "tls_client_ca",
+        TlsFile::Ca => "tls_client_ca",
     };
     SettingError::new(key, error)
 }
@@ -128,14 +128,14 @@ fn of_client(error: TlsError) -> SettingError {
     let key = match error.file {
         TlsFile::Certificate => "upstream_cert",
         TlsFile::Key => "upstream_key",
-        TlsFile::Authorities => "upstream_ca",
+        TlsFile::Ca => "upstream_ca",
     };
     SettingError::new(key, error)
 }
 
 fn log_in_use(in_use: &TlsInUse) {
     in_use.certificates.iter().for_each(log_certificate);
-    if let Some(AuthoritiesInfo { path, ends }) = &in_use.authorities
+    if let Some(CaInfo { path, ends }) = &in_use.ca
         && let Some(Expiry { text, .. }) = ends_soon(ends, SystemTime::now())
     {
         let path = path.display();

@@ -192,9 +192,9 @@ mod tests {
         let step = decoder.decode(second).expect("it is a packet");
         assert_eq!(step.taken, second.len());
         let Some(Packet::Publish(publish)) = step.packet else { panic!("it is whole") };
-        let kept = publish.payload.to_bytes();
-        assert_eq!(kept.as_ptr(), publish.payload.as_ptr(), "no copy");
-        assert_eq!(kept, [9; 100_000][..]);
+        let copied = publish.payload.to_bytes();
+        assert_eq!(copied.as_ptr(), publish.payload.as_ptr(), "no copy");
+        assert_eq!(copied, [9; 100_000][..]);
         assert_eq!(decoder.decode(&[0xc0, 0]).map(|step| step.packet), Ok(Some(Packet::PingReq)));
         assert!(decoder.gathered.is_empty(), "the decoder lets go of it");
     }

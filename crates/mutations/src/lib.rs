@@ -1,40 +1,40 @@
 //! Runs the bodies of fuzz targets on a small corpus and some thousand mutations of it, on stable Rust and
 //! deterministically. A dev-dependency of the crates with parsers only.
 
-/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are bytes that are
+/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `tokens` are bytes that are
 /// significant in the format, which chance would seldom hit.
 ///
 /// # Panics
 /// If `body` panics, or there is no seed.
-pub fn hold_on(corpus: &[Vec<u8>], count: usize, telling: &[u8], body: impl Fn(&[u8])) {
+pub fn check_mutations(corpus: &[Vec<u8>], count: usize, tokens: &[u8], body: impl Fn(&[u8])) {
     corpus.iter().for_each(|seed| body(seed));
     let mut random = Random::new(0x9E37_79B9_7F4A_7C15);
     for _ in 0..count {
         let mut input = corpus[random.below(corpus.len())].clone();
         for _ in 0..=random.below(4) {
-            mutate(&mut input, telling, &mut random);
+            mutate(&mut input, tokens, &mut random);
         }
         body(&input);
     }
 }
 
 /// Most bytes that a mutation repeats, so that inputs do not grow without bound.
-const LONGEST_REPEAT: usize = 4096;
+const MAX_REPEAT: usize = 4096;
 
-fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
+fn mutate(input: &mut Vec<u8>, tokens: &[u8], random: &mut Random) {
     let at = random.below(input.len() + 1);
     match random.below(6) {
         0 => input.truncate(at),
         1 => input.insert(at, random.byte()),
         // Repeats a part of the input.
         2 => {
-            let from = at - random.below((at + 1).min(LONGEST_REPEAT));
+            let from = at - random.below((at + 1).min(MAX_REPEAT));
             drop(input.splice(at.., input.clone().into_iter().skip(from)));
         }
         3 if at < input.len() => drop(input.remove(at)),
         4 if at < input.len() => input[at] ^= 1 << random.below(8),
         _ if at < input.len() => {
-            let chosen = telling.get(random.below(telling.len() + 1)).copied();
+            let chosen = tokens.get(random.below(tokens.len() + 1)).copied();
             input[at] = chosen.unwrap_or_else(|| random.byte());
         }
         _ => {}
@@ -75,9 +75,9 @@ mod tests {
 
     use super::*;
 
-    fn inputs(telling: &[u8]) -> Vec<Vec<u8>> {
+    fn inputs(tokens: &[u8]) -> Vec<Vec<u8>> {
         let seen = RefCell::new(Vec::new());
-        hold_on(&[b"abcdef".to_vec(), Vec::new()], 2000, telling, |input| {
+        check_mutations(&[b"abcdef".to_vec(), Vec::new()], 2000, tokens, |input| {
             seen.borrow_mut().push(input.to_vec())
         });
         seen.into_inner()

@@ -107,4 +107,4 @@ const SIGNATURE_V1: &[u8] = b"PROXY ";
 /// Length in bytes of version 2's fixed part: signature, version and command, family and protocol, length.
 const FIXED_V2: usize = 16;
 /// Maximum length in bytes of a version 1 line, including its end.
-const LONGEST_V1: usize = 107;
+const MAX_V1_LENGTH: usize = 107;

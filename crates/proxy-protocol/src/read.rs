@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{
-    AcceptedVersions, FIXED_V2, LONGEST_V1, MAX_LENGTH, ParseError, ProxyHeader, ProxyVersion, SIGNATURE_V1,
-    SIGNATURE_V2,
+    AcceptedVersions, FIXED_V2, MAX_LENGTH, MAX_V1_LENGTH, ParseError, ProxyHeader, ProxyVersion,
+    SIGNATURE_V1, SIGNATURE_V2,
 };
 
 /// The result of [`parse`].
@@ -40,25 +40,25 @@ pub fn parse(input: &[u8], accepted: AcceptedVersions) -> Result<Parsed, ParseEr
         }
     }
     match input {
-        [] => Ok(Parsed::Incomplete(SHORTEST_V1)),
+        [] => Ok(Parsed::Incomplete(MIN_V1_LENGTH)),
         _ => Err(ParseError::NotAHeader),
     }
 }
 
 /// `PROXY UNKNOWN\r\n`, the shortest header of all.
-const SHORTEST_V1: usize = 15;
+const MIN_V1_LENGTH: usize = 15;
 
 /// A line such as `PROXY TCP4 192.0.2.1 192.0.2.2 50000 5672\r\n` (section 2.1).
 fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
     let line = match input.iter().position(|byte| matches!(byte, b'\r' | b'\n')) {
-        Some(end) if end + 2 > LONGEST_V1 => return Err(ParseError::TooLong),
+        Some(end) if end + 2 > MAX_V1_LENGTH => return Err(ParseError::TooLong),
         Some(end) if input[end] == b'\n' => return Err(ParseError::Malformed("a line ends with CR LF")),
         Some(end) => match input.get(end + 1) {
             None => return Ok(Parsed::Incomplete(1)),
             Some(b'\n') => &input[..end],
             Some(_) => return Err(ParseError::Malformed("a line ends with CR LF")),
         },
-        None if input.len() + 2 > LONGEST_V1 => return Err(ParseError::TooLong),
+        None if input.len() + 2 > MAX_V1_LENGTH => return Err(ParseError::TooLong),
         None => return Ok(Parsed::Incomplete(missing_v1(input))),
     };
     let length = line.len() + 2;
@@ -76,10 +76,10 @@ fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
 /// The minimum number of bytes that an unfinished line lacks.
 fn missing_v1(line: &[u8]) -> usize {
     let shortest_address = match line.get(SIGNATURE_V1.len()..SIGNATURE_V1.len() + 5) {
-        None => return SHORTEST_V1.saturating_sub(line.len()).max(2),
+        None => return MIN_V1_LENGTH.saturating_sub(line.len()).max(2),
         Some(b"TCP4 ") => "0.0.0.0".len(),
         Some(b"TCP6 ") => "::".len(),
-        Some(_) => return SHORTEST_V1.saturating_sub(line.len()).max(2),
+        Some(_) => return MIN_V1_LENGTH.saturating_sub(line.len()).max(2),
     };
     let spaces = line.iter().filter(|&&byte| byte == b' ').count();
     // The fields of two addresses and two ports, each preceded by a space, that have not begun yet.

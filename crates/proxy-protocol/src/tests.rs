@@ -64,7 +64,7 @@ fn lines_of_version_1_are_read() {
     reads(b"PROXY UNKNOWN\r\n", ProxyHeader::Local);
     reads(b"PROXY UNKNOWN ffff:f::f ffff:f::f 65535 65535\r\n", ProxyHeader::Local);
     let longest = [&b"PROXY UNKNOWN "[..], &[b'x'; 91], b"\r\n"].concat();
-    assert_eq!(longest.len(), LONGEST_V1);
+    assert_eq!(longest.len(), MAX_V1_LENGTH);
     reads(&longest, ProxyHeader::Local);
 }
 

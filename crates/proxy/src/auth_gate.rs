@@ -129,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_refusal_is_repeated_for_a_moment_and_for_the_same_credentials_only() {
-        let (keeper, now) = (AuthGate::new(), Instant::now());
-        keeper.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
-        let refusal = |password: &str, now| keeper.refusal(&Credentials::plain("user", password), now);
+        let (gate, now) = (AuthGate::new(), Instant::now());
+        gate.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
+        let refusal = |password: &str, now| gate.refusal(&Credentials::plain("user", password), now);
         assert_eq!(refusal("wrong", now + REFUSAL_HOLDS / 2).as_deref(), Some("no"));
         assert_eq!(refusal("right", now + REFUSAL_HOLDS / 2), None);
         assert_eq!(refusal("wrong", now + REFUSAL_HOLDS), None);
@@ -139,13 +139,13 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let (keeper, now) = (AuthGate::new(), Instant::now());
+        let (gate, now) = (AuthGate::new(), Instant::now());
         for n in 0..=VERIFIED_MAX {
-            keeper.refuse(Credentials::plain(format!("user {n}"), "wrong"), "no".to_owned(), now);
-            keeper.verified(&Arc::new(Credentials::plain(format!("user {n}"), "right")));
+            gate.refuse(Credentials::plain(format!("user {n}"), "wrong"), "no".to_owned(), now);
+            gate.verified(&Arc::new(Credentials::plain(format!("user {n}"), "right")));
         }
-        assert_eq!(keeper.refused.lock().len(), REFUSED_MAX);
-        assert_eq!(keeper.verified.lock().len(), VERIFIED_MAX);
+        assert_eq!(gate.refused.lock().len(), REFUSED_MAX);
+        assert_eq!(gate.verified.lock().len(), VERIFIED_MAX);
     }
 
     #[test]

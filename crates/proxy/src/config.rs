@@ -102,7 +102,7 @@ pub struct PoolConfig {
     pub staging_patience: Duration,
     /// Bytes of all clients that wait for placement: while a connection is being opened, or until an outage
     /// ends. Above this, clients that have something waiting are not read.
-    pub held_total_max: usize,
+    pub queued_total_max: usize,
     /// Upstream credentials of clients that log in with certificates.
     pub identities: Arc<Identities>,
     /// Bytes that may wait for a client on shared connections before its consumers move to a connection of
@@ -149,7 +149,7 @@ impl PoolConfig {
             // A megabyte over a link of a megabit a second.
             staging_patience: Duration::from_secs(10),
             // The same as for frames kept for replay: in an outage those come to wait here.
-            held_total_max: 256 * 1024 * 1024,
+            queued_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
             consumer_budget: 4 * 1024 * 1024,
             waiting_total_max: None,
@@ -180,4 +180,4 @@ pub(crate) const WAITING_BUDGETS: usize = 64;
 pub(crate) const WAITING_BUDGET_MIN: usize = 1024 * 1024;
 /// Bytes of one client's frames that may wait for placement before it is no longer read: as much as an
 /// out-buffer takes; one batch of reads may come on top.
-pub(crate) const HELD_CLIENT_MAX: usize = 1024 * 1024;
+pub(crate) const QUEUED_CLIENT_MAX: usize = 1024 * 1024;

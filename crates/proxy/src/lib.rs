@@ -64,7 +64,7 @@
 //! On another connection, to the responding address with the fewest connections, limits and consumers are set
 //! up again, then the remaining entries go out in the same order. Confirms and delivery tags continue the
 //! client's numbering; acknowledgements of older deliveries are swallowed.
-//! - A consumer of a stream goes on behind the last message that was passed on to its client, which has its offset in
+//! - A consumer of a stream continues behind the last message that was passed on to its client, which has its offset in
 //!   a header (`upstream::ledger::position`), after a loss as after a move. A consumer that the client made without
 //!   an offset may be of another queue, whose messages were in a stream once: the broker refuses the offset, and the
 //!   consumer is made without one. It is made later if its queue has not started yet.
@@ -89,7 +89,7 @@
 //! - Clients wait for at most `outage_max`, and then receive 320. Those with nothing in flight do not notice.
 //!
 //! # When the process is replaced
-//! A client can go on in the pool of another process, with its socket ([`ProxySession::export`], [`Pool::resume`]). Its
+//! A client can continue in the pool of another process, with its socket ([`ProxySession::export`], [`Pool::resume`]). Its
 //! channels leave the broker once everything published is confirmed, and what a session is made of becomes a
 //! [`SessionState`]: numbers, limits, consumers, frames that were not sent, and declarations that a restart undoes. There its
 //! channels are placed as after the loss of a connection. A client stays, and is closed, if it has something that ends with
@@ -139,14 +139,12 @@ mod auth_gate;
 mod client_properties;
 mod config;
 mod connector;
-#[cfg(test)]
-mod dice;
 pub mod encoded;
 mod frames;
 mod histogram;
 mod identities;
 #[cfg(test)]
-mod limits;
+mod limit_table_tests;
 mod link;
 mod metrics;
 mod pool;
@@ -156,6 +154,8 @@ mod replay_buffer;
 mod resolver;
 mod session;
 mod staging;
+#[cfg(test)]
+mod test_random;
 mod topology;
 mod upstream;
 mod waiting;

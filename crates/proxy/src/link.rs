@@ -34,7 +34,7 @@ pub(crate) struct ClientLink {
     /// How many of the upstream connections that the client publishes on are blocked.
     blocked: AtomicUsize,
     /// Bytes of this client's frames that are kept until the broker answers.
-    pub(crate) kept: Arc<ReplayBuffer>,
+    pub(crate) replay_buffer: Arc<ReplayBuffer>,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Arc<Declarer>>,
     /// The node of a cluster that the client is at, as it would be with a connection of its own: the others learn of what is
@@ -88,7 +88,7 @@ pub(crate) enum Event {
     /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
     /// There is no room for the client's incomplete messages.
-    NoRoom,
+    NoCapacity,
     /// Others wait for the room, or the stream, that the client has held for long.
     GiveWay,
 }
@@ -99,13 +99,13 @@ impl ClientLink {
         outbox: Arc<Outbox>,
         frame_max: u32,
         capabilities: amqp::Capabilities,
-        kept: Arc<ReplayTotals>,
+        replay_totals: Arc<ReplayTotals>,
         waiting: Arc<Waiting>,
     ) -> Self {
-        outbox.count_in(waiting.tally());
+        outbox.count_towards(waiting.tally());
         Self {
             client,
-            kept: Arc::new(ReplayBuffer::new(kept, &outbox)),
+            replay_buffer: Arc::new(ReplayBuffer::new(replay_totals, &outbox)),
             outbox,
             waiting,
             frame_max,
@@ -158,10 +158,10 @@ impl ClientLink {
 
     /// A link for the task that hands over a departed client's leftovers; unlike [`Self::nobody`] it receives
     /// events.
-    pub(crate) fn departed(kept: Arc<ReplayTotals>) -> Arc<Self> {
+    pub(crate) fn departed(replay_totals: Arc<ReplayTotals>) -> Arc<Self> {
         let outbox = Arc::new(Outbox::new(0));
-        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), kept, Arc::default());
-        link.kept.depart();
+        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), replay_totals, Arc::default());
+        link.replay_buffer.depart();
         Arc::new(link)
     }
 
@@ -204,16 +204,20 @@ impl ClientLink {
     pub(crate) fn leave(&self) -> Vec<Event> {
         let mut events = self.events.lock();
         events.gone = true;
-        self.kept.depart();
+        self.replay_buffer.depart();
         std::mem::take(&mut events.queue)
     }
 
-    /// Whether the client's own connection may be read. If not, [`crate::ProxySession::handle_room`] is called
+    /// Whether the client's own connection may be read. If not, [`crate::ProxySession::handle_capacity`] is called
     /// when it may.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         let allowance = self.waiting.allowance();
         let is_leaving = self.is_leaving.load(Ordering::Relaxed);
-        self.outbox.has_room_below(if is_leaving { allowance } else { allowance.min(self.outbox.limit()) })
+        self.outbox.has_capacity_below(if is_leaving {
+            allowance
+        } else {
+            allowance.min(self.outbox.limit())
+        })
     }
 
     /// The client is on its way to another process: as much as may wait for it at all is read on its own connection, so that
@@ -223,9 +227,9 @@ impl ClientLink {
     }
 
     /// Whether the client may send more requests: replies to earlier ones have not used up the client's share
-    /// of the total backlog. If not, [`crate::ProxySession::handle_room`] is called when it may.
+    /// of the total backlog. If not, [`crate::ProxySession::handle_capacity`] is called when it may.
     pub(crate) fn may_ask(&self) -> bool {
-        self.outbox.has_room_below(self.waiting.allowance())
+        self.outbox.has_capacity_below(self.waiting.allowance())
     }
 
     /// Passes on bytes that came from an upstream. A shared connection never waits for this client: deliveries
@@ -291,8 +295,8 @@ mod tests {
                 }
                 scope.spawn(|| link.block("low on memory"));
             });
-            let told = outbox.read_all();
-            let mut rest = &told[..];
+            let received = outbox.read_all();
+            let mut rest = &received[..];
             let mut last = None;
             while let Some(frame) = amqp::frame::Frame::parse(rest, 0).unwrap() {
                 last = Some(matches!(Method::decode(frame.payload), Ok(Method::ConnectionBlocked(_))));

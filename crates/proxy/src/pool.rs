@@ -38,7 +38,7 @@ pub(crate) use self::placement::Sought;
 pub use self::verification::VerifiedLogin;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
-use crate::config::{HELD_CLIENT_MAX, PoolConfig};
+use crate::config::{PoolConfig, QUEUED_CLIENT_MAX};
 use crate::identities::Identities;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
@@ -70,11 +70,11 @@ pub struct Pool {
     /// Client declarations that do not survive a broker restart.
     topologies: Arc<Topologies>,
     /// Bytes of clients' frames that are kept for replay.
-    kept: Arc<ReplayTotals>,
+    replay_totals: Arc<ReplayTotals>,
     /// The room for incomplete messages.
     staging: Arc<Staging>,
     /// Bytes of frames that wait for placement.
-    held: Arc<Quota>,
+    queued: Arc<Quota>,
     /// The backlog of clients that do not read.
     waiting: Arc<Waiting>,
     /// Held by the client that asks whether a broker answers, on behalf of all that arrive meanwhile.
@@ -156,7 +156,7 @@ impl Pool {
             config.staging_patience,
             permits.clone(),
         );
-        let kept = ReplayTotals {
+        let replay_totals = ReplayTotals {
             connected: Quota::new(config.replay_client_max, config.replay_total_max),
             departed: Quota::new(usize::MAX, config.departed_total_max),
         };
@@ -164,7 +164,7 @@ impl Pool {
             identities: ArcSwap::new(Arc::clone(&config.identities)),
             waiting: Arc::new(Waiting::new(config.waiting_total_max())),
             staging,
-            held: Quota::new(HELD_CLIENT_MAX, config.held_total_max),
+            queued: Quota::new(QUEUED_CLIENT_MAX, config.queued_total_max),
             endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
             permits,
             unused: Arc::default(),
@@ -174,7 +174,7 @@ impl Pool {
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
-            kept: Arc::new(kept),
+            replay_totals: Arc::new(replay_totals),
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
@@ -465,10 +465,10 @@ impl Pool {
             upstream_channels: channels,
             resting_channels: resting,
             opening_connections: self.taken().saturating_sub(connections.len()),
-            bytes_kept: self.kept.connected.bytes(),
-            bytes_departed: self.kept.departed.bytes(),
+            bytes_kept: self.replay_totals.connected.bytes(),
+            bytes_departed: self.replay_totals.departed.bytes(),
             bytes_staged: self.staging.bytes(),
-            bytes_held: self.held.bytes(),
+            bytes_held: self.queued.bytes(),
             bytes_waiting: self.waiting.bytes(),
             consumers_squeezed: self.waiting.squeezed(),
             clients_in_line,
@@ -501,14 +501,14 @@ impl Pool {
     pub async fn drain(&self, limit: Duration, closing: Duration) {
         let end = tokio::time::Instant::now() + limit;
         let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
-        // Past the limit the process goes on: the brokers may be gone.
+        // Past the limit the process continues: the brokers may be gone.
         let _ = tokio::time::timeout_at(end, handed_over).await;
         self.draining.store(true, Ordering::Release);
         let all: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         all.iter().for_each(|upstream| upstream.close("shutdown", transport::now()));
-        // Past the limit the process goes on without the brokers' answers.
+        // Past the limit the process continues without the brokers' answers.
         let emptied = self.wait_until(|| self.connections.lock().is_empty());
-        let is_all_answered = self.kept.departed.bytes() == 0;
+        let is_all_answered = self.replay_totals.departed.bytes() == 0;
         let end = if is_all_answered { end.min(tokio::time::Instant::now() + closing) } else { end };
         let _ = tokio::time::timeout_at(end, emptied).await;
     }
@@ -539,8 +539,8 @@ impl Pool {
     }
 
     /// Bytes of frames that wait for placement.
-    pub(crate) fn held(&self) -> &Arc<Quota> {
-        &self.held
+    pub(crate) fn queued(&self) -> &Arc<Quota> {
+        &self.queued
     }
 
     /// The backlog of clients that do not read.
@@ -549,13 +549,13 @@ impl Pool {
     }
 
     /// Bytes of clients' frames that are kept for replay.
-    pub(crate) fn kept(&self) -> &Arc<ReplayTotals> {
-        &self.kept
+    pub(crate) fn replay_totals(&self) -> &Arc<ReplayTotals> {
+        &self.replay_totals
     }
 
     /// Whether no more frames of departed clients may be kept.
     pub(crate) fn departed_is_full(&self) -> bool {
-        !self.kept.departed.has_room()
+        !self.replay_totals.departed.has_capacity()
     }
 
     /// Notifies waiters that a connection may be unused.

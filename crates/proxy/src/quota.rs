@@ -36,13 +36,13 @@ impl Quota {
     }
 
     /// Whether all clients together are below their limit.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.bytes() < self.all
     }
 
     /// Whether a client that uses `own` bytes may add more.
     pub(crate) fn admits(&self, own: usize) -> bool {
-        own == 0 || (own < self.each && self.has_room())
+        own == 0 || (own < self.each && self.has_capacity())
     }
 }
 

@@ -105,7 +105,7 @@ enum Wait {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grant {
     /// Its bytes count now, and more may come.
-    Room,
+    Capacity,
     /// It may stream on a connection of its own until its messages have been passed on.
     Stream,
 }
@@ -192,7 +192,7 @@ impl Staging {
     fn attend(self: &Arc<Self>) {
         let staging = self.clone();
         background::run(async move {
-            let step = (staging.patience / LOOKS_IN_PATIENCE).max(STEP_MIN);
+            let step = (staging.patience / CHECKS_IN_PATIENCE).max(STEP_MIN);
             loop {
                 tokio::time::sleep(step).await;
                 if !staging.press(transport::now()) {
@@ -212,7 +212,7 @@ impl StagingState {
             // whatever its size, and the next one follows when it is done or gives way.
             let is_stuck = self.bytes == self.bytes_queued && self.streams == 0;
             let grant = if is_stuck || self.bytes + need <= staging.most {
-                Grant::Room
+                Grant::Capacity
             } else if self.streams < staging.streams_max && self.streams < staging.permits.available_permits()
             {
                 // The connections of all clients that already stream may still have to be opened.
@@ -224,7 +224,7 @@ impl StagingState {
             let Some(client) = self.clients.get_mut(&link) else { continue };
             self.bytes_queued -= client.counted;
             match grant {
-                Grant::Room => {
+                Grant::Capacity => {
                     client.counted += need;
                     self.bytes += need;
                 }
@@ -315,7 +315,7 @@ impl BudgetShare {
 
     #[cold]
     fn resettle(&mut self, wanted: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
-        let held = self.holds();
+        let had_capacity = self.holds();
         if wanted > self.counted {
             // More room, unless it is already waited for.
             if self.waits {
@@ -326,7 +326,7 @@ impl BudgetShare {
                 return false;
             }
             state.hold(link, wanted, self.streams);
-            if !held {
+            if !had_capacity {
                 state.client(link).since = Some(now);
             }
         } else {
@@ -337,7 +337,7 @@ impl BudgetShare {
             self.waited &= wanted == self.counted;
         }
         (self.counted, self.waits) = (wanted, false);
-        if !held || !self.holds() {
+        if !had_capacity || !self.holds() {
             self.hold_anew();
         }
         true
@@ -444,7 +444,7 @@ impl BudgetShare {
         }
         let patience = self.staging.patience;
         let is_enough =
-            std::mem::take(&mut self.came) >= if self.streams { STREAM_PROGRESS } else { ROOM_PROGRESS };
+            std::mem::take(&mut self.came) >= if self.streams { STREAM_PROGRESS } else { STAGED_PROGRESS };
         // The bytes that arrive may belong to other messages than the one that holds the room.
         let is_old = |began| now.saturating_duration_since(began) > patience * EXCUSED_FOR;
         let progresses = is_enough && (self.streams || !began.is_some_and(is_old));
@@ -499,14 +499,14 @@ pub(crate) const ALWAYS: usize = 16 * 1024;
 pub(crate) const STREAM_PROGRESS: usize = 64 * 1024;
 /// The same where room is held, which is scarcer for waiters: at this rate four times the patience suffices.
 /// A client whose rate is limited is not to blame for it.
-pub(crate) const ROOM_PROGRESS: usize = 256 * 1024;
+pub(crate) const STAGED_PROGRESS: usize = 256 * 1024;
 /// How many times the patience progress may excuse an incomplete message: by then the largest one would be
 /// complete.
 const EXCUSED_FOR: u32 = 5;
 /// A client gives way only if it was warned the patience divided by this ago, and could be read both then and now.
 const WARNINGS_IN_PATIENCE: u32 = 8;
 /// How often the wait queue is attended to within the patience.
-const LOOKS_IN_PATIENCE: u32 = 4;
+const CHECKS_IN_PATIENCE: u32 = 4;
 /// Lower bound of the step, for a patience of zero in tests.
 const STEP_MIN: Duration = Duration::from_millis(1);
 

@@ -187,7 +187,7 @@ impl Topologies {
         self.with(virtual_host, |vhost| vhost.pass_on(step, credentials)).unwrap_or_default()
     }
 
-    /// A step has failed for good. Forgets its owners, and returns them.
+    /// A step has failed permanently. Forgets its owners, and returns them.
     pub(crate) fn give_up(&self, virtual_host: &str, step: &Step) -> Vec<Arc<ClientLink>> {
         self.with(virtual_host, |vhost| vhost.give_up(&step.owners)).unwrap_or_default()
     }

@@ -75,13 +75,13 @@ mod tests {
 
     use super::*;
 
-    const MOST: usize = 64 * 1024 * 1024;
+    const MAX_BYTES: usize = 64 * 1024 * 1024;
     const MESSAGE: usize = 4096;
 
     fn clients(waiting: &Waiting, count: usize) -> Vec<Outbox> {
         let client = |_| {
             let outbox = Outbox::new(usize::MAX);
-            outbox.count_in(waiting.tally());
+            outbox.count_towards(waiting.tally());
             outbox
         };
         (0..count).map(client).collect()
@@ -99,29 +99,29 @@ mod tests {
     fn fill_all(waiting: &Waiting, outboxes: &[Outbox]) {
         while outboxes.iter().filter(|outbox| fill(waiting, outbox)).count() > 0 {
             let (total, count) = (waiting.bytes(), outboxes.len());
-            assert!(total <= MOST.max(count * ALWAYS), "{count} clients: {total}");
+            assert!(total <= MAX_BYTES.max(count * ALWAYS), "{count} clients: {total}");
         }
     }
 
     #[test]
     fn s2_what_waits_for_all_clients_is_bounded_however_many_do_not_read() {
         for count in [1, 10, 100, 1000, 8000] {
-            let waiting = Waiting::new(MOST);
+            let waiting = Waiting::new(MAX_BYTES);
             let outboxes = clients(&waiting, count);
             fill_all(&waiting, &outboxes);
             let total: usize = outboxes.iter().map(Outbox::backlog).sum();
             assert_eq!(total, waiting.bytes());
             let least = outboxes.iter().map(Outbox::backlog).min().unwrap();
             assert!(
-                least + MESSAGE >= (MOST / (count + SHARE)).max(ALWAYS),
+                least + MESSAGE >= (MAX_BYTES / (count + SHARE)).max(ALWAYS),
                 "{count} clients: {least} bytes"
             );
         }
     }
 
     #[test]
-    fn p3_whoever_reads_finds_room_while_others_hold_what_they_can() {
-        let waiting = Waiting::new(MOST);
+    fn p3_whoever_reads_finds_capacity_while_others_hold_what_they_can() {
+        let waiting = Waiting::new(MAX_BYTES);
         let hostile = clients(&waiting, 10_000);
         fill_all(&waiting, &hostile);
         let reader = clients(&waiting, 1).remove(0);
@@ -130,6 +130,6 @@ mod tests {
             reader.read_all();
         }
         drop(hostile);
-        assert_eq!(waiting.allowance(), MOST / SHARE);
+        assert_eq!(waiting.allowance(), MAX_BYTES / SHARE);
     }
 }

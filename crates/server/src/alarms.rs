@@ -50,7 +50,7 @@ impl Alarms {
         self.raised.fetch_or(bit(resource), Ordering::Release) & bit(resource) == 0
     }
 
-    /// Clears the alarm for a resource; returns whether it was raised. Blocked connections go on once no alarm is left.
+    /// Clears the alarm for a resource; returns whether it was raised. Blocked connections continue once no alarm is left.
     pub fn clear(&self, resource: Resource) -> bool {
         let blocked = self.blocked.lock();
         let before = self.raised.fetch_and(!bit(resource), Ordering::Release);

@@ -166,7 +166,7 @@ impl Backend {
         }
     }
 
-    /// Asks whether a user may open a virtual host of the embedded broker, if another authority decides about that.
+    /// Asks whether a user may open a virtual host of the embedded broker, if another auth backend decides about that.
     pub(crate) async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
         if let Self::Broker(broker) = self {
             broker.ask_to_open(identity, vhost).await;
@@ -191,7 +191,7 @@ impl Backend {
     }
 
     /// Returns why an open connection is to be closed: its virtual host or its user has been deleted. A user whom another
-    /// authority has let in is not in the broker's list.
+    /// auth backend has let in is not in the broker's list.
     pub(crate) fn missing(&self, connection: &OpenConnection, user_is_external: bool) -> Option<String> {
         let Self::Broker(broker) = self else { return None };
         if broker.vhost(connection.vhost()).is_none() {

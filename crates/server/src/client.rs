@@ -12,7 +12,7 @@ use crate::access::AccessRecord;
 use crate::amqp::connection::ConnectionState;
 use crate::limits::ConnectionLease;
 use crate::registry::{Arrival, ClientSession, OpenConnection, RegisteredConnection};
-use crate::server::{Newcomer, Shared};
+use crate::server::{AcceptedConnection, Shared};
 use crate::websocket::Carriage;
 
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
@@ -55,7 +55,7 @@ pub(crate) struct ConnectionCore {
     pub(crate) lease: ConnectionLease,
     /// The user name of the client's verified certificate.
     pub(crate) external: Option<Arc<str>>,
-    /// Another authority than the broker's own list has let the user in. Set by the login.
+    /// Another auth backend than the broker's own list has let the user in. Set by the login.
     pub(crate) user_is_external: bool,
     /// Where the connection came from and to.
     pub(crate) arrival: Arrival,
@@ -67,18 +67,18 @@ pub(crate) struct ConnectionCore {
     end: Option<(Ending, String)>,
     /// The access-log record, if there is an access log.
     pub(crate) record: Option<Box<AccessRecord>>,
-    /// The client depends on its connection to the upstream, and cannot go on in another process.
+    /// The client depends on its connection to the upstream, and cannot continue in another process.
     pub(crate) depends_on_upstream: bool,
-    /// The state with which another process goes on, once it is to have the socket.
+    /// The state with which another process continues, once it is to have the socket.
     pub(crate) departing: Option<Box<ConnectionState>>,
     /// The entry in the registry, once the connection is open.
     registered: Option<RegisteredConnection>,
 }
 
 impl ConnectionCore {
-    fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
-        let record = shared.record(&newcomer);
-        let Newcomer { id, peer, transport, lease, since, local, external } = newcomer;
+    fn new(shared: &Arc<Shared>, accepted: AcceptedConnection, outbox: &Arc<Outbox>) -> Self {
+        let record = shared.record(&accepted);
+        let AcceptedConnection { id, peer, transport, lease, since, local, external } = accepted;
         Self {
             shared: Arc::clone(shared),
             id,
@@ -267,9 +267,9 @@ pub(crate) trait ProtocolState: Send + Sized + 'static {
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize;
     fn handle_eof(&mut self, now: Instant);
     fn handle_nudge(&mut self, now: Instant);
-    fn handle_room(&mut self, now: Instant);
+    fn handle_capacity(&mut self, now: Instant);
     fn handle_written(&mut self, _now: Instant) {}
-    /// `is_unread` tells that the client was not read for a while, so its silence means nothing.
+    /// `is_unread` says that the client was not read for a while, so its silence means nothing.
     fn handle_deadline(&mut self, now: Instant, is_unread: bool);
     /// When [`Self::handle_deadline`] is to be called, if not at the core's deadline before that.
     fn next_deadline(&self) -> Option<Instant>;
@@ -283,22 +283,22 @@ pub(crate) struct ClientConnection<P: ProtocolState>(P);
 
 impl<P: ProtocolState> ClientConnection<P> {
     /// Its output goes to `outbox`.
-    pub(crate) fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
-        let since = newcomer.since;
-        Self(P::new(ConnectionCore::new(shared, newcomer, outbox), since))
+    pub(crate) fn new(shared: &Arc<Shared>, accepted: AcceptedConnection, outbox: &Arc<Outbox>) -> Self {
+        let since = accepted.since;
+        Self(P::new(ConnectionCore::new(shared, accepted, outbox), since))
     }
 
     /// One that was open before: `resume` creates its protocol's part.
     pub(crate) fn resume(
         shared: &Arc<Shared>,
-        newcomer: Newcomer,
+        accepted: AcceptedConnection,
         outbox: &Arc<Outbox>,
         resume: impl FnOnce(ConnectionCore) -> P,
     ) -> Self {
-        Self(resume(ConnectionCore::new(shared, newcomer, outbox)))
+        Self(resume(ConnectionCore::new(shared, accepted, outbox)))
     }
 
-    /// Takes what another process has to know that goes on with the client.
+    /// Takes what another process has to know that continues with the client.
     pub(crate) fn take_departing(&mut self) -> Option<ConnectionState> {
         self.0.core_mut().departing.take().map(|state| *state)
     }
@@ -342,8 +342,8 @@ impl<P: ProtocolState> Protocol for ClientConnection<P> {
         self.0.handle_nudge(now);
     }
 
-    fn handle_room(&mut self) {
-        self.0.handle_room(Instant::now());
+    fn handle_capacity(&mut self) {
+        self.0.handle_capacity(Instant::now());
     }
 
     fn handle_written(&mut self, now: Instant) {

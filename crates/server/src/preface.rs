@@ -68,7 +68,7 @@ impl Preface {
         self.proxies.is_none() && self.tls.is_none()
     }
 
-    /// Whether the peer is a proxy, so that only its header tells the client's address.
+    /// Whether the peer is a proxy, so that only its header gives the client's address.
     pub(crate) fn is_from_proxy(&self, peer: Peer) -> bool {
         self.proxies.as_ref().is_some_and(|proxies| proxies.includes(peer))
     }

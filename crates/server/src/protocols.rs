@@ -10,7 +10,7 @@ use crate::amqp::connection::AmqpConnection;
 use crate::client::ProtocolState;
 use crate::mqtt::MqttConnection;
 use crate::relay::TextRule;
-use crate::server::{Newcomer, Shared, run};
+use crate::server::{AcceptedConnection, Shared, run};
 use crate::stomp::StompConnection;
 use crate::websocket::{Granted, join};
 
@@ -38,9 +38,9 @@ pub struct ClientProtocol {
     /// How text messages are handled when it is relayed.
     pub relayed_text: TextRule,
     /// Starts the task of a connection.
-    pub(crate) start: fn(Arc<Shared>, Stream, Newcomer),
+    pub(crate) start: fn(Arc<Shared>, Stream, AcceptedConnection),
     /// Starts the task of a connection over WebSocket, which is pinged at this interval.
-    pub(crate) start_in_websocket: fn(Arc<Shared>, Stream, Newcomer, Granted, Duration),
+    pub(crate) start_in_websocket: fn(Arc<Shared>, Stream, AcceptedConnection, Granted, Duration),
 }
 
 /// A kind of listener: its names, and the layers below its protocol.
@@ -161,18 +161,18 @@ impl ClientProtocol {
 // Each protocol has a task type of its own: a task is as large as its largest state, and an idle connection keeps
 // its task for as long as the client stays.
 
-fn start<P: ProtocolState>(shared: Arc<Shared>, stream: Stream, newcomer: Newcomer) {
-    tokio::spawn(run::<P>(shared, stream, newcomer));
+fn start<P: ProtocolState>(shared: Arc<Shared>, stream: Stream, accepted: AcceptedConnection) {
+    tokio::spawn(run::<P>(shared, stream, accepted));
 }
 
 fn start_in_websocket<P: ProtocolState>(
     shared: Arc<Shared>,
     stream: Stream,
-    newcomer: Newcomer,
+    accepted: AcceptedConnection,
     granted: Granted,
     ping_interval: Duration,
 ) {
-    tokio::spawn(join::<P, _>(shared, stream, newcomer, granted, ping_interval));
+    tokio::spawn(join::<P, _>(shared, stream, accepted, granted, ping_interval));
 }
 
 #[cfg(test)]

@@ -212,7 +212,7 @@ impl OpenConnection {
         self.id
     }
 
-    /// The address of the client, as the PROXY header tells if there is one.
+    /// The address of the client, as the PROXY header gives it if there is one.
     pub fn peer(&self) -> Peer {
         self.arrival.peer
     }

@@ -110,7 +110,7 @@ pub(crate) struct Shared {
     departures: OnceLock<Departures>,
     /// Set when the drain has asked every client to leave: those that come later leave at once.
     all_must_leave: AtomicBool,
-    /// Where clients go on when this server drains, if they can.
+    /// Where clients continue when this server drains, if they can.
     successor: Mutex<Option<mpsc::Sender<DepartingClient>>, { Rank::Leaf as u8 }>,
     /// The numbers and outboxes of all connections, to nudge them when the server drains.
     connections: Mutex<Slab<(u64, Arc<Outbox>)>, { Rank::Leaf as u8 }>,
@@ -398,8 +398,8 @@ impl Shared {
     }
 
     /// Starts the access-log record of a connection, if there is an access log.
-    pub(crate) fn record(&self, newcomer: &Newcomer) -> Option<Box<AccessRecord>> {
-        let Newcomer { id, peer, transport, since, .. } = *newcomer;
+    pub(crate) fn record(&self, accepted: &AcceptedConnection) -> Option<Box<AccessRecord>> {
+        let AcceptedConnection { id, peer, transport, since, .. } = *accepted;
         self.config.access_log.as_ref().map(|log| AccessRecord::new(log, id, peer, transport, since))
     }
 
@@ -433,7 +433,7 @@ struct Entrance {
 }
 
 /// A client that has connected and been counted.
-pub(crate) struct Newcomer {
+pub(crate) struct AcceptedConnection {
     pub(crate) id: u64,
     pub(crate) peer: Peer,
     pub(crate) transport: Transport,
@@ -445,7 +445,7 @@ pub(crate) struct Newcomer {
     pub(crate) external: Option<Arc<str>>,
 }
 
-impl Newcomer {
+impl AcceptedConnection {
     /// Creates the server's end of the connection, and the outbox that collects its output.
     pub(crate) fn into_client<P: ProtocolState>(
         self,
@@ -463,13 +463,20 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
         Ok(lease) => {
             let transport = entrance.transport();
             let local = stream.addresses().map(|(local, _)| local);
-            let newcomer =
-                Newcomer { id, peer, transport, lease, since: Instant::now(), local, external: None };
+            let accepted = AcceptedConnection {
+                id,
+                peer,
+                transport,
+                lease,
+                since: Instant::now(),
+                local,
+                external: None,
+            };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
-                enter(shared, entrance, stream, newcomer);
+                enter(shared, entrance, stream, accepted);
             } else {
-                tokio::spawn(receive(shared, entrance.clone(), stream, newcomer));
+                tokio::spawn(receive(shared, entrance.clone(), stream, accepted));
             }
         }
         Err(limit) => {
@@ -499,16 +506,16 @@ impl Entrance {
 }
 
 /// Takes a connection through its preface, within the time limit of the login.
-async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut newcomer: Newcomer) {
-    let deadline = newcomer.since + shared.config.handshake_timeout;
+async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut accepted: AcceptedConnection) {
+    let deadline = accepted.since + shared.config.handshake_timeout;
     // Boxed: the state of a TLS handshake is large and needed only briefly.
-    let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
+    let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut accepted));
     let passed = tokio::select! {
         passed = tokio::time::timeout_at(deadline.into(), passing) => Some(passed),
         () = shared.cuts_logins() => None,
     };
     let reason = match passed {
-        Some(Ok(Ok(Some(stream)))) => return enter(shared, &entrance, stream, newcomer),
+        Some(Ok(Ok(Some(stream)))) => return enter(shared, &entrance, stream, accepted),
         // The client was refused, and that has been logged.
         Some(Ok(Ok(None))) => return,
         Some(Ok(Err(error))) => error.to_string(),
@@ -516,17 +523,17 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
         None => "server is shutting down".to_owned(),
     };
     shared.metrics.connections_closed.add(1);
-    shared.closed(shared.record(&newcomer), newcomer.id, newcomer.peer, 0, &reason);
+    shared.closed(shared.record(&accepted), accepted.id, accepted.peer, 0, &reason);
 }
 
 /// Starts the task of a connection that has passed its preface.
-fn enter(shared: Arc<Shared>, entrance: &Entrance, stream: Stream, newcomer: Newcomer) {
+fn enter(shared: Arc<Shared>, entrance: &Entrance, stream: Stream, accepted: AcceptedConnection) {
     if let Some(config) = entrance.websocket.clone() {
-        tokio::spawn(websocket::run(shared, config, stream, newcomer));
+        tokio::spawn(websocket::run(shared, config, stream, accepted));
     } else if let Some(relay) = entrance.relay.clone() {
-        tokio::spawn(relay::run_plain(shared, relay, stream, newcomer));
+        tokio::spawn(relay::run_plain(shared, relay, stream, accepted));
     } else {
-        (ClientProtocol::of(entrance.protocol).start)(shared, stream, newcomer);
+        (ClientProtocol::of(entrance.protocol).start)(shared, stream, accepted);
     }
 }
 
@@ -535,16 +542,16 @@ async fn pass(
     shared: &Shared,
     preface: &Preface,
     mut stream: Stream,
-    newcomer: &mut Newcomer,
+    accepted: &mut AcceptedConnection,
 ) -> Result<Option<Stream>, PrefaceError> {
-    let from_proxy = preface.is_from_proxy(newcomer.peer);
-    newcomer.peer = preface.real_peer(&mut stream, newcomer.peer).await?;
-    if from_proxy && let Err(limit) = newcomer.lease.locate(newcomer.peer.ip()) {
-        shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
+    let from_proxy = preface.is_from_proxy(accepted.peer);
+    accepted.peer = preface.real_peer(&mut stream, accepted.peer).await?;
+    if from_proxy && let Err(limit) = accepted.lease.set_client_address(accepted.peer.ip()) {
+        shared.refuse(accepted.id, accepted.peer, accepted.transport, limit);
         return Ok(None);
     }
     let passed = preface.secure(stream).await?;
-    newcomer.external = passed.external;
+    accepted.external = passed.external;
     Ok(Some(passed.stream))
 }
 
@@ -552,10 +559,10 @@ async fn pass(
 pub(crate) fn run<P: ProtocolState>(
     shared: Arc<Shared>,
     mut stream: Stream,
-    newcomer: Newcomer,
+    accepted: AcceptedConnection,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let Newcomer { id, peer, .. } = newcomer;
-    let (mut connection, outbox) = newcomer.into_client::<P>(&shared);
+    let AcceptedConnection { id, peer, .. } = accepted;
+    let (mut connection, outbox) = accepted.into_client::<P>(&shared);
     let listed = Listed::new(&shared, id, &outbox);
     async move {
         let config = &shared.config;

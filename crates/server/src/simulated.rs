@@ -1,7 +1,7 @@
 //! The server that simulations step without sockets. Its limits are small, so that tests reach them.
 
-mod authority;
-mod cable;
+mod authz_backend;
+mod in_process_connector;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use crate::backend::{Backend, Clock};
 use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::registry::{Arrival, OpenConnection, Opening};
-use crate::server::{Newcomer, Server, ServerConfig, Shared};
+use crate::server::{AcceptedConnection, Server, ServerConfig, Shared};
 use crate::upstream::client::AmqpClient;
 
-pub(crate) use authority::SimulatedAuthority;
-pub(crate) use cable::Cable;
+pub(crate) use authz_backend::SimulatedAuthzBackend;
+pub(crate) use in_process_connector::InProcessConnector;
 
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -69,7 +69,7 @@ pub(crate) fn connection<P: ProtocolState>(
     since: Instant,
 ) -> (ClientConnection<P>, Arc<Outbox>) {
     let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
-    let newcomer = Newcomer {
+    let accepted = AcceptedConnection {
         id,
         peer,
         transport: Transport { protocol, websocket: false, tls: false },
@@ -79,7 +79,7 @@ pub(crate) fn connection<P: ProtocolState>(
         external: None,
     };
     let outbox = Arc::new(Outbox::new(1 << 20));
-    (ClientConnection::new(shared, newcomer, &outbox), outbox)
+    (ClientConnection::new(shared, accepted, &outbox), outbox)
 }
 
 /// An AMQP client of the embedded broker within this process, as if that were its upstream.

@@ -3,8 +3,8 @@
 use server::interleavings;
 
 #[test]
-fn room_that_comes_back_reaches_every_consumer_that_waits_for_it() {
-    interleavings::outbox_room();
+fn capacity_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+    interleavings::outbox_capacity();
 }
 
 #[test]

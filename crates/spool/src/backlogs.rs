@@ -141,7 +141,7 @@ impl Backlogs {
         }
     }
 
-    /// A message that was in memory has left for good. Returns whether the backlog is empty, and gone, by that.
+    /// A message that was in memory has left permanently. Returns whether the backlog is empty, and gone, by that.
     pub(crate) fn left(&mut self, id: BacklogId) -> bool {
         let Some(backlog) = self.get_mut(id) else { return false };
         backlog.messages -= 1;
@@ -200,7 +200,7 @@ impl Backlogs {
         }
     }
 
-    /// A backlog from which another message is wanted. `allowance` tells how many of a destination may be in flight;
+    /// A backlog from which another message is wanted. `allowance` says how many of a destination may be in flight;
     /// `is_busy` whether only the first ones are wanted in memory.
     pub(crate) fn next_to_load(
         &self,
@@ -241,7 +241,7 @@ impl Backlog {
 }
 
 impl BacklogId {
-    /// The id after this one, at which a search goes on.
+    /// The id after this one, at which a search continues.
     pub(crate) fn following(self) -> usize {
         self.0 + 1
     }

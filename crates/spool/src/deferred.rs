@@ -141,7 +141,7 @@ impl<T> Deferred<T> {
         found.in_flight -= usize::from(was_deferred);
     }
 
-    /// A message that has waited here is confirmed, or refused for good.
+    /// A message that has waited here is confirmed, or refused permanently.
     pub(crate) fn left(&mut self, destination: DestinationKey, is_confirmed: bool) {
         if let Some(found) = self.by_destination.get_mut(&destination) {
             found.in_flight -= 1;
@@ -152,7 +152,7 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// A message comes back without an answer.
+    /// A message returns without an answer.
     pub(crate) fn returned(&mut self, mut item: Item<T>, channel: ForwardingChannel) {
         if std::mem::take(&mut item.was_deferred)
             && let Some(found) = self.by_destination.get_mut(&item.destination)
@@ -194,7 +194,7 @@ impl<T> Deferred<T> {
         None
     }
 
-    /// Lets destinations go on whose pause is over.
+    /// Lets destinations continue whose pause is over.
     pub(crate) fn end_pauses(&mut self, now: Instant) {
         while let Some(first) = self.pauses.first_entry()
             && first.key().0 <= now
@@ -308,7 +308,7 @@ impl<T> Deferred<T> {
     pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
         let mut taken = Vec::new();
         for (destination, found) in &mut self.by_destination {
-            // Not before its pause: later messages that are still in flight may come back, and would be before these.
+            // Not before its pause: later messages that are still in flight may return, and would be before these.
             let is_pausing = found.pause_ends.is_some();
             let is_of_backlog = found.items.front().is_some_and(|item| !item.is_main());
             if is_pausing && is_of_backlog && backlogs.has_own(*destination) {

@@ -15,7 +15,7 @@ use crate::in_flight::InFlight;
 use crate::item::{DestinationKey, DestinationKeys, Item, Source};
 use crate::nacks::Nacks;
 use crate::refusal::MessageRefusal;
-use crate::suspicions::{CONFIRMS_TO_CLEAR, Suspicions};
+use crate::refused_exchanges::{CONFIRMS_TO_CLEAR, RefusedExchanges};
 
 /// The most messages in flight on the careful channel: a refusal costs another attempt of all but one of them.
 const CAREFUL_WINDOW: usize = 64;
@@ -52,7 +52,7 @@ pub struct ForwardingLimits {
 /// After how many confirms it is less careful. Simulations have fewer messages than others have confirms.
 #[derive(Debug, Clone, Copy)]
 struct Caution {
-    /// Confirms in a row that end the first suspicion of an exchange.
+    /// Confirms in a row that clear an exchange after its first refusal.
     confirms_to_clear: u32,
     /// Confirms, for each message that may be in flight on the careful channel, after which twice as many may be.
     confirms_to_grow: usize,
@@ -80,7 +80,7 @@ impl ForwardingChannel {
 pub enum Settled<T> {
     /// The broker has confirmed it: its queue may forget it.
     Forwarded(T),
-    /// The broker has refused it for good: it is to be parked.
+    /// The broker has refused it permanently: it is to be parked.
     Parked(Envelope, T, MessageRefusal),
     /// It is to be moved from the main queue to the end of a backlog. Those of a backlog come in order.
     Deferred(BacklogId, T),
@@ -99,7 +99,7 @@ pub enum Settled<T> {
 ///
 /// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
 /// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time
-/// until only one is in flight: that one is parked, and its exchange is suspicious.
+/// until only one is in flight: that one is parked, and its exchange is one that refuses messages.
 #[derive(Debug)]
 pub struct Forwarding<T> {
     limits: ForwardingLimits,
@@ -125,7 +125,7 @@ pub struct Forwarding<T> {
     careful_window: usize,
     /// The same for the careful channel.
     careful_confirmed: usize,
-    suspicions: Suspicions,
+    refused_exchanges: RefusedExchanges,
     nacks: Nacks,
     /// The id of a message that was alone in flight when its connection was closed, and how often in a row.
     accused: Option<([u8; 16], u32)>,
@@ -156,7 +156,7 @@ impl<T> Forwarding<T> {
             confirmed: 0,
             careful_window: 1,
             careful_confirmed: 0,
-            suspicions: Suspicions::new(caution.confirms_to_clear),
+            refused_exchanges: RefusedExchanges::new(caution.confirms_to_clear),
             nacks: Nacks::default(),
             accused: None,
             settled: VecDeque::new(),
@@ -187,7 +187,7 @@ impl<T> Forwarding<T> {
             return self.queued.is_empty() && waiting.messages == 0 && self.in_flight() == 0;
         }
         self.queued.is_empty()
-            && self.has_room()
+            && self.has_capacity()
             && waiting.messages < self.limits.deferred
             && waiting.bytes < self.limits.deferred_bytes
     }
@@ -247,11 +247,11 @@ impl<T> Forwarding<T> {
         self.deferred.end_pauses(now);
         let mut to_park = PARKED_AT_ONCE;
         while to_park > 0
-            && self.has_room_on(channel)
+            && self.has_capacity_on(channel)
             && let Some(item) = self.take_deferred(channel)
         {
             // Those that waited come first: they are older.
-            match self.suspicions.known_refusal(&item.envelope, now) {
+            match self.refused_exchanges.known_refusal(&item.envelope, now) {
                 None => return Some(self.launch(channel, item)),
                 Some(refusal) => {
                     to_park -= 1;
@@ -264,10 +264,10 @@ impl<T> Forwarding<T> {
         }
         while to_park > 0
             && channel == ForwardingChannel::Fast
-            && self.has_room()
+            && self.has_capacity()
             && let Some(item) = self.queued.pop_front()
         {
-            match self.suspicions.known_refusal(&item.envelope, now) {
+            match self.refused_exchanges.known_refusal(&item.envelope, now) {
                 // Parked messages keep their order, too: those before it may be refused as well.
                 Some(refusal) if !self.is_behind_others(&item) => {
                     to_park -= 1;
@@ -292,9 +292,10 @@ impl<T> Forwarding<T> {
     }
 
     fn take_deferred(&mut self, channel: ForwardingChannel) -> Option<Item<T>> {
-        let (suspicions, keys, main_in_flight) = (&self.suspicions, &self.keys, &self.main_in_flight);
+        let (refused_exchanges, keys, main_in_flight) =
+            (&self.refused_exchanges, &self.keys, &self.main_in_flight);
         self.deferred.take(channel, |item| {
-            let chosen = channel_of(suspicions, keys, item);
+            let chosen = channel_of(refused_exchanges, keys, item);
             // The channels know no order: earlier ones that did not have to wait are on the fast one.
             let is_overtaking =
                 chosen == ForwardingChannel::Careful && main_in_flight.contains_key(&item.destination);
@@ -303,18 +304,18 @@ impl<T> Forwarding<T> {
     }
 
     /// Whether another message may be in flight. While the message is sought that costs the connection, both channels count.
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         let is_narrow = self.window < self.limits.window;
         let count = if is_narrow { self.in_flight() } else { self.fast.count() };
         count < self.window && self.fast.bytes() < self.limits.window_bytes
     }
 
     /// The same for one that has waited: these leave some of the window to messages that need not wait.
-    fn has_room_on(&self, channel: ForwardingChannel) -> bool {
+    fn has_capacity_on(&self, channel: ForwardingChannel) -> bool {
         match channel {
             ForwardingChannel::Fast => {
                 let share = (self.window / DEFERRED_SHARE.1 * DEFERRED_SHARE.0).max(1);
-                self.has_room() && self.fast.deferred() < share
+                self.has_capacity() && self.fast.deferred() < share
             }
             ForwardingChannel::Careful => {
                 let is_narrow = self.window < self.limits.window;
@@ -349,8 +350,8 @@ impl<T> Forwarding<T> {
         self.settled.pop_front()
     }
 
-    /// Lets destinations go on whose pause is over by `now`. To be called at [`Self::next_deadline`] at the latest, also while
-    /// nothing can be published.
+    /// Lets destinations continue whose pause is over by `now`. To be called at [`Self::next_deadline`] at the latest, also
+    /// while nothing can be published.
     pub fn handle_deadline(&mut self, now: Instant) {
         self.deferred.end_pauses(now);
     }
@@ -362,7 +363,7 @@ impl<T> Forwarding<T> {
 
     /// The broker is asked again about exchanges that it has refused: an operator has changed something there.
     pub fn forget_refusals(&mut self) {
-        self.suspicions.forget_refusals();
+        self.refused_exchanges.forget_refusals();
     }
 
     /// Messages that have been published and not answered.
@@ -413,8 +414,12 @@ impl<T> Forwarding<T> {
     }
 }
 
-fn channel_of<T>(suspicions: &Suspicions, keys: &DestinationKeys, item: &Item<T>) -> ForwardingChannel {
-    if suspicions.concern(keys, item.destination, &item.envelope) {
+fn channel_of<T>(
+    refused_exchanges: &RefusedExchanges,
+    keys: &DestinationKeys,
+    item: &Item<T>,
+) -> ForwardingChannel {
+    if refused_exchanges.concern(keys, item.destination, &item.envelope) {
         ForwardingChannel::Careful
     } else {
         ForwardingChannel::Fast

@@ -5,9 +5,9 @@
 //!
 //! - [`Envelope`]: a spooled message with what it takes to publish it, as it is stored.
 //! - [`Forwarding`]: the order in which the messages of one main queue are published, how many are in flight, what is retried
-//!   later and what is refused for good. A destination is an exchange with a routing key. `Deferred` has messages that wait for
-//!   theirs in memory, `Backlogs` counts those that wait on disk, `Suspicions` tells for which exchanges messages are refused,
-//!   `Nacks` for how long they are nacked, and `InFlight` has those that are unconfirmed on a channel.
+//!   later and what is refused permanently. A destination is an exchange with a routing key. `Deferred` has messages that wait
+//!   for theirs in memory, `Backlogs` counts those that wait on disk, `RefusedExchanges` knows which exchanges refuse
+//!   messages, `Nacks` how long they have been nacked, and `InFlight` has those that are unconfirmed on a channel.
 //! - [`ClientConfirms`]: one numbering for the publishes of a client's channel, of which some are spooled and the others go
 //!   directly to the broker.
 //!
@@ -30,10 +30,10 @@ mod in_flight;
 mod item;
 mod nacks;
 mod refusal;
-mod suspicions;
+mod refused_exchanges;
 
 pub use backlogs::{BacklogId, BacklogName};
 pub use confirms::{Answer, ClientConfirms};
 pub use envelope::{Envelope, EnvelopeError, SpooledMessage};
 pub use forwarding::{Forwarding, ForwardingChannel, ForwardingLimits, Settled};
-pub use refusal::{Blame, MessageRefusal};
+pub use refusal::{FaultCertainty, MessageRefusal};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::envelope::Envelope;
 
-/// Why the broker has refused a message for good.
+/// Why the broker has refused a message permanently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRefusal {
     /// The reply code of the channel.close or connection.close, such as 404; 0 if it has nacked the message for too long.
@@ -15,7 +15,7 @@ pub struct MessageRefusal {
 
 /// How sure it is that a message is the reason of a connection.close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
+pub enum FaultCertainty {
     /// The broker ends for reasons of its own, or the login does.
     None,
     /// Perhaps: the message is to be blamed if it costs the connection again and again while nothing else is in flight.
@@ -44,18 +44,18 @@ impl MessageRefusal {
     }
 
     /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
-    pub fn is_for_good(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
         matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
     }
 
     /// Whether a message may be the reason of a connection.close with this code.
-    pub fn blame(&self) -> Blame {
+    pub fn certainty(&self) -> FaultCertainty {
         match self.code {
-            501 | 502 | 505 | 540 => Blame::Sure,
+            501 | 502 | 505 | 540 => FaultCertainty::Sure,
             // 320 is an upstream that shuts down, 506 one without room; 403 and 530 are of the login.
-            200 | 320 | ACCESS_REFUSED | 506 | 530 => Blame::None,
-            _ => Blame::Perhaps,
+            200 | 320 | ACCESS_REFUSED | 506 | 530 => FaultCertainty::None,
+            _ => FaultCertainty::Perhaps,
         }
     }
 

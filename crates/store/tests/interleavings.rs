@@ -1,6 +1,6 @@
 //! Sessions that wait for the journal, and the thread that writes it, in every interleaving (`make loom`).
 //!
-//! A session that waits and is not woken waits for ever, which the model reports.
+//! A session that waits and is not woken waits forever, which the model reports.
 
 use std::sync::Arc;
 use std::task::Poll;

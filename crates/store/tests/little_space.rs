@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use store::disk::Disk;
-use store::disk::simulated::{Dice, SimDisk};
+use store::disk::simulated::{SimDisk, SimRandom};
 use store::journal::{CommitOutcome, Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
@@ -20,7 +20,7 @@ fn fill_it_consume_everything_and_it_works_again() {
         for cycle in 0..4 {
             filled += run.fill(cycle);
             run.consume(cycle);
-            if run.dice.chance(300) {
+            if run.random.chance(300) {
                 run.start_again();
             }
         }
@@ -63,7 +63,7 @@ fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
 }
 
 struct Run {
-    dice: Dice,
+    random: SimRandom,
     disk: SimDisk,
     capacity: u64,
     limit: u64,
@@ -81,9 +81,9 @@ struct Queue {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let capacity = DEFINITIONS + SEGMENT * (2 + dice.below(10)) + dice.below(SEGMENT);
-        let limit = SEGMENT / 2 + dice.below(SEGMENT);
+        let mut random = SimRandom::new(seed);
+        let capacity = DEFINITIONS + SEGMENT * (2 + random.below(10)) + random.below(SEGMENT);
+        let limit = SEGMENT / 2 + random.below(SEGMENT);
         Self::with(seed, capacity, limit)
     }
 
@@ -92,7 +92,7 @@ impl Run {
         let (store, rounds, _) = open(&disk, limit);
         let queue = |id| Queue { stored: store.queue(QueueId(id)), next: 0, live: Vec::new() };
         let queues = (1..=QUEUES).map(queue).collect();
-        Self { dice: Dice::new(!seed), disk, capacity, limit, store, rounds, queues, live: 0 }
+        Self { random: SimRandom::new(!seed), disk, capacity, limit, store, rounds, queues, live: 0 }
     }
 
     fn free(&self) -> u64 {
@@ -120,8 +120,9 @@ impl Run {
         let mut published = 0;
         while !self.is_blocked(false) {
             assert!(published < 100_000, "nothing ever blocks");
-            let len = if self.dice.chance(50) { self.dice.below(SEGMENT / 4) } else { self.dice.below(600) };
-            let at = self.dice.below(QUEUES) as usize;
+            let len =
+                if self.random.chance(50) { self.random.below(SEGMENT / 4) } else { self.random.below(600) };
+            let at = self.random.below(QUEUES) as usize;
             let appended = self.store.append(&[&vec![cycle as u8; len as usize]]);
             let queue = &mut self.queues[at];
             queue.next += 1;
@@ -133,18 +134,18 @@ impl Run {
             }]);
             queue.live.push(queue.next);
             (self.live, published) = (self.live + 1, published + 1);
-            if appended.full || self.dice.chance(400) {
+            if appended.full || self.random.chance(400) {
                 let before = self.free();
                 let step = self.rounds.step();
                 assert!(matches!(step, CommitOutcome::Committed), "{step:?} with {before} free");
             }
-            if self.dice.chance(200) {
+            if self.random.chance(200) {
                 self.rounds.retire();
             }
-            if self.dice.chance(100) {
+            if self.random.chance(100) {
                 drop(self.store.journal().prepare_segment());
             }
-            if self.dice.chance(300) {
+            if self.random.chance(300) {
                 self.take(1, false);
             }
         }
@@ -167,8 +168,8 @@ impl Run {
         for _ in 0..count.min(self.live) {
             let with_some: Vec<_> =
                 (0..self.queues.len()).filter(|at| !self.queues[*at].live.is_empty()).collect();
-            let queue = &mut self.queues[with_some[self.dice.below(with_some.len() as u64) as usize]];
-            let chosen = if in_order { 0 } else { self.dice.below(queue.live.len() as u64) as usize };
+            let queue = &mut self.queues[with_some[self.random.below(with_some.len() as u64) as usize]];
+            let chosen = if in_order { 0 } else { self.random.below(queue.live.len() as u64) as usize };
             let position = queue.live.remove(chosen);
             queue.stored.settle(&[Range::one(position)]);
             self.live -= 1;

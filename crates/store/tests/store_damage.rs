@@ -12,7 +12,7 @@ use store::{Recovered, Retirement, Rounds, Store, StoreError, StoreSettings, che
 
 #[test]
 fn a_message_that_cannot_be_read_does_not_keep_the_journal_from_getting_shorter() {
-    let disk = SimDisk::new(1, ROOM);
+    let disk = SimDisk::new(1, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     let before = store.journal().segments().len();
@@ -40,7 +40,7 @@ fn damage_in_a_queues_segment_is_refused_with_its_place_and_repaired_without_fur
 
 #[test]
 fn a_damaged_byte_in_a_queues_segment_costs_that_message_while_the_broker_runs() {
-    let disk = SimDisk::new(2, ROOM);
+    let disk = SimDisk::new(2, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     while let Retirement::Done = rounds.retire() {}
@@ -58,7 +58,7 @@ fn a_damaged_byte_in_a_queues_segment_costs_that_message_while_the_broker_runs()
 
 /// Flips a byte of the message at `position`, which lies in `folder`.
 fn damaged(folder: &str, position: u64) {
-    let disk = SimDisk::new(2, ROOM);
+    let disk = SimDisk::new(2, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     while let Retirement::Done = rounds.retire() {}
@@ -86,7 +86,7 @@ fn damaged(folder: &str, position: u64) {
 
 #[test]
 fn damage_in_the_definitions_is_told_and_the_messages_stay() {
-    let disk = SimDisk::new(3, ROOM);
+    let disk = SimDisk::new(3, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     for number in 0..300u64 {
         store.catalogue().put(Section::Bindings, number.to_be_bytes().to_vec(), b"a definition".to_vec());
@@ -121,7 +121,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
 
 #[test]
 fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
-    let disk = SimDisk::new(4, ROOM);
+    let disk = SimDisk::new(4, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 1);
     rounds.close().expect("closed");
@@ -141,7 +141,7 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
 
 #[test]
 fn a_second_repair_keeps_what_the_first_has_put_aside() {
-    let disk = SimDisk::new(4, ROOM);
+    let disk = SimDisk::new(4, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     rounds.close().expect("closed");
@@ -175,7 +175,7 @@ fn a_second_repair_keeps_what_the_first_has_put_aside() {
 #[test]
 fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on() {
     for share in 0..8 {
-        let disk = SimDisk::new(4, ROOM);
+        let disk = SimDisk::new(4, CAPACITY);
         let (store, mut rounds, _) = open(&disk).expect("a store");
         for number in 0..3000u64 {
             store.catalogue().put(Section::Users, number.to_be_bytes().to_vec(), vec![7; 100]);
@@ -244,7 +244,7 @@ fn a_folder_that_is_gone_is_refused() {
 
 #[test]
 fn a_file_that_is_gone_after_a_kill_is_refused_by_name() {
-    let disk = SimDisk::new(8, ROOM);
+    let disk = SimDisk::new(8, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     while let Retirement::Done = rounds.retire() {}
@@ -260,7 +260,7 @@ fn a_file_that_is_gone_after_a_kill_is_refused_by_name() {
 
 #[test]
 fn a_log_with_a_gap_that_was_given_up_is_retired_and_started_again() {
-    let disk = SimDisk::new(9, ROOM);
+    let disk = SimDisk::new(9, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     rounds.close().expect("closed");
@@ -291,7 +291,7 @@ fn is_in_use(disk: &SimDisk, file: &str) -> bool {
 
 /// Forty messages, spread over several files.
 fn filled_and_closed() -> SimDisk {
-    let disk = SimDisk::new(7, ROOM);
+    let disk = SimDisk::new(7, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     while let Retirement::Done = rounds.retire() {}
@@ -315,7 +315,7 @@ fn is_refused_and_repaired(disk: &SimDisk, file: &str) {
 
 #[test]
 fn a_new_queue_does_not_inherit_the_messages_of_one_whose_definition_is_lost() {
-    let disk = SimDisk::new(5, ROOM);
+    let disk = SimDisk::new(5, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     assert_eq!(store.catalogue().new_id(), 1);
     fill(&store, &mut rounds, 5);
@@ -393,5 +393,5 @@ fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), StoreError> {
     Store::open(Arc::new(disk.clone()), settings)
 }
 
-const ROOM: u64 = 1 << 30;
+const CAPACITY: u64 = 1 << 30;
 const BUDGET: usize = 2;

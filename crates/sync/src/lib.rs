@@ -17,7 +17,7 @@
 //! Out of scope: anything that is not needed both with and without loom.
 
 #[cfg(feature = "loom")]
-mod explored;
+mod loom_primitives;
 pub mod pace;
 #[cfg_attr(
     not(feature = "lock-profile"),
@@ -48,13 +48,13 @@ use profile as measuring;
 use unmeasured as measuring;
 
 #[cfg(feature = "loom")]
-pub use explored::{AtomicWaker, explore, explore_timeouts};
-#[cfg(feature = "loom")]
 pub use loom;
+#[cfg(feature = "loom")]
+pub use loom_primitives::{AtomicWaker, explore, explore_timeouts};
 pub use rank::Rank;
 #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
 pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, check_may_take};
-pub use sharded::{OwnLine, ShardedCounters, Shards};
+pub use sharded::{CachePadded, ShardedCounters, Shards};
 #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
 pub use taken::{TakenLock, locks_taken};
 #[cfg(not(any(debug_assertions, feature = "loom", feature = "lock-profile")))]

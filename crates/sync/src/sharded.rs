@@ -19,9 +19,9 @@ thread_local! {
 /// A value in lines of the caches that hold nothing else: changing what lies beside it costs its readers nothing.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct OwnLine<T>(T);
+pub struct CachePadded<T>(T);
 
-impl<T> Deref for OwnLine<T> {
+impl<T> Deref for CachePadded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -29,7 +29,7 @@ impl<T> Deref for OwnLine<T> {
     }
 }
 
-impl<T> From<T> for OwnLine<T> {
+impl<T> From<T> for CachePadded<T> {
     fn from(value: T) -> Self {
         Self(value)
     }
@@ -37,7 +37,7 @@ impl<T> From<T> for OwnLine<T> {
 
 /// A value for each of 16 groups of threads, 64 bytes apart.
 #[derive(Debug)]
-pub struct Shards<T>(Box<[OwnLine<T>; SHARDS]>);
+pub struct Shards<T>(Box<[CachePadded<T>; SHARDS]>);
 
 impl<T: Default> Default for Shards<T> {
     fn default() -> Self {

@@ -73,7 +73,7 @@ impl Wake for NotingWaker {
     }
 }
 
-/// The waker that a connection's task registers, made anew when the runtime has another one for the task.
+/// The waker that a connection's task registers, made again when the runtime has another one for the task.
 #[derive(Default)]
 pub(crate) struct RegisteredWaker(Option<(Waker, Waker)>);
 

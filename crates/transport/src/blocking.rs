@@ -34,7 +34,7 @@ static WATCHED: Mutex<Watched> = Mutex::new(Watched { blocked: None, used: false
 /// The watching thread, from the first use on; `None` if the system had none to give.
 static WATCHING: OnceLock<Option<Thread>> = OnceLock::new();
 
-/// Runs what may block this thread, for [`sync::work::run_deferred`], so that the runtime's other tasks go on.
+/// Runs what may block this thread, for [`sync::work::run_deferred`], so that the runtime's other tasks continue.
 #[expect(
     clippy::disallowed_methods,
     reason = "another thread takes over the sessions meanwhile, which is the point here"
@@ -86,10 +86,10 @@ fn watch(runtime: Handle) -> bool {
 fn look_after() {
     let mut unused = 0;
     loop {
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_INTERVAL);
         let mut watched = WATCHED.lock();
         if let Some(blocked) = watched.blocked.as_mut().filter(|blocked| !blocked.relieved)
-            && blocked.since.elapsed() >= LOOK_EVERY
+            && blocked.since.elapsed() >= CHECK_INTERVAL
         {
             blocked.relieved = true;
             let runtime = blocked.runtime.clone();
@@ -99,7 +99,7 @@ fn look_after() {
             continue;
         }
         unused = if std::mem::take(&mut watched.used) || watched.blocked.is_some() { 0 } else { unused + 1 };
-        watched.asleep = unused >= LOOKS_UNUSED;
+        watched.asleep = unused >= CHECKS_BEFORE_SLEEP;
         while watched.asleep {
             drop(watched);
             thread::park();
@@ -109,9 +109,9 @@ fn look_after() {
 }
 
 /// Ten times a usual sync of a fast disk, and short beside what a client notices.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// Looks without a blocked turn after which the watching thread sleeps.
-const LOOKS_UNUSED: u32 = 50;
+const CHECKS_BEFORE_SLEEP: u32 = 50;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
@@ -129,7 +129,7 @@ mod tests {
             tokio::time::sleep(2 * PAUSE).await;
             sender.send(()).unwrap();
         });
-        // All threads rest meanwhile. The one that goes on has been looking after the timers, and does so no longer.
+        // All threads rest meanwhile. The one that continues has been looking after the timers, and does so no longer.
         tokio::time::sleep(PAUSE).await;
         let turn = work::Turn::begin();
         let mut answer = Ok(());

@@ -47,7 +47,7 @@ pub enum Intent {
     Pause,
     /// Write what is in the outbox, then end.
     Finish,
-    /// End at once, and leave the socket to another process, which goes on with it.
+    /// End at once, and leave the socket to another process, which continues with it.
     HandOver,
 }
 
@@ -68,7 +68,7 @@ pub trait Protocol {
     /// goes idle.
     fn frame_output(&mut self, _batch: &mut OutBuf) {}
     /// The outbox has room again after it had none.
-    fn handle_room(&mut self);
+    fn handle_capacity(&mut self);
     /// Bytes were written to the peer.
     fn handle_written(&mut self, now: Instant);
     /// The deadline that [`Protocol::next_deadline`] returned has passed.
@@ -136,7 +136,7 @@ where
 }
 
 /// Runs a connection as [`drive`] does, with its `read_limit` and `write_timeout`, of which `input` was read before. The
-/// protocol is shown that first, when it can go on.
+/// protocol is shown that first, when it can continue.
 pub async fn drive_on<S, P>(
     stream: &mut S,
     protocol: &mut P,
@@ -154,7 +154,7 @@ where
         outbox,
         read_limit,
         write_timeout,
-        held: !input.is_empty(),
+        has_unconsumed: !input.is_empty(),
         unconsumed: input,
         read_size: SCRATCH,
         writing: OutBuf::default(),
@@ -240,8 +240,8 @@ struct Connection<'c, S, P> {
     /// Bytes that a whole turn has lately been able to process, as far as that is known to be less than the scratch
     /// buffer. A read asks for no more than the rest of the turn can process; the remaining bytes wait with the peer.
     read_size: usize,
-    /// The protocol may have left input because it could not go on; that input is shown again when it can.
-    held: bool,
+    /// The protocol may have left input because it could not continue; that input is shown again when it can.
+    has_unconsumed: bool,
     /// Bytes taken from the outbox and not yet written.
     writing: OutBuf,
     /// The stream may have buffered bytes that it has not yet given to the socket.
@@ -301,7 +301,7 @@ where
             }
             // Only after the write, which makes the room that senders wait for.
             if self.outbox.take_starved() {
-                self.protocol.handle_room();
+                self.protocol.handle_capacity();
                 progress = true;
             }
             // Reading comes last, and only while the peer takes what is written to it: the answers to more input would only
@@ -311,7 +311,7 @@ where
                     return Poll::Ready(Step::Ended(self.finished()));
                 }
                 Intent::HandOver => return Poll::Ready(Step::HandOver),
-                Intent::Run if self.outbox.backlog() < self.read_limit && self.held => {
+                Intent::Run if self.outbox.backlog() < self.read_limit && self.has_unconsumed => {
                     self.show_again();
                     progress = true;
                 }
@@ -358,13 +358,13 @@ where
     /// Reads once and lets the protocol work; returns the bytes read, 0 at the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-            let kept = self.unconsumed.len();
-            if kept > MAX_UNCONSUMED {
+            let carried = self.unconsumed.len();
+            if carried > MAX_UNCONSUMED {
                 let text = "frame larger than the read buffer";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
             }
-            let end = SCRATCH.min(kept + work::share_left(self.read_size).max(MIN_READ));
-            let mut buf = ReadBuf::new(&mut scratch[kept..end]);
+            let end = SCRATCH.min(carried + work::share_left(self.read_size).max(MIN_READ));
+            let mut buf = ReadBuf::new(&mut scratch[carried..end]);
             ready!(Pin::new(&mut *self.stream).poll_read(cx, &mut buf))?;
             let bytes = buf.filled().len();
             work::charge(SYSTEM_CALL, 1);
@@ -372,8 +372,8 @@ where
             if bytes == 0 {
                 return Poll::Ready(Ok(0));
             }
-            scratch[..kept].copy_from_slice(&self.unconsumed);
-            let input = &scratch[..kept + bytes];
+            scratch[..carried].copy_from_slice(&self.unconsumed);
+            let input = &scratch[..carried + bytes];
             let consumed = self.protocol.handle_input(input, now());
             let left = &input[consumed..];
             if left.is_empty() {
@@ -382,7 +382,7 @@ where
                 self.unconsumed.clear();
                 self.unconsumed.extend_from_slice(left);
             }
-            self.note_held();
+            self.note_unconsumed();
             self.adapt_read_size(bytes, consumed);
             Poll::Ready(Ok(bytes))
         })
@@ -394,12 +394,12 @@ where
     fn adapt_read_size(&mut self, read: usize, consumed: usize) {
         if !work::is_turn_nearly_over() {
             self.read_size = SCRATCH.min(self.read_size + self.read_size / 8);
-        } else if self.held {
+        } else if self.has_unconsumed {
             self.read_size = (self.read_size * consumed / read.max(1)).clamp(MIN_READ, SCRATCH);
         }
     }
 
-    /// Shows the protocol the input that it left when it could not go on.
+    /// Shows the protocol the input that it left when it could not continue.
     fn show_again(&mut self) {
         let mut input = std::mem::take(&mut self.unconsumed);
         if !input.is_empty() {
@@ -409,11 +409,11 @@ where
                 self.unconsumed = input;
             }
         }
-        self.note_held();
+        self.note_unconsumed();
     }
 
-    fn note_held(&mut self) {
-        self.held = !self.unconsumed.is_empty()
+    fn note_unconsumed(&mut self) {
+        self.has_unconsumed = !self.unconsumed.is_empty()
             && (self.protocol.intent() == Intent::Pause
                 || self.outbox.backlog() >= self.read_limit
                 || work::is_turn_over());
@@ -522,11 +522,11 @@ where
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
-mod busy;
+mod busy_tests;
 #[cfg(test)]
-mod handed_over;
+mod hand_over_tests;
 #[cfg(test)]
-mod reads;
+mod read_tests;
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -569,7 +569,7 @@ mod tests {
         fn handle_nudge(&mut self, _now: Instant) {
             self.outbox.append(|buf| buf.tail().extend_from_slice(b"nudged\n"));
         }
-        fn handle_room(&mut self) {}
+        fn handle_capacity(&mut self) {}
         fn handle_written(&mut self, _now: Instant) {}
         fn handle_deadline(&mut self, _now: Instant) {
             self.deadline = None;
@@ -592,7 +592,7 @@ mod tests {
         }
         fn handle_eof(&mut self) {}
         fn handle_nudge(&mut self, _now: Instant) {}
-        fn handle_room(&mut self) {}
+        fn handle_capacity(&mut self) {}
         fn handle_written(&mut self, _now: Instant) {}
         fn handle_deadline(&mut self, now: Instant) {
             self.0.handle_deadline(now);
@@ -626,7 +626,7 @@ mod tests {
                 batch.tail().push(b'!');
             }
         }
-        fn handle_room(&mut self) {}
+        fn handle_capacity(&mut self) {}
         fn handle_written(&mut self, _now: Instant) {}
         fn handle_deadline(&mut self, _now: Instant) {}
         fn next_deadline(&self) -> Option<Instant> {
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn input_left_for_want_of_room_is_shown_again_without_more_arriving() {
+    async fn input_left_for_want_of_capacity_is_shown_again_without_more_arriving() {
         let (mut near, mut far) = tokio::io::duplex(64);
         let (mut protocol, outbox) = lines(1024);
         protocol.stop_at = 4;

@@ -7,7 +7,7 @@ use crate::outbox::Outbox;
 
 /// The reading end of an [`Outbox`] that belongs to no socket.
 ///
-/// Each round of the reader: [`Self::register`], then [`Self::take_nudge`] and [`Self::take_room`] as a driver would ask
+/// Each round of the reader: [`Self::register`], then [`Self::take_nudge`] and [`Self::take_capacity`] as a driver would ask
 /// them, and [`Self::read`]. Anything that comes after the call of `register` wakes the reader again. The outbox is closed
 /// when its reading end is dropped.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl InnerOutbox {
     }
 
     /// Whether a sender waits for room and there is room now.
-    pub fn take_room(&self) -> bool {
+    pub fn take_capacity(&self) -> bool {
         self.outbox.take_starved()
     }
 
@@ -96,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_found_no_room_is_remembered_until_the_reader_has_read() {
+    fn a_sender_that_found_no_capacity_is_remembered_until_the_reader_has_read() {
         let inner = InnerOutbox::new(4);
         inner.outbox().append(|buf| buf.tail().extend_from_slice(b"12345"));
-        assert!(!inner.outbox().has_room() && !inner.take_room());
+        assert!(!inner.outbox().has_capacity() && !inner.take_capacity());
         inner.read(&mut Vec::new());
-        assert!(inner.take_room() && !inner.take_room());
+        assert!(inner.take_capacity() && !inner.take_capacity());
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct Outbox {
     nudged: AtomicBool,
     /// The highest limit, in bytes, that a sender has found exceeded and so waits for room; 0 if none waits.
     starved: AtomicUsize,
-    /// Backlog, in bytes, from which on [`Outbox::has_room`] returns false.
+    /// Backlog, in bytes, from which on [`Outbox::has_capacity`] returns false.
     limit: usize,
     /// That of the connection's task.
     activity: Arc<Activity>,
@@ -47,7 +47,7 @@ struct Inner {
 }
 
 impl Outbox {
-    /// An empty outbox that [has room](Self::has_room) up to a backlog of `limit` bytes.
+    /// An empty outbox that [has room](Self::has_capacity) up to a backlog of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             inner: Mutex::default(),
@@ -74,7 +74,7 @@ impl Outbox {
 
     /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no
     /// write may be in progress at that time.
-    pub fn count_in(&self, tally: &Arc<Tally>) {
+    pub fn count_towards(&self, tally: &Arc<Tally>) {
         // Under the lock, so that the present backlog is counted once, and not at all if the connection has ended.
         let inner = self.inner.lock();
         if !inner.closed && self.tally.set(tally.clone()).is_ok() {
@@ -111,15 +111,15 @@ impl Outbox {
     }
 
     /// Whether the backlog is below the limit. A sender that can wait (a queue with deliveries, a relay) appends only
-    /// then; after a `false`, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the limit.
+    /// then; after a `false`, [`crate::Protocol::handle_capacity`] is called once the backlog has fallen to half the limit.
     #[inline]
-    pub fn has_room(&self) -> bool {
-        self.has_room_below(self.limit)
+    pub fn has_capacity(&self) -> bool {
+        self.has_capacity_below(self.limit)
     }
 
-    /// Like `has_room` with a lower limit than the outbox's own; after a `false` the backlog has to fall to half of it.
+    /// Like `has_capacity` with a lower limit than the outbox's own; after a `false` the backlog has to fall to half of it.
     #[inline]
-    pub fn has_room_below(&self, limit: usize) -> bool {
+    pub fn has_capacity_below(&self, limit: usize) -> bool {
         if self.backlog() < limit {
             return true;
         }
@@ -281,13 +281,13 @@ mod tests {
     fn backlog_counts_what_the_writer_still_holds() {
         let outbox = Outbox::new(10);
         outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
-        assert!(!outbox.has_room());
+        assert!(!outbox.has_capacity());
         let mut taken = OutBuf::default();
         assert!(outbox.take(&mut taken));
-        assert!(!outbox.has_room(), "taken is not written");
+        assert!(!outbox.has_capacity(), "taken is not written");
         taken.advance(10);
         outbox.written(10);
-        assert!(outbox.has_room());
+        assert!(outbox.has_capacity());
         assert_eq!(outbox.sent(), 10);
         assert!(!outbox.take(&mut taken));
     }
@@ -325,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn who_found_no_room_is_remembered_until_half_is_free() {
+    fn who_found_no_capacity_is_remembered_until_half_is_free() {
         let outbox = Outbox::new(10);
         outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
         outbox.written(1);
         assert!(!outbox.take_starved(), "nobody asked");
         outbox.append(|buf| buf.tail().push(b'x'));
-        assert!(!outbox.has_room());
+        assert!(!outbox.has_capacity());
         assert!(!outbox.take_starved());
         outbox.written(5);
         assert!(outbox.take_starved());
@@ -339,15 +339,15 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_about_less_room_hears_when_half_of_that_is_free() {
+    fn who_asked_about_less_capacity_hears_when_half_of_that_is_free() {
         let outbox = Outbox::new(100);
         outbox.append(|buf| buf.tail().extend_from_slice(&[0; 40]));
-        assert!(outbox.has_room() && !outbox.has_room_below(20));
+        assert!(outbox.has_capacity() && !outbox.has_capacity_below(20));
         outbox.written(29);
         assert!(!outbox.take_starved(), "11 are more than half of 20");
         outbox.written(1);
         assert!(outbox.take_starved());
-        assert!(outbox.has_room_below(20) && !outbox.take_starved());
+        assert!(outbox.has_capacity_below(20) && !outbox.take_starved());
     }
 
     #[test]
@@ -355,10 +355,10 @@ mod tests {
         let tally = Arc::new(Tally::default());
         let [first, second] = [(), ()].map(|()| Outbox::new(10));
         first.append(|buf| buf.tail().extend_from_slice(b"before"));
-        first.count_in(&tally);
-        first.count_in(&tally);
+        first.count_towards(&tally);
+        first.count_towards(&tally);
         assert_eq!(tally.bytes(), 6);
-        second.count_in(&tally);
+        second.count_towards(&tally);
         second.append(|buf| buf.tail().extend_from_slice(b"four"));
         second.reframed(4, 3);
         first.reframed(6, 8);
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(tally.bytes(), 3);
         drop(second);
         assert_eq!(tally.bytes(), 0);
-        first.count_in(&tally);
+        first.count_towards(&tally);
         assert_eq!(tally.bytes(), 0);
     }
 

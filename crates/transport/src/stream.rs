@@ -118,7 +118,7 @@ impl Stream {
         Ok((bytes > 0).then_some(first[0]))
     }
 
-    /// The socket itself, for another process that goes on with it when this one has dropped the stream.
+    /// The socket itself, for another process that continues with it when this one has dropped the stream.
     ///
     /// # Errors
     /// It is none, or TLS, which has its state in this process; or there is no descriptor for it.

@@ -3,7 +3,7 @@
 // Nothing waits for it, so it need not be tested in every interleaving.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes waiting in all outboxes that [count in it](crate::Outbox::count_in).
+/// Bytes waiting in all outboxes that [count in it](crate::Outbox::count_towards).
 #[derive(Debug, Default)]
 pub struct Tally(AtomicUsize);
 

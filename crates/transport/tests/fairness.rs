@@ -48,7 +48,7 @@ impl Protocol for Counter {
     }
     fn handle_eof(&mut self) {}
     fn handle_nudge(&mut self, _: Instant) {}
-    fn handle_room(&mut self) {}
+    fn handle_capacity(&mut self) {}
     fn handle_written(&mut self, _: Instant) {}
     fn handle_deadline(&mut self, _: Instant) {}
     fn next_deadline(&self) -> Option<Instant> {

@@ -1,6 +1,6 @@
 //! The outbox and the loop that writes it out, in every interleaving of their threads (`make loom`).
 //!
-//! A lost wake-up leaves the connection's thread waiting for ever, which the model reports.
+//! A lost wake-up leaves the connection's thread waiting forever, which the model reports.
 
 use std::io;
 use std::pin::Pin;
@@ -59,10 +59,10 @@ impl AsyncWrite for Peer {
     }
 }
 
-/// Calls `on_nudge` and `on_room`, and ends with its peer.
+/// Calls `on_nudge` and `on_capacity`, and ends with its peer.
 struct Simple<N, R> {
     on_nudge: N,
-    on_room: R,
+    on_capacity: R,
     intent: Intent,
 }
 
@@ -76,8 +76,8 @@ impl<N: FnMut(), R: FnMut()> Protocol for Simple<N, R> {
     fn handle_nudge(&mut self, _: Instant) {
         (self.on_nudge)();
     }
-    fn handle_room(&mut self) {
-        (self.on_room)();
+    fn handle_capacity(&mut self) {
+        (self.on_capacity)();
     }
     fn handle_written(&mut self, _: Instant) {}
     fn handle_deadline(&mut self, _: Instant) {}
@@ -97,8 +97,8 @@ fn write(outbox: &Outbox, bytes: &[u8]) {
 }
 
 /// Runs a connection until its peer has gone.
-fn run(peer: &mut Peer, outbox: &Arc<Outbox>, on_nudge: impl FnMut(), on_room: impl FnMut()) {
-    let mut protocol = Simple { on_nudge, on_room, intent: Intent::Run };
+fn run(peer: &mut Peer, outbox: &Arc<Outbox>, on_nudge: impl FnMut(), on_capacity: impl FnMut()) {
+    let mut protocol = Simple { on_nudge, on_capacity, intent: Intent::Run };
     let ended = block_on(drive(peer, &mut protocol, outbox, 1 << 20, Duration::from_secs(1)));
     assert!(matches!(ended, Ended::Eof), "{ended:?}");
 }
@@ -168,7 +168,7 @@ fn a_nudge_is_followed_by_a_look_at_what_it_was_for() {
 }
 
 #[test]
-fn who_found_no_room_is_called_when_there_is_some() {
+fn who_found_no_capacity_is_called_when_there_is_some() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(2));
         // Pieces left to write, by a side that writes only when there is room.
@@ -177,7 +177,7 @@ fn who_found_no_room_is_called_when_there_is_some() {
             let (outbox, rest) = (Arc::clone(&outbox), Arc::clone(&rest));
             move || {
                 let mut rest = rest.lock();
-                while !rest.is_empty() && outbox.has_room() {
+                while !rest.is_empty() && outbox.has_capacity() {
                     write(&outbox, rest.remove(0));
                 }
             }

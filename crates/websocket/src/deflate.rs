@@ -180,23 +180,23 @@ impl Inflater {
         Self { stream: Some(stream), tail: 0, total: 0 }
     }
 
-    /// Inflates `input`, appending at most `room` bytes to `out`. A message of more than `limit` bytes is refused
+    /// Inflates `input`, appending at most `capacity` bytes to `out`. A message of more than `limit` bytes is refused
     /// before they are inflated.
     pub(crate) fn inflate(
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-        room: usize,
+        capacity: usize,
         limit: u64,
     ) -> Result<Inflated, WebSocketFault> {
         let Some(stream) = &mut self.stream else { return Err(NOT_DEFLATE) };
         let (mut taken, mut given) = (0, 0);
         SCRATCH.with_borrow_mut(|scratch| {
             loop {
-                if given == room {
+                if given == capacity {
                     return Ok(Inflated { taken, full: true });
                 }
-                let size = CHUNK.min(room - given);
+                let size = CHUNK.min(capacity - given);
                 let (read, written) = (stream.total_in(), stream.total_out());
                 let status = stream.decompress(&input[taken..], &mut scratch[..size], FlushDecompress::Sync);
                 let read = (stream.total_in() - read) as usize;
@@ -230,10 +230,10 @@ impl Inflater {
     pub(crate) fn finish(
         &mut self,
         out: &mut Vec<u8>,
-        room: usize,
+        capacity: usize,
         limit: u64,
     ) -> Result<bool, WebSocketFault> {
-        let Inflated { taken, full } = self.inflate(&TAIL[self.tail..], out, room, limit)?;
+        let Inflated { taken, full } = self.inflate(&TAIL[self.tail..], out, capacity, limit)?;
         self.tail += taken;
         if !full && self.tail < TAIL.len() {
             return Err(NOT_DEFLATE);

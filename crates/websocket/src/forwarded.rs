@@ -14,14 +14,17 @@ const MAX_HOPS: usize = 16;
 /// so there is no way to tell which is true.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 #[error("Forwarded, X-Forwarded-For and X-Real-IP name different clients")]
-pub struct Contradiction;
+pub struct ConflictingHeaders;
 
 /// The address of the client, according to a trusted peer: the caller has checked that `is_trusted` holds for it.
 /// `None` if there is no such header, or one that cannot be understood: then only the peer itself is known.
 ///
 /// # Errors
 /// If two headers name different clients.
-pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Option<IpAddr>, Contradiction> {
+pub fn client(
+    head: &Head<'_>,
+    is_trusted: impl Fn(IpAddr) -> bool,
+) -> Result<Option<IpAddr>, ConflictingHeaders> {
     let plain = |element: &str| Some(element.to_owned());
     let reported = [
         first_stranger(last_hops(head, "forwarded", forwarded_for), &is_trusted),
@@ -32,7 +35,7 @@ pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Op
     let mut strangers = reported.iter().flatten().filter(|address| !is_trusted(**address));
     let client = strangers.next();
     if strangers.any(|other| Some(other) != client) {
-        return Err(Contradiction);
+        return Err(ConflictingHeaders);
     }
     Ok(client.or(reported.iter().flatten().next()).copied())
 }
@@ -156,7 +159,10 @@ mod tests {
         };
         // A header forged by the client, and one written by its proxy.
         for made_up in ["Forwarded: for=127.0.0.1\r\n", "X-Real-IP: 127.0.0.1\r\n"] {
-            assert_eq!(validated(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")), Err(Contradiction));
+            assert_eq!(
+                validated(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")),
+                Err(ConflictingHeaders)
+            );
         }
         let real = Ok(Some("192.0.2.7".to_owned()));
         for rest in ["X-Real-IP: 192.0.2.7\r\n", "X-Real-IP: 10.0.0.2\r\n", "Forwarded: for=unknown\r\n"] {

@@ -12,14 +12,14 @@ use flavours::Flavours;
 
 /// The program that `seed` stands for, which does not wait.
 pub(crate) fn generate(seed: u64) -> Program {
-    write(Writer::new(seed, false), MOST_STEPS)
+    write(Writer::new(seed, false), MAX_STEPS)
 }
 
 /// The program that `seed` stands for, in which time passes once.
 pub(crate) fn generate_timed(seed: u64) -> Program {
     let mut writer = Writer::new(seed, true);
-    let at = writer.rng.below(MOST_TIMED_STEPS) as usize;
-    let mut program = write(writer, MOST_TIMED_STEPS);
+    let at = writer.rng.below(MAX_TIMED_STEPS) as usize;
+    let mut program = write(writer, MAX_TIMED_STEPS);
     // Towards the end, when there is something to see.
     let at = program.len() / 3 + at % (program.len() * 2 / 3);
     program.insert(at, Step { connection: 0, channel: 1, op: Op::Wait });
@@ -27,9 +27,9 @@ pub(crate) fn generate_timed(seed: u64) -> Program {
 }
 
 /// Enough to reach deep states, few enough to read.
-const MOST_STEPS: u64 = 40;
+const MAX_STEPS: u64 = 40;
 /// All steps but the wait must be done before anything short-lived is due.
-const MOST_TIMED_STEPS: u64 = 24;
+const MAX_TIMED_STEPS: u64 = 24;
 
 fn write(mut writer: Writer, most: u64) -> Program {
     let mut program = Program::new();

@@ -140,7 +140,7 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
     }
     // So many that the test would say little mean that the programs, or the waiting for rest, must be mended.
     let all = tally.started + tally.timed_started;
-    let determined = tally.undetermined * MOST_UNDETERMINED <= all.max(MOST_UNDETERMINED);
+    let determined = tally.undetermined * MAX_UNDETERMINED <= all.max(MAX_UNDETERMINED);
     if !determined {
         print("too many programs are undetermined");
     }
@@ -148,7 +148,7 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
 }
 
 /// At most one program in so many may be one on which RabbitMQ disagrees with itself.
-const MOST_UNDETERMINED: u64 = 50;
+const MAX_UNDETERMINED: u64 = 50;
 /// Programs in which time passes get so many times fewer trials, for each takes seconds.
 const TIMED_TRIALS: usize = 10;
 

@@ -47,7 +47,7 @@ pub(crate) fn run(
         counts: Counts::new(),
         pace,
         step: 0,
-        allowed: program.iter().any(|step| step.op == Op::Wait).then_some(MOST_BUSY),
+        allowed: program.iter().any(|step| step.op == Op::Wait).then_some(MAX_BUSY),
     };
     let mut story = Story::new();
     for (n, step) in program.iter().enumerate() {
@@ -152,7 +152,7 @@ impl Run<'_> {
     /// nothing changes from one round to the next.
     fn settle(&mut self, lines: &mut Vec<String>) -> io::Result<()> {
         let mut counts = None;
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             if self.pace == Pace::Careful {
                 sleep(CAREFUL_PAUSE);
             }
@@ -331,7 +331,7 @@ pub(crate) const SHORT_MILLISECONDS: u64 = 2000;
 /// Outlasts the short time once, and not twice: what moved on when it ended has another one before it.
 const WAIT: Duration = Duration::from_millis(SHORT_MILLISECONDS * 3 / 2);
 /// What is left of either time for the steps.
-const MOST_BUSY: Duration = Duration::from_millis(SHORT_MILLISECONDS * 9 / 20);
+const MAX_BUSY: Duration = Duration::from_millis(SHORT_MILLISECONDS * 9 / 20);
 /// Why a run in which time passes says nothing.
 pub(crate) const TOO_SLOW: &str = "the machine was too slow for the program's times to live";
 /// The channel that counts queues; programs use lower ones.
@@ -341,4 +341,4 @@ const HANG_UP: Duration = Duration::from_millis(25);
 /// A pause that outlasts what may be on its way inside a busy broker.
 const CAREFUL_PAUSE: Duration = Duration::from_millis(4);
 /// More rounds than any chain of dead letters in a program takes.
-const MOST_ROUNDS: usize = 500;
+const MAX_ROUNDS: usize = 500;

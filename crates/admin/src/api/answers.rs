@@ -44,8 +44,8 @@ impl Answers {
 
     /// Whether another response may be produced. Its size is unknown, so the responses then in progress can
     /// exceed the bound.
-    pub(super) fn have_room(&self) -> bool {
-        self.unread.load(Ordering::Relaxed) < MOST_UNREAD
+    pub(super) fn have_capacity(&self) -> bool {
+        self.unread.load(Ordering::Relaxed) < MAX_UNREAD
     }
 
     #[cfg(test)]
@@ -54,12 +54,12 @@ impl Answers {
     }
 
     /// Waits until there is room.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_for_capacity(&self) {
         loop {
             let mut freed = pin!(self.freed.notified());
             // Registered before the check, so that no notification is missed.
             freed.as_mut().enable();
-            if self.have_room() {
+            if self.have_capacity() {
                 return;
             }
             freed.await;
@@ -82,7 +82,7 @@ impl Drop for CountedPiece {
 
 /// Bytes of unsent responses at which the next request has to wait: two lists of some 100,000 queues, or an
 /// export of the largest definitions that can be imported again, plus as much besides.
-pub(super) const MOST_UNREAD: usize = 128 << 20;
+pub(super) const MAX_UNREAD: usize = 128 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -94,16 +94,16 @@ mod tests {
     #[tokio::test]
     async fn a_piece_of_an_answer_counts_until_the_last_of_it_is_gone() {
         let answers = Arc::new(Answers::default());
-        let mut written = Pieces::from(vec![0; MOST_UNREAD]);
+        let mut written = Pieces::from(vec![0; MAX_UNREAD]);
         written.append(Pieces::from(vec![0; 7]));
         let mut body = answers.keep(written, None);
-        assert!(!answers.have_room());
+        assert!(!answers.have_capacity());
         let mut first = body.frame().await.unwrap().unwrap().into_data().unwrap();
         let rest = first.split_off(1);
         drop(first);
-        assert!(!answers.have_room(), "all of it is in memory still");
+        assert!(!answers.have_capacity(), "all of it is in memory still");
         drop(rest);
-        assert!(answers.have_room());
+        assert!(answers.have_capacity());
         assert_eq!(answers.unread(), 7);
         drop(body);
         assert_eq!(answers.unread(), 0);

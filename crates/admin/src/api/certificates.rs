@@ -43,18 +43,18 @@ fn seconds(within: &str, unit: &str) -> Result<i64, ApiError> {
 /// The object is that of RabbitMQ, where a listener has one certificate.
 fn expired(node: &str, listeners: &[TlsListener], end: i64) -> Vec<Value> {
     let mut expired = Vec::new();
-    for TlsListener { listener, certificates, authorities } in listeners {
-        let of_authorities = authorities.as_ref().map(|file| ends(file, end)).unwrap_or_default();
+    for TlsListener { listener, certificates, ca } in listeners {
+        let of_ca = ca.as_ref().map(|file| ends(file, end)).unwrap_or_default();
         for certificate in certificates {
             let of_certificate = ends(certificate, end);
-            if of_certificate.is_empty() && of_authorities.is_empty() {
+            if of_certificate.is_empty() && of_ca.is_empty() {
                 continue;
             }
             expired.push(json!({
                 "node": node, "protocol": listener.protocol, "interface": listener.host, "port": listener.port,
                 "certfile": certificate.path, "certfile_expires_on": of_certificate,
-                "cacertfile": authorities.as_ref().map_or("", |file| &file.path),
-                "cacertfile_expires_on": of_authorities,
+                "cacertfile": ca.as_ref().map_or("", |file| &file.path),
+                "cacertfile_expires_on": of_ca,
             }));
         }
     }
@@ -98,23 +98,23 @@ mod tests {
             path: path.to_owned(),
             ends: ends.iter().map(|at| (*at, format!("at {at}"))).collect(),
         };
-        let listener = |port, authorities| TlsListener {
+        let listener = |port, ca| TlsListener {
             listener: ListenerInfo { protocol: "amqp/ssl", host: "::".to_owned(), port },
             certificates: vec![file("a", &[10, 20]), file("b", &[30])],
-            authorities,
+            ca,
         };
-        let told = |listener: &TlsListener, end| {
-            let told = expired("here", std::slice::from_ref(listener), end);
-            let told = told.iter().map(|each| {
+        let reported = |listener: &TlsListener, end| {
+            let reported = expired("here", std::slice::from_ref(listener), end);
+            let reported = reported.iter().map(|each| {
                 json!([each["certfile"], each["certfile_expires_on"], each["cacertfile_expires_on"]])
             });
-            told.collect::<Vec<_>>()
+            reported.collect::<Vec<_>>()
         };
         let plain = listener(1, None);
-        assert_eq!(told(&plain, 10), Vec::<Value>::new(), "not before, but then");
-        assert_eq!(told(&plain, 25), [json!(["a", ["at 10", "at 20"], []])], "the chain as well");
+        assert_eq!(reported(&plain, 10), Vec::<Value>::new(), "not before, but then");
+        assert_eq!(reported(&plain, 25), [json!(["a", ["at 10", "at 20"], []])], "the chain as well");
         let believing = listener(2, Some(file("ca", &[5])));
-        assert_eq!(told(&believing, 6), [json!(["a", [], ["at 5"]]), json!(["b", [], ["at 5"]])]);
+        assert_eq!(reported(&believing, 6), [json!(["a", [], ["at 5"]]), json!(["b", [], ["at 5"]])]);
         let [first, _] = &expired("here", &[believing], 6)[..] else { panic!() };
         let place =
             json!([first["node"], first["protocol"], first["interface"], first["port"], first["cacertfile"]]);

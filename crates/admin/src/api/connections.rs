@@ -85,7 +85,7 @@ pub(super) fn details(connection: &dyn ClientConnection) -> Value {
     json!({"name": connection.name(), "peer_host": info.peer_host, "peer_port": info.peer_port})
 }
 
-/// A connection and its name, which `name()` would format anew on each call.
+/// A connection and its name, which `name()` would format again on each call.
 struct NamedConnection {
     name: String,
     connection: Arc<dyn ClientConnection>,

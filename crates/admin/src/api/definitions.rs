@@ -54,7 +54,7 @@ fn add_versions(call: &Call, file: &mut Map<String, Value>) {
     file.insert("rabbitmq_version".to_owned(), json!(call.rabbitmq_version()));
 }
 
-/// Adds what RabbitMQ 4 tells of the place where a file is from.
+/// Adds what RabbitMQ 4 reports about the place where a file is from.
 fn add_origin(file: &mut Map<String, Value>, what: &str, key: &str, name: &str) {
     let format = if what == "cluster" { "cluster" } else { "single_virtual_host" };
     file.insert("rabbitmq_definition_format".to_owned(), json!(format));

@@ -121,17 +121,17 @@ impl User {
         self.identity.as_ref().map_or("operator", Identity::user)
     }
 
-    /// Whether another authority than the broker's own list has let the user in.
+    /// Whether another auth backend than the broker's own list has let the user in.
     pub(super) fn is_external(&self) -> bool {
         self.identity.as_ref().is_some_and(Identity::is_external)
     }
 
-    /// The questions to the user's authority that the last operation has left.
+    /// The questions to the user's auth backend that the last operation has left.
     pub(super) fn take_question(&self) -> Option<PendingQuestion> {
         self.identity.as_ref()?.take_question()
     }
 
-    /// Like [`Self::check`]; asks the user's authority if it has one.
+    /// Like [`Self::check`]; asks the user's auth backend if it has one.
     pub(super) async fn check_asking(
         &self,
         broker: Option<&Broker>,
@@ -170,7 +170,7 @@ impl User {
         match who {
             Who::Anyone => refuse_stranger(level.administrator || member()),
             Who::AnyoneMonitors => refuse_stranger(level.monitoring || member()),
-            // RabbitMQ tells administrators when the virtual host does not exist.
+            // RabbitMQ informs administrators when the virtual host does not exist.
             Who::Member if !is_there() && (level.administrator || conceals) => {
                 Err(ApiError::missing("vhost_not_found"))
             }

@@ -47,7 +47,7 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
         return Err(ApiError::bad_request(reason));
     }
     // An AMQP client would wait, but a waiting request would block others.
-    if call.api.process.blocks_publishers() || !authorised.vhost().has_room() {
+    if call.api.process.blocks_publishers() || !authorised.vhost().has_capacity() {
         return Err(ApiError::not_yet(
             "publishers are blocked: out of memory, out of disk space, or the disk is too slow",
         ));
@@ -161,7 +161,7 @@ impl WantedMessages {
                 .and_then(|most| usize::try_from(most).ok())
                 .ok_or_else(|| ApiError::bad_request("truncate is not a number of bytes"))?,
         };
-        Ok(Self { count: count.min(MOST_MESSAGES), after, is_base64, truncate })
+        Ok(Self { count: count.min(MAX_MESSAGES), after, is_base64, truncate })
     }
 }
 
@@ -201,7 +201,7 @@ fn take(call: &Call, queue: &Queue, wanted: &WantedMessages) -> Vec<(Delivery, u
     let deadline = Instant::now() + LOAD_TIME;
     let (mut taken, mut bytes) = (Vec::new(), 0);
     while taken.len() < wanted.count
-        && bytes < MOST_BYTES
+        && bytes < MAX_BYTES
         && let Some(got) = fetch(call, queue, wanted.after == After::Ack, deadline)
     {
         bytes += got.delivery.message().body_len();
@@ -245,10 +245,10 @@ fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &WantedMessages) 
 const OF_A_MESSAGE: &[&str] = &["properties", "routing_key", "payload", "payload_encoding"];
 
 /// Maximum number of messages per request: more than a person reads, and a script can ask again.
-const MOST_MESSAGES: usize = 10_000;
+const MAX_MESSAGES: usize = 10_000;
 
 /// Total bytes of bodies at which a request gets no more messages.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 
 /// Time for messages to be read from disk.
 const LOAD_TIME: Duration = Duration::from_secs(10);

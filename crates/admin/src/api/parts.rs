@@ -15,7 +15,7 @@ use super::error::ApiError;
 ///
 /// # Errors
 /// 400 if the body is not an object, or a wanted member that is not a string is longer than
-/// [`MOST_STRUCTURED`].
+/// [`MAX_STRUCTURED_LENGTH`].
 pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<String, Value>, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Map::new());
@@ -27,8 +27,10 @@ pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<St
     let mut parts = Map::new();
     for (name, raw) in names.iter().zip(found) {
         let Some(raw) = raw.map(RawValue::get) else { continue };
-        if raw.len() > MOST_STRUCTURED && !raw.starts_with('"') {
-            return Err(ApiError::bad_request(format!("{name} is longer than {MOST_STRUCTURED} bytes")));
+        if raw.len() > MAX_STRUCTURED_LENGTH && !raw.starts_with('"') {
+            return Err(ApiError::bad_request(format!(
+                "{name} is longer than {MAX_STRUCTURED_LENGTH} bytes"
+            )));
         }
         let value = serde_json::from_str(raw).map_err(|_| ApiError::bad_request("not_json"))?;
         parts.insert((*name).to_owned(), value);
@@ -60,7 +62,7 @@ impl<'b> Visitor<'b> for NamedValues {
 
 /// Maximum length in bytes of a member that is a list or an object: enough for properties that fit into the
 /// largest frame of 128 KiB, with every byte of them escaped.
-const MOST_STRUCTURED: usize = 1 << 20;
+const MAX_STRUCTURED_LENGTH: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -92,11 +94,11 @@ mod tests {
     #[test]
     fn lists_are_bounded_and_texts_are_not() {
         let list = |length: usize| format!(r#"{{"a": [{}0]}}"#, "0,".repeat((length - 3) / 2));
-        assert!(parts(&list(MOST_STRUCTURED - 1)).is_some());
-        assert_eq!(parts(&list(MOST_STRUCTURED + 2)), None);
-        let ignored = format!(r#"{{"x": [{}0], "a": 1}}"#, "0,".repeat(MOST_STRUCTURED));
+        assert!(parts(&list(MAX_STRUCTURED_LENGTH - 1)).is_some());
+        assert_eq!(parts(&list(MAX_STRUCTURED_LENGTH + 2)), None);
+        let ignored = format!(r#"{{"x": [{}0], "a": 1}}"#, "0,".repeat(MAX_STRUCTURED_LENGTH));
         assert_eq!(parts(&ignored), Some(json!({"a": 1})));
-        let text = "t".repeat(2 * MOST_STRUCTURED);
+        let text = "t".repeat(2 * MAX_STRUCTURED_LENGTH);
         assert_eq!(parts(&json!({"a": text}).to_string()), Some(json!({"a": text})));
     }
 }

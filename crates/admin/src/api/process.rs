@@ -253,7 +253,7 @@ pub struct ConnectionInfo {
 pub struct SessionInfo {
     /// The identifier of an MQTT client.
     pub client_id: Option<String>,
-    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` for ever.
+    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` forever.
     pub expiry: u32,
     /// Number of the client's subscriptions.
     pub subscriptions: u64,
@@ -274,7 +274,7 @@ pub struct DetachedSession {
     pub vhost: String,
     /// Number of its subscriptions.
     pub subscriptions: u64,
-    /// Seconds that it outlives its connection: `u32::MAX` for ever.
+    /// Seconds that it outlives its connection: `u32::MAX` forever.
     pub expiry: u32,
     /// When the connection ended, in milliseconds since 1970.
     pub since: u64,
@@ -330,7 +330,7 @@ pub struct TlsListener {
     /// The certificates it presents, chosen by the server name that the client requests.
     pub certificates: Vec<CertificateFile>,
     /// The authorities that it trusts for client certificates, if it requests any.
-    pub authorities: Option<CertificateFile>,
+    pub ca: Option<CertificateFile>,
 }
 
 /// A file with certificates.

@@ -17,7 +17,7 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     };
     let text = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) if text.len() <= MOST_BYTES => Ok(Some(text.as_str())),
+        Some(Value::String(text)) if text.len() <= MAX_BYTES => Ok(Some(text.as_str())),
         Some(Value::String(_)) => Err(ApiError::bad_request(format!("{key} is longer than 255 bytes"))),
         Some(other) => Err(ApiError::bad_request(format!("{key} is not a string: {other}"))),
     };
@@ -86,7 +86,7 @@ pub(super) fn show(bytes: &[u8]) -> Value {
 }
 
 /// Maximum bytes of a short string.
-const MOST_BYTES: usize = 255;
+const MAX_BYTES: usize = 255;
 
 #[cfg(test)]
 mod tests {

@@ -138,7 +138,7 @@ async fn answer(
             tracing::error!(%error, path = route.path, "a request of the management API failed");
             ApiError::internal()
         })?;
-        // Without the answers of the user's authority nothing was changed, and a list lacks virtual hosts.
+        // Without the answers of the user's auth backend nothing was changed, and a list lacks virtual hosts.
         if (is_safe || outcome.is_err())
             && let Some(question) = call.user.take_question()
         {
@@ -180,13 +180,14 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
         let permit = tokio::time::timeout_at(deadline, Arc::clone(&api.threads).acquire_owned()).await;
         let permit = permit.map_err(|_| ApiError::busy("too many requests are being answered"))?;
         let permit = permit.map_err(|_| ApiError::internal())?;
-        if is_short || api.answers.have_room() {
+        if is_short || api.answers.have_capacity() {
             return Ok(permit);
         }
         // Do not hold a permit while waiting.
         drop(permit);
-        let room = tokio::time::timeout_at(deadline, api.answers.room()).await;
-        room.map_err(|_| ApiError::busy("too many responses are waiting for their clients to read them"))?;
+        let has_capacity = tokio::time::timeout_at(deadline, api.answers.wait_for_capacity()).await;
+        has_capacity
+            .map_err(|_| ApiError::busy("too many responses are waiting for their clients to read them"))?;
     }
 }
 
@@ -267,12 +268,13 @@ async fn read<'a>(
         Size::Usual => USUAL_BODY,
         Size::Large => LARGE_BODY,
     };
-    let told = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    let told = told.and_then(|length| length.parse::<usize>().ok());
-    if told.is_some_and(|told| told > most) {
+    let announced = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let announced = announced.and_then(|length| length.parse::<usize>().ok());
+    if announced.is_some_and(|announced| announced > most) {
         return Err(ApiError::too_large());
     }
-    let permit = match action.size == Size::Large && told.is_none_or(|told| told > USUAL_BODY) {
+    let permit = match action.size == Size::Large && announced.is_none_or(|announced| announced > USUAL_BODY)
+    {
         true => Some(permit_for_large(permits, LARGE_TIME).await?),
         false => None,
     };
@@ -341,7 +343,7 @@ const OWN: &str = "leveret/";
 /// Why a change is refused at the end of a move.
 const MOVED: &str = "everything moves to another broker; try again in a moment";
 
-/// The methods of a path that does not exist, as RabbitMQ tells them.
+/// The methods of a path that does not exist, as RabbitMQ lists them.
 const NO_ROUTE: &str = "HEAD, GET, OPTIONS";
 
 /// Maximum bytes of a usual body: a definition with a long list of arguments.

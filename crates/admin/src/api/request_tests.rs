@@ -1,4 +1,4 @@
-use super::super::answers::MOST_UNREAD;
+use super::super::answers::MAX_UNREAD;
 use super::super::tests::{gated_world, moved_world, moving_world, world};
 use super::super::{LARGE_DEFINITIONS, LARGE_MESSAGES, REQUESTS_AT_ONCE};
 use super::*;
@@ -194,9 +194,9 @@ async fn a_list_is_not_finished_for_a_client_that_has_gone() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_room_for_its_answer_and_one_without_does_not() {
+async fn a_request_waits_for_capacity_for_its_answer_and_one_without_does_not() {
     let (_, api) = world();
-    let unread = api.answers.keep(vec![0; MOST_UNREAD].into(), None);
+    let unread = api.answers.keep(vec![0; MAX_UNREAD].into(), None);
     let (at_once, an_hour) = (Duration::ZERO, Duration::from_secs(3600));
     assert!(thread(&api, &Method::GET, at_once).await.is_err(), "given up in the end");
     assert!(thread(&api, &Method::DELETE, at_once).await.is_ok());

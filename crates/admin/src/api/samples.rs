@@ -31,7 +31,7 @@ impl Samples {
         }
         let rate = seen.front().map_or(0.0, |&(at, before)| {
             let seconds = now.saturating_duration_since(at).as_secs_f64();
-            if seconds < SHORTEST.as_secs_f64() { 0.0 } else { (count as f64 - before as f64) / seconds }
+            if seconds < MIN_PERIOD.as_secs_f64() { 0.0 } else { (count as f64 - before as f64) / seconds }
         });
         let due = seen.back().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= STEP);
         if due {
@@ -48,7 +48,7 @@ const SPAN: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_secs(1);
 
 /// A rate over less time than this is meaningless and shown as 0.
-const SHORTEST: Duration = Duration::from_millis(500);
+const MIN_PERIOD: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

@@ -35,7 +35,7 @@ pub(super) fn retained(call: &Call) -> ApiAnswer {
 pub(super) fn of_connection(session: &SessionInfo) -> Value {
     let SessionInfo { expiry, subscriptions, published, delivered, .. } = session;
     json!({
-        "lasting": *expiry > 0, "expiry_seconds": seconds(*expiry), "subscriptions": subscriptions,
+        "persistent": *expiry > 0, "expiry_seconds": seconds(*expiry), "subscriptions": subscriptions,
         "messages_published": published, "messages_delivered": delivered,
     })
 }
@@ -85,7 +85,7 @@ fn show(listed: &ListedSession) -> Value {
                 "name": name, "client_id": session.client_id, "user": connection.user(),
                 "vhost": connection.vhost(), "state": "connected", "protocol": info.protocol,
                 "connection": connection.name(), "peer_host": info.peer_host, "peer_port": info.peer_port,
-                "since": info.connected_at, "keep_alive": info.heartbeat, "lasting": session.expiry > 0,
+                "since": info.connected_at, "keep_alive": info.heartbeat, "persistent": session.expiry > 0,
                 "expiry_seconds": seconds(session.expiry), "subscriptions": session.subscriptions,
                 "messages_published": session.published, "messages_delivered": session.delivered,
                 "received_bytes": info.received, "sent_bytes": info.sent,
@@ -94,13 +94,13 @@ fn show(listed: &ListedSession) -> Value {
         ListedSession::Detached(session) => json!({
             "name": session.client_id, "client_id": session.client_id, "user": session.user,
             "vhost": session.vhost, "state": "detached", "protocol": null, "connection": null,
-            "since": session.since, "lasting": true, "expiry_seconds": seconds(session.expiry),
+            "since": session.since, "persistent": true, "expiry_seconds": seconds(session.expiry),
             "subscriptions": session.subscriptions,
         }),
     }
 }
 
-/// `null` for ever.
+/// `null` forever.
 fn seconds(expiry: u32) -> Value {
     if expiry == u32::MAX { Value::Null } else { expiry.into() }
 }
@@ -112,9 +112,10 @@ mod tests {
     #[test]
     fn a_session_lasts_for_ever_for_some_time_or_not_at_all() {
         let shown = |expiry| of_connection(&SessionInfo { expiry, ..SessionInfo::default() });
-        let told = |expiry| (shown(expiry)["lasting"].clone(), shown(expiry)["expiry_seconds"].clone());
-        assert_eq!(told(0), (json!(false), json!(0)));
-        assert_eq!(told(60), (json!(true), json!(60)));
-        assert_eq!(told(u32::MAX), (json!(true), Value::Null));
+        let reported =
+            |expiry| (shown(expiry)["persistent"].clone(), shown(expiry)["expiry_seconds"].clone());
+        assert_eq!(reported(0), (json!(false), json!(0)));
+        assert_eq!(reported(60), (json!(true), json!(60)));
+        assert_eq!(reported(u32::MAX), (json!(true), Value::Null));
     }
 }

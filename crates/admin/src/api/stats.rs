@@ -73,9 +73,9 @@ mod tests {
     fn what_happened_is_told_with_what_belongs_to_it() {
         let counts = MessageCounts { get: count(2, 0), deliver: count(3, 30), ..MessageCounts::default() };
         let shown = of_queues(&counts).unwrap();
-        let told = |key: &str| (shown[key].as_u64(), shown[format!("{key}_details")]["rate"].as_f64());
-        assert_eq!(told("deliver_get"), (Some(5), Some(6.0)));
-        assert_eq!(told("ack"), (Some(0), Some(0.0)));
+        let reported = |key: &str| (shown[key].as_u64(), shown[format!("{key}_details")]["rate"].as_f64());
+        assert_eq!(reported("deliver_get"), (Some(5), Some(6.0)));
+        assert_eq!(reported("ack"), (Some(0), Some(0.0)));
         assert_eq!(shown.get("publish"), None);
     }
 }

@@ -32,7 +32,7 @@ struct Quiet {
     has_moved: Arc<AtomicBool>,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
-    /// Met once when the connections are asked for, and again before they are told.
+    /// Met once when the connections are asked for, and again before they are listed.
     gate: Option<Arc<Barrier>>,
 }
 

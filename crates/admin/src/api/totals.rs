@@ -62,7 +62,7 @@ impl Sums {
         let mut sums = HashMap::<Box<str>, Sum>::new();
         // Read first, so that a queue that is deleted in the meantime is not counted twice.
         for vhost in broker.vhosts() {
-            sums.entry(vhost.name().into()).or_default().counts = vhost.counts_of_gone_queues();
+            sums.entry(vhost.name().into()).or_default().counts = vhost.counts_of_deleted_queues();
         }
         for listed in queues.get(broker).iter() {
             pace(COUNTED);

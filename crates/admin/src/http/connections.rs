@@ -39,7 +39,7 @@ impl OpenConnections {
     /// requests, has not finished sending one, or whose client has not logged in (such a client's requests take
     /// milliseconds). The oldest connection of the address with the most is chosen, so that an address with
     /// many displaces only its own. If all are at work, the new connection goes to the reserve: no request is
-    /// cut short for a newcomer.
+    /// cut short for a new connection.
     pub(super) fn admit<C>(
         &mut self,
         work: Work,
@@ -49,9 +49,9 @@ impl OpenConnections {
         C: Future<Output = ()> + Send + 'static,
     {
         while self.tasks.try_join_next().is_some() {}
-        let (places, admitted) = if self.usual.make_room() {
+        let (places, admitted) = if self.usual.free_permit() {
             (&mut self.usual, Admitted::Usual)
-        } else if self.reserve.make_room() {
+        } else if self.reserve.free_permit() {
             (&mut self.reserve, Admitted::Probes)
         } else {
             return tracing::debug!("refused an HTTP connection, for all of them are at work");
@@ -90,7 +90,7 @@ impl ConnectionPermits {
 
     /// Closes a connection that is not at work if the limit is reached. Returns whether there is room for one
     /// more.
-    fn make_room(&mut self) -> bool {
+    fn free_permit(&mut self) -> bool {
         if self.by_age.len() >= self.limit {
             self.by_age.retain(|open| !open.task.is_finished());
         }
@@ -124,12 +124,12 @@ mod tests {
 
     /// Admits a connection that never ends by itself; returns which requests it may make.
     fn admit(connections: &mut OpenConnections, from: &str, work: &Work) -> Option<Admitted> {
-        let mut told = None;
+        let mut announced = None;
         connections.admit(work.clone(), from.parse().ok(), |admitted| {
-            told = Some(admitted);
+            announced = Some(admitted);
             std::future::pending()
         });
-        told
+        announced
     }
 
     fn open_from(connections: &OpenConnections) -> Vec<String> {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_with_many_takes_room_from_nobody_but_itself() {
+    async fn an_address_with_many_takes_connections_from_nobody_but_itself() {
         let mut connections = OpenConnections::new(4, 1);
         for from in ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"] {
             admit(&mut connections, from, &Work::default());

@@ -129,14 +129,14 @@ impl SharedBody {
         if self.is_end_stream() {
             return true;
         }
-        if is_asked_for || self.size_hint().lower() > MOST_LEFT {
+        if is_asked_for || self.size_hint().lower() > MAX_UNREAD_BODY {
             return false;
         }
         tokio::time::timeout(LEFT_TIME, self.drain()).await == Ok(true)
     }
 
     async fn drain(&mut self) -> bool {
-        let mut left = MOST_LEFT;
+        let mut left = MAX_UNREAD_BODY;
         while let Some(frame) = self.frame().await {
             let length = frame.map_or(u64::MAX, |frame| frame.data_ref().map_or(0, |data| data.len() as u64));
             match left.checked_sub(length) {
@@ -149,7 +149,7 @@ impl SharedBody {
 }
 
 /// Number of unwanted bytes of a body up to which reading them costs less than another connection.
-const MOST_LEFT: u64 = 64 << 10;
+const MAX_UNREAD_BODY: u64 = 64 << 10;
 
 /// Time for those bytes to arrive. A client that sends a request in several pieces sends them in quick
 /// succession.

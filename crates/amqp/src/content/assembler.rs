@@ -60,7 +60,7 @@ impl<M> Assembler<M> {
     }
 
     /// Bytes of memory used by the body so far.
-    pub fn held(&self) -> usize {
+    pub fn buffered_len(&self) -> usize {
         let body = self.0.as_ref().and_then(|pending| pending.body.as_ref());
         body.map_or(0, |body| body.bytes.capacity())
     }

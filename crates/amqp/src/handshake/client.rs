@@ -38,7 +38,7 @@ pub enum ClientEvent {
     Opened(Box<Opened>),
     /// The server refused. Send the bytes of `poll_output`, then close the socket.
     Refused(ServerClose),
-    /// The handshake cannot go on. Send the bytes of `poll_output`, then close the socket.
+    /// The handshake cannot continue. Send the bytes of `poll_output`, then close the socket.
     Failed(ClientFailure),
 }
 

@@ -1,4 +1,4 @@
-//! The order of authorities.
+//! The order of auth backends.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,9 +8,9 @@ use jsonwebtoken::Algorithm;
 use serde_json::json;
 
 use super::signer::{Signer, claims, clock, policy, published};
-use crate::{AuthChain, ChainLink, KeySource, OAuth2};
+use crate::{AuthBackend, AuthChain, KeySource, OAuth2};
 
-/// A broker that asks these authorities, with a file of keys for the signer's tokens.
+/// A broker that asks these auth backends, with a file of keys for the signer's tokens.
 struct World {
     broker: Arc<Broker>,
     signer: Signer,
@@ -18,13 +18,13 @@ struct World {
 }
 
 impl World {
-    fn new(links: impl FnOnce(OAuth2) -> Vec<ChainLink>) -> Self {
+    fn new(backends: impl FnOnce(OAuth2) -> Vec<AuthBackend>) -> Self {
         let signer = Signer::new(Algorithm::EdDSA, "k");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), published(&[&signer])).unwrap();
         let tokens = OAuth2::new(policy(), KeySource::File(file.path().to_owned()), clock()).unwrap();
         let broker = Broker::new(BrokerConfig::default());
-        broker.set_auth_backends(Arc::new(AuthChain::new(links(tokens))));
+        broker.set_auth_backends(Arc::new(AuthChain::new(backends(tokens))));
         Self { broker, signer, _file: file }
     }
 
@@ -53,8 +53,8 @@ fn now(answer: LoginAnswer) -> Result<Identity, LoginRefused> {
 }
 
 #[test]
-fn the_next_authority_is_asked_when_one_refuses() {
-    let world = World::new(|tokens| vec![ChainLink::Internal, ChainLink::OAuth2(tokens)]);
+fn the_next_backend_is_asked_when_one_refuses() {
+    let world = World::new(|tokens| vec![AuthBackend::Internal, AuthBackend::OAuth2(tokens)]);
     assert_eq!(world.log_in("ignored", &world.token("alice")).unwrap().user(), "alice");
     assert_eq!(world.log_in("guest", "guest"), Err(LoginRefused::LoopbackOnly));
     let why = world.log_in("guest", "wrong").unwrap_err().to_string();
@@ -63,7 +63,7 @@ fn the_next_authority_is_asked_when_one_refuses() {
 
 #[test]
 fn users_of_the_brokers_list_stay_out_if_it_is_not_asked() {
-    let world = World::new(|tokens| vec![ChainLink::OAuth2(tokens)]);
+    let world = World::new(|tokens| vec![AuthBackend::OAuth2(tokens)]);
     assert!(world.log_in("guest", "guest").is_err());
     assert!(world.broker.authenticate_external("guest", true).is_err(), "not with a certificate either");
     assert!(world.log_in("", &world.token("alice")).is_ok());
@@ -71,7 +71,7 @@ fn users_of_the_brokers_list_stay_out_if_it_is_not_asked() {
 
 #[test]
 fn outdated_tokens_lock_nobody_out_and_guesses_at_passwords_do() {
-    let world = World::new(|tokens| vec![ChainLink::Internal, ChainLink::OAuth2(tokens)]);
+    let world = World::new(|tokens| vec![AuthBackend::Internal, AuthBackend::OAuth2(tokens)]);
     for number in 0..100 {
         let outdated = world.signer.sign(&claims(&json!({ "exp": number })));
         assert!(world.log_in("u", &outdated).is_err());
@@ -86,7 +86,7 @@ fn outdated_tokens_lock_nobody_out_and_guesses_at_passwords_do() {
 
 #[test]
 fn a_token_is_renewed_by_one_of_the_same_user() {
-    let world = World::new(|tokens| vec![ChainLink::Internal, ChainLink::OAuth2(tokens)]);
+    let world = World::new(|tokens| vec![AuthBackend::Internal, AuthBackend::OAuth2(tokens)]);
     let alice = world.log_in("", &world.token("alice")).unwrap();
     let renew = |secret: &str| now(world.broker.renew(&alice, secret.as_bytes()));
     assert!(renew(&world.token("alice")).is_ok());

@@ -1,4 +1,4 @@
-//! Tokens as a whole: signatures, claims, keys that change; services that are asked; and the order of authorities.
+//! Tokens as a whole: signatures, claims, keys that change; services that are asked; and the order of auth backends.
 
 mod chain;
 mod keys;

@@ -13,8 +13,8 @@ use tokio::sync::{Notify, Semaphore};
 use transport::tls::ClientTlsConfig;
 
 use crate::{
-    AuthChain, CacheSettings, ChainLink, HttpAuthority, HttpAuthorityMethod, HttpAuthoritySettings,
-    ServiceTimes, ServiceUrl, SplitLink,
+    AuthBackend, AuthChain, CacheSettings, HttpAuthBackend, HttpAuthBackendMethod, HttpAuthBackendSettings,
+    ServiceTimes, ServiceUrl, SplitAuthBackend,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ const GATE: u32 = 64;
 
 /// A service that answers in order, and closes each connection after its share of answers.
 struct Service {
-    authority: HttpAuthority,
+    backend: HttpAuthBackend,
     answers: Answers,
     requests: Arc<AtomicUsize>,
     /// Notified of each request.
@@ -57,18 +57,18 @@ impl Service {
                 tokio::spawn(serving.clone().serve(stream, answers_each));
             }
         });
-        let tls = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
-        let settings = HttpAuthoritySettings {
+        let tls = ClientTlsConfig { ca: None, certificate: None, server_name: None, verify: true };
+        let settings = HttpAuthBackendSettings {
             user: url.clone(),
             vhost: url.clone(),
             resource: url.clone(),
             topic: url,
-            method: HttpAuthorityMethod::Get,
+            method: HttpAuthBackendMethod::Get,
             tls,
             times: ServiceTimes { connect: PATIENCE, request: PATIENCE },
         };
-        let authority = HttpAuthority::new(settings).unwrap();
-        Self { authority, answers, requests, arrived, gate, connections }
+        let backend = HttpAuthBackend::new(settings).unwrap();
+        Self { backend, answers, requests, arrived, gate, connections }
     }
 
     fn requests(&self) -> usize {
@@ -127,9 +127,9 @@ async fn log_in(broker: &Arc<Broker>, user: &str, secret: &str) -> Result<Identi
     }
 }
 
-fn broker(links: Vec<ChainLink>) -> Arc<Broker> {
+fn broker(backends: Vec<AuthBackend>) -> Arc<Broker> {
     let broker = Broker::new(BrokerConfig::default());
-    broker.set_auth_backends(Arc::new(AuthChain::new(links)));
+    broker.set_auth_backends(Arc::new(AuthChain::new(backends)));
     broker
 }
 
@@ -138,7 +138,7 @@ async fn connections_are_used_again_and_one_that_was_closed_meanwhile_is_no_faul
     for (answers_each, connections) in [(usize::MAX, 1), (1, 5), (2, 3)] {
         let service = Service::start(&["allow"], answers_each).await;
         for _ in 0..5 {
-            assert_eq!(service.authority.check_login(&attempt("u", "p")).await, Ok(Vec::new()));
+            assert_eq!(service.backend.check_login(&attempt("u", "p")).await, Ok(Vec::new()));
         }
         assert_eq!(service.connections.load(Ordering::Relaxed), connections);
         assert_eq!(service.requests(), 5);
@@ -149,17 +149,17 @@ async fn connections_are_used_again_and_one_that_was_closed_meanwhile_is_no_faul
 async fn guest_comes_from_this_machine_only_and_nobody_comes_without_a_name() {
     let service = Service::start(&["allow"], usize::MAX).await;
     let here = LoginAttempt { is_loopback: true, ..attempt("guest", "p") };
-    assert!(service.authority.check_login(&here).await.is_ok());
-    let elsewhere = service.authority.check_login(&attempt("guest", "p")).await;
+    assert!(service.backend.check_login(&here).await.is_ok());
+    let elsewhere = service.backend.check_login(&attempt("guest", "p")).await;
     assert_eq!(elsewhere, Err(LoginRefused::LoopbackOnly));
-    assert!(service.authority.check_login(&attempt("", "p")).await.is_err());
+    assert!(service.backend.check_login(&attempt("", "p")).await.is_err());
     assert_eq!(service.requests(), 2, "no name is not asked about");
 }
 
 #[tokio::test]
-async fn a_service_without_an_answer_is_no_guess_and_the_next_authority_is_asked() {
+async fn a_service_without_an_answer_is_no_guess_and_the_next_backend_is_asked() {
     let service = Service::start(&["what?"], usize::MAX).await;
-    let broker = broker(vec![ChainLink::Http(service.authority.clone()), ChainLink::Internal]);
+    let broker = broker(vec![AuthBackend::Http(service.backend.clone()), AuthBackend::Internal]);
     for number in 0..50 {
         let why = log_in(&broker, "u", &number.to_string()).await.unwrap_err().to_string();
         assert_eq!(
@@ -179,9 +179,9 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_authority_is_asked
 async fn a_wrong_password_of_the_brokers_own_user_is_a_guess_whatever_a_service_answers() {
     let service = Service::start(&["what?"], usize::MAX).await;
     for is_first in [true, false] {
-        let mut links = vec![ChainLink::Internal, ChainLink::Http(service.authority.clone())];
-        links.rotate_left(usize::from(is_first));
-        let broker = broker(links);
+        let mut backends = vec![AuthBackend::Internal, AuthBackend::Http(service.backend.clone())];
+        backends.rotate_left(usize::from(is_first));
+        let broker = broker(backends);
         broker.put_user(broker::UserSpec { loopback_only: false, ..broker::UserSpec::guest() });
         for number in 0..50 {
             assert!(log_in(&broker, "guest", &number.to_string()).await.is_err());
@@ -196,10 +196,10 @@ async fn names_that_nobody_has_are_not_asked_about() {
     let name = |length| "n".repeat(length);
     let of_vhost = |length| LoginAttempt { context: vec![("vhost", name(length))], ..attempt("u", "p") };
     for attempt in [attempt(&name(255), "p"), of_vhost(255)] {
-        assert!(service.authority.check_login(&attempt).await.is_ok());
+        assert!(service.backend.check_login(&attempt).await.is_ok());
     }
     for attempt in [attempt(&name(256), "p"), of_vhost(256)] {
-        let refused = service.authority.check_login(&attempt).await.unwrap_err();
+        let refused = service.backend.check_login(&attempt).await.unwrap_err();
         assert!(matches!(refused, LoginRefused::Elsewhere { .. }), "{refused}");
     }
     assert_eq!(service.requests(), 2);
@@ -216,8 +216,8 @@ async fn a_login_waits_for_its_turn_and_its_answer_together_no_longer_than_the_t
     let service = Service::start(&["allow"], usize::MAX).await;
     let _held = service.gate.acquire_many(GATE).await.unwrap();
     let ask = || {
-        let authority = service.authority.clone();
-        tokio::spawn(async move { authority.check_login(&attempt("u", "p")).await })
+        let backend = service.backend.clone();
+        tokio::spawn(async move { backend.check_login(&attempt("u", "p")).await })
     };
     let passes = async || {
         for _ in 0..10_000 {
@@ -254,8 +254,8 @@ async fn a_login_waits_for_its_turn_and_its_answer_together_no_longer_than_the_t
 async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_again() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
     let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
-    let cached = service.authority.cached(settings).unwrap();
-    let broker = broker(vec![ChainLink::Http(cached)]);
+    let cached = service.backend.cached(settings).unwrap();
+    let broker = broker(vec![AuthBackend::Http(cached)]);
     let held = service.gate.acquire_many(GATE).await.unwrap();
     let asking = tokio::spawn({
         let broker = Arc::clone(&broker);
@@ -276,8 +276,8 @@ async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_agai
 async fn an_answer_is_used_again_until_all_are_forgotten() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
     let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
-    let cached = service.authority.cached(settings).unwrap();
-    let broker = broker(vec![ChainLink::Http(cached)]);
+    let cached = service.backend.cached(settings).unwrap();
+    let broker = broker(vec![AuthBackend::Http(cached)]);
     for _ in 0..3 {
         let identity = log_in(&broker, "u", "p").await.unwrap();
         assert_eq!(broker.tags(&identity), ["management"]);
@@ -293,9 +293,9 @@ async fn an_answer_is_used_again_until_all_are_forgotten() {
 #[tokio::test]
 async fn of_two_that_share_the_work_both_have_to_let_a_user_in() {
     let service = Service::start(&["allow monitoring"], usize::MAX).await;
-    let http = || SplitLink::Http(service.authority.clone());
-    let split = |authn, authz| broker(vec![ChainLink::Split { authn, authz }]);
-    let first = split(http(), SplitLink::Internal);
+    let http = || SplitAuthBackend::Http(service.backend.clone());
+    let split = |authn, authz| broker(vec![AuthBackend::Split { authn, authz }]);
+    let first = split(http(), SplitAuthBackend::Internal);
     first.put_user(broker::UserSpec { name: "u".into(), loopback_only: false, ..broker::UserSpec::guest() });
     let identity = log_in(&first, "u", "p").await.unwrap();
     assert!(!identity.is_asked() && first.tags(&identity) == ["administrator", "monitoring"]);
@@ -304,7 +304,7 @@ async fn of_two_that_share_the_work_both_have_to_let_a_user_in() {
         first.authenticate_external("u", true).is_err(),
         "a certificate proves the name to the list alone"
     );
-    let second = split(SplitLink::Internal, http());
+    let second = split(SplitAuthBackend::Internal, http());
     second.put_user(broker::UserSpec { name: "u".into(), loopback_only: false, ..broker::UserSpec::guest() });
     let identity = log_in(&second, "u", "guest").await.unwrap();
     assert!(identity.is_asked() && second.tags(&identity) == ["administrator"]);

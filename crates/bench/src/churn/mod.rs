@@ -80,7 +80,7 @@ pub(crate) struct ChurnPlan {
 }
 
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
-const MOST_WORKERS: usize = 1000;
+const MAX_WORKERS: usize = 1000;
 const CHANNEL: u16 = 1;
 /// The channel that is opened and closed; another one stays open.
 const OTHER_CHANNEL: u16 = 2;
@@ -90,7 +90,7 @@ impl ChurnArguments {
     pub(crate) fn plan(&self) -> Result<ChurnPlan, Error> {
         let default: &[usize] = if self.common.quick { &[1, 4] } else { &[1, 4, 16] };
         let workers = if self.workers.is_empty() { default } else { &self.workers };
-        let valid = workers.iter().all(|count| (1..=MOST_WORKERS).contains(count));
+        let valid = workers.iter().all(|count| (1..=MAX_WORKERS).contains(count));
         check(valid, "--workers must be between 1 and 1000")?;
         let all = ChurnKind::value_variants();
         Ok(ChurnPlan {

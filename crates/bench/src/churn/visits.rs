@@ -22,7 +22,7 @@ use crate::study::crew::{Done, Labour, Shift};
 use crate::uri::Uri;
 
 /// How often to check for visits that take too long.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Bytes of one read: far more than a server sends during a whole visit.
 const READ: usize = 16 * 1024;
@@ -59,13 +59,13 @@ fn labour(
     let mut events = Events::with_capacity(visitors);
     let mut scratch = vec![0; READ].into_boxed_slice();
     let began = Instant::now();
-    let (mut count, mut times, mut next_look) = (0, Latencies::new(), began + LOOK);
+    let (mut count, mut times, mut next_look) = (0, Latencies::new(), began + CHECK_INTERVAL);
     let begin = |registry: &Registry, number| Visit::begin(registry, number, address, offer);
     let mut visits = (0..visitors)
         .map(|number| begin(poll.registry(), number).map(Some))
         .collect::<Result<Vec<_>, _>>()?;
     while visits.iter().any(Option::is_some) {
-        match poll.poll(&mut events, Some(LOOK)) {
+        match poll.poll(&mut events, Some(CHECK_INTERVAL)) {
             Err(error) if error.kind() != ErrorKind::Interrupted => {
                 return Err(ClientError::io("polling")(error));
             }
@@ -88,7 +88,7 @@ fn labour(
         }
         let now = Instant::now();
         if now >= next_look {
-            next_look = now + LOOK;
+            next_look = now + CHECK_INTERVAL;
             if visits.iter().flatten().any(|visit| now - visit.began > SETUP_TIMEOUT) {
                 return Err(ClientError::TimedOut("opening a connection"));
             }

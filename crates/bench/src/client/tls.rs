@@ -21,7 +21,7 @@ const BUFFER: usize = 64 * 1024;
 /// Connects and performs the handshake; the returned socket is plain.
 pub(super) fn connect(uri: &Uri, tls: &Tls) -> Result<TcpStream, ClientError> {
     let config = ClientTlsConfig {
-        authorities: tls.authorities.clone(),
+        ca: tls.ca.clone(),
         certificate: tls.certificate.clone().map(|(certificate, key)| CertificateFiles { certificate, key }),
         server_name: tls.server_name.clone(),
         verify: !tls.unverified,

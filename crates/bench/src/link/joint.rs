@@ -123,7 +123,7 @@ impl End {
     }
 
     fn read_into(&mut self, line: &mut DelayLine, scratch: &mut [u8]) -> io::Result<bool> {
-        if !self.readable || self.ended || !line.has_room() {
+        if !self.readable || self.ended || !line.has_capacity() {
             return Ok(false);
         }
         match self.stream.read(scratch) {

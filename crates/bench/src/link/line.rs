@@ -7,7 +7,7 @@ use crate::random::Random;
 
 /// Most bytes in transit in one direction of a connection; beyond it the sender is not read. This exceeds the amount
 /// that Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the link does not limit a fast sender.
-const MOST_UNDER_WAY: usize = 4 << 20;
+const MAX_IN_TRANSIT: usize = 4 << 20;
 
 /// The delays and the bandwidth of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,8 +70,8 @@ impl DelayLine {
     }
 
     /// Whether more may be sent.
-    pub(super) fn has_room(&self) -> bool {
-        self.bytes < MOST_UNDER_WAY
+    pub(super) fn has_capacity(&self) -> bool {
+        self.bytes < MAX_IN_TRANSIT
     }
 
     /// Sends bytes at `now`.
@@ -234,11 +234,11 @@ mod tests {
     fn what_is_under_way_is_bounded() {
         let (mut line, start) = line(delayed(MS));
         let piece = [0; 64 * 1024];
-        while line.has_room() {
+        while line.has_capacity() {
             line.send(start, &piece);
         }
-        assert_eq!(line.bytes, MOST_UNDER_WAY);
+        assert_eq!(line.bytes, MAX_IN_TRANSIT);
         line.take(piece.len());
-        assert!(line.has_room());
+        assert!(line.has_capacity());
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{ClientError, Error};
 use crate::link::{self, Link, LinkShape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
-use crate::one_shot::Letter;
+use crate::one_shot::OneShotMessage;
 use crate::process;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::companion::Companion;
@@ -109,7 +109,7 @@ const DIRECT: &str = "direct";
 const POOL: &str = "leveret";
 const SPOOL: &str = "spool";
 /// More would test the machine instead.
-const MOST_CLIENTS: usize = 1000;
+const MAX_CLIENTS: usize = 1000;
 const LARGEST_BODY: usize = 128 << 20;
 
 impl ProxyArguments {
@@ -120,7 +120,7 @@ impl ProxyArguments {
             !(self.no_direct && self.no_pool && others.is_empty()),
             "--no-direct and --no-pool leave nothing to measure",
         )?;
-        check((1..=MOST_CLIENTS).contains(&self.clients), "--clients must be between 1 and 1000")?;
+        check((1..=MAX_CLIENTS).contains(&self.clients), "--clients must be between 1 and 1000")?;
         check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
         if let Some(pid) = self.pids.iter().find(|pid| !process::exists(**pid)) {
             return Err(Error::Usage(format!("--pid: there is no process {pid}")));
@@ -242,7 +242,7 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
         places.iter().enumerate().flat_map(|(number, place)| vec![number; place.systems.len()]).collect();
     let queues: Vec<String> = places.iter().map(|place| place.mailbox.name().to_owned()).collect();
     watch(0.0, "what everybody uses when idle");
-    let letter = |system: usize, confirm| Letter {
+    let message = |system: usize, confirm| OneShotMessage {
         uri: &systems[system].uri,
         queue: &queues[behind[system]],
         body: &plan.body,
@@ -251,7 +251,7 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
     };
     let of = |system: usize| Error::of(&systems[system].name);
     for system in 0..systems.len() {
-        letter(system, true).post().map_err(of(system))?;
+        message(system, true).post().map_err(of(system))?;
     }
     let mut groups: Vec<&Watched> = systems.iter().map(|system| &system.watched).collect();
     groups.extend(places.iter().map(|place| &place.broker.watched));
@@ -275,9 +275,9 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
     let mut report = run_study(outline, &plan.common, watch, about, |cell, system| {
         let place = &mut places[behind[system]];
         place.link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
-        let letter = letter(system, cell.scenario == CONFIRM);
+        let message = message(system, cell.scenario == CONFIRM);
         let broker_idle = &brokers_idle[behind[system]];
-        let (sample, count) = one_round(plan, &letter, &idle[system], broker_idle).map_err(of(system))?;
+        let (sample, count) = one_round(plan, &message, &idle[system], broker_idle).map_err(of(system))?;
         let arrived = place.mailbox.empty(count).map_err(of(system))?;
         Ok(with_losses(sample, count, arrived))
     })?;
@@ -290,14 +290,14 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
 /// Measures one round, after one message that is not measured; also returns how many messages were sent in all.
 fn one_round(
     plan: &ProxyPlan,
-    letter: &Letter<'_>,
+    message: &OneShotMessage<'_>,
     idle: &Idle,
     broker_idle: &Idle,
 ) -> Result<(Sample, u64), ClientError> {
-    letter.post()?;
+    message.post()?;
     let meter = Meter::start(idle, broker_idle);
     let shift = Shift { workers: plan.clients, time: plan.common.time, fewest: FEWEST };
-    let (sample, count) = letter.measure(shift, meter)?;
+    let (sample, count) = message.measure(shift, meter)?;
     Ok((sample, count + 1))
 }
 

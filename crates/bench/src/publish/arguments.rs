@@ -71,7 +71,7 @@ pub(crate) enum PublishStyle {
 
 /// Most unconfirmed messages of a publisher that does not wait for each.
 pub(super) const WINDOW: usize = 10_000;
-const MOST_PUBLISHERS: usize = 1000;
+const MAX_PUBLISHERS: usize = 1000;
 const LARGEST_BODY: usize = 128 << 20;
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
 
@@ -125,7 +125,7 @@ impl PublishArguments {
         let publishers = if self.publishers.is_empty() { publishers } else { &self.publishers };
         let latency = if self.latency.is_empty() { latency } else { &self.latency };
         check(
-            publishers.iter().all(|count| (1..=MOST_PUBLISHERS).contains(count)),
+            publishers.iter().all(|count| (1..=MAX_PUBLISHERS).contains(count)),
             "--publishers must be between 1 and 1000",
         )?;
         check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;

@@ -14,7 +14,7 @@ use crate::error::{ClientError, Error};
 use crate::link::{self, Link, LinkShape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
-use crate::one_shot::Letter;
+use crate::one_shot::OneShotMessage;
 use crate::proxy::through;
 use crate::report::Round;
 use crate::stream::content::MessageProperties;
@@ -241,10 +241,11 @@ fn one_shot(
     confirm: bool,
     processes: &Idle,
 ) -> Result<(Sample, u64), Failure> {
-    let letter = Letter { uri: &system.uri, queue, body: &plan.body, confirm, persistent: plan.persistent };
+    let message =
+        OneShotMessage { uri: &system.uri, queue, body: &plan.body, confirm, persistent: plan.persistent };
     let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
     let nobody = Idle::default();
-    let (mut sample, count) = letter.measure(shift, Meter::start(processes, &nobody))?;
+    let (mut sample, count) = message.measure(shift, Meter::start(processes, &nobody))?;
     // In this study the latency of a message is that of its confirm, for all styles.
     sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
     Ok((sample, count))

@@ -159,7 +159,7 @@ impl fmt::Display for RoutingSettings {
 impl RoutingSettings {
     /// The number of messages to publish when each goes to `queues` queues.
     pub(super) fn messages_for(&self, queues: u64) -> u64 {
-        (self.copies / queues.max(1)).max(FEWEST_MESSAGES).min(self.messages)
+        (self.copies / queues.max(1)).max(MIN_MESSAGES).min(self.messages)
     }
 }
 
@@ -187,7 +187,7 @@ impl RoutingArguments {
         check(settings.bulk > 0, "--bulk must be at least 1")?;
         let largest = self.base.checked_pow(combined.max(queues).max(bindings));
         check(
-            largest.is_some_and(|largest| largest <= MOST),
+            largest.is_some_and(|largest| largest <= MAX_OBJECTS),
             "--queues, --bindings or --combined: more than 100 million",
         )?;
         let mut kinds = self.exchange.clone();
@@ -227,9 +227,9 @@ impl RoutingPlan {
 }
 
 /// With fewer messages, one late wake-up would dominate the result.
-const FEWEST_MESSAGES: u64 = 10;
+const MIN_MESSAGES: u64 = 10;
 /// Most queues or bindings; more than any machine can handle for now.
-const MOST: u64 = 100_000_000;
+const MAX_OBJECTS: u64 = 100_000_000;
 
 #[cfg(test)]
 mod tests {

@@ -94,7 +94,7 @@ pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError
         if start.elapsed() > PATIENCE {
             return Err(ClientError::TimedOut("the end of exclusive queues"));
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_INTERVAL);
     }
     let gone_seconds = start.elapsed().as_secs_f64();
     observer.close();
@@ -183,6 +183,6 @@ const BEFORE: Duration = Duration::from_millis(500);
 /// How long the publisher continues after the deletion was answered.
 const AFTER: Duration = Duration::from_millis(300);
 /// The interval between checks whether everything is gone.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The time limit for everything to be gone.
 const PATIENCE: Duration = Duration::from_secs(300);

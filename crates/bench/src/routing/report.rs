@@ -115,7 +115,7 @@ impl Figure {
 }
 
 /// In a shorter time, in seconds, one late wake-up dominates: such a point is drawn, but not used in a fit.
-const SHORTEST: f64 = 0.002;
+const MIN_SECONDS: f64 = 0.002;
 
 /// The growth of a figure on one system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -189,7 +189,7 @@ pub(super) fn growth(
 }
 
 fn with_queues(series: &Series, figure: Figure) -> Option<Growth> {
-    let points = series.points.iter().filter(|point| figure.seconds(point) >= SHORTEST);
+    let points = series.points.iter().filter(|point| figure.seconds(point) >= MIN_SECONDS);
     let points: Vec<(f64, f64)> = points
         .map(|point| match figure {
             Figure::Publish => (point.queues as f64, figure.micros(point)),
@@ -202,7 +202,7 @@ fn with_queues(series: &Series, figure: Figure) -> Option<Growth> {
 fn with_bindings(levels: &[&Series], queues: u64, figure: Figure) -> Option<Growth> {
     let at = |series: &&Series| {
         let point = series.points.iter().find(|point| point.queues == queues)?;
-        (figure.seconds(point) >= SHORTEST).then(|| (series.bindings as f64, figure.micros(point)))
+        (figure.seconds(point) >= MIN_SECONDS).then(|| (series.bindings as f64, figure.micros(point)))
     };
     Growth::fit(&levels.iter().filter_map(at).collect::<Vec<_>>())
 }

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const PIECE_BYTES: usize = 32 * 1024;
 /// Most requests and messages without an answer. Their answers, of 40 bytes or less each, fit into the socket's
 /// buffers, so that a system that stops reading when it cannot write does not deadlock with this client.
-const MOST_AHEAD: u64 = 8192;
+const MAX_AHEAD: u64 = 8192;
 
 /// One channel in confirm mode.
 pub(super) struct ConfirmedChannel {
@@ -109,8 +109,8 @@ impl ConfirmedChannel {
         }
         if self.out.len() >= PIECE_BYTES {
             self.flush()?;
-            if self.outstanding() > MOST_AHEAD {
-                self.wait_until(MOST_AHEAD / 2)?;
+            if self.outstanding() > MAX_AHEAD {
+                self.wait_until(MAX_AHEAD / 2)?;
             }
         }
         Ok(())

@@ -73,8 +73,8 @@ pub(crate) struct StrategiesPlan {
 /// As in the published study. There is no duration: a round ends when all messages are sent.
 const DEFAULTS: Defaults = Defaults { rounds: 10, seconds: 0.0, quick_rounds: 2, quick_seconds: 0.0 };
 /// Fewer than the channels that RabbitMQ allows on a connection, and than the messages that a study's queue may hold.
-const MOST_WORKERS: usize = 2000;
-const MOST_MESSAGES: u64 = 1_000_000;
+const MAX_WORKERS: usize = 2000;
+const MAX_MESSAGES: u64 = 1_000_000;
 const LARGEST_BODY: usize = 16 << 20;
 
 impl StrategiesArguments {
@@ -82,11 +82,11 @@ impl StrategiesArguments {
     pub(crate) fn plan(&self) -> Result<StrategiesPlan, Error> {
         let default: &[usize] = if self.common.quick { &[5, 20] } else { &[5, 10, 20, 50, 100, 150] };
         let workers = if self.workers.is_empty() { default } else { &self.workers };
-        let valid = |count: &usize| (1..=MOST_WORKERS).contains(count);
+        let valid = |count: &usize| (1..=MAX_WORKERS).contains(count);
         check(workers.iter().all(valid), "--workers must be between 1 and 2000")?;
         check(valid(&self.pool), "--pool must be between 1 and 2000")?;
         let messages = self.messages.unwrap_or(if self.common.quick { 100 } else { 1000 });
-        check((1..=MOST_MESSAGES).contains(&messages), "--messages must be between 1 and 1000000")?;
+        check((1..=MAX_MESSAGES).contains(&messages), "--messages must be between 1 and 1000000")?;
         check(self.size <= LARGEST_BODY, "--size must be at most 16 MiB")?;
         check(!self.common.has_time(), "--time: a round of this study ends after --messages")?;
         let all = Strategy::value_variants();

@@ -44,7 +44,7 @@ impl ConfirmWindow {
     }
 
     /// The number of messages that may be sent now.
-    pub(crate) fn room(&self) -> u64 {
+    pub(crate) fn available(&self) -> u64 {
         let sent = self.sent.load(Relaxed);
         let by_window = self.window - (sent - self.settled.load(Acquire)).min(self.window);
         let by_slots = self.slots.len() as u64 - (sent - self.settled_up_to.load(Acquire));
@@ -56,7 +56,7 @@ impl ConfirmWindow {
         self.sent.load(Relaxed).saturating_sub(self.settled.load(Acquire))
     }
 
-    /// Records messages about to be sent, no more than [`ConfirmWindow::room`]. Sending thread only.
+    /// Records messages about to be sent, no more than [`ConfirmWindow::available`]. Sending thread only.
     pub(crate) fn sending(&self, stamps: &[u64]) {
         let sent = self.sent.load(Relaxed);
         for (number, stamp) in (sent + 1..).zip(stamps) {
@@ -119,10 +119,10 @@ mod tests {
     fn multiple_settles_everything_before_it_once() {
         let window = ConfirmWindow::new(4, 1);
         window.sending(&[0, 10, 20, 30]);
-        assert_eq!(window.room(), 0);
+        assert_eq!(window.available(), 0);
         assert_eq!(settle(&window, 2, false), [10]);
         assert_eq!(settle(&window, 3, true), [0, 20]);
-        assert_eq!((window.room(), window.unconfirmed()), (3, 1));
+        assert_eq!((window.available(), window.unconfirmed()), (3, 1));
         assert_eq!(settle(&window, 0, true), [30]);
         assert_eq!(window.unconfirmed(), 0);
     }
@@ -136,14 +136,14 @@ mod tests {
         assert!(!window.settle(0, 2, false, |_| {}), "settled already");
         assert!(window.settle(0, 1, false, |_| {}));
         assert!(!window.settle(0, 1, true, |_| {}), "settled already");
-        assert_eq!(window.room(), 4);
+        assert_eq!(window.available(), 4);
     }
 
     #[test]
     fn one_late_confirm_holds_up_the_window_only_when_its_slot_comes_round() {
         let window = ConfirmWindow::new(2, 1);
         let mut sent = 0;
-        while window.room() > 0 {
+        while window.available() > 0 {
             window.sending(&[sent]);
             sent += 1;
             if sent > 1 {
@@ -152,7 +152,7 @@ mod tests {
         }
         assert_eq!((sent, window.unconfirmed()), (8, 1), "eight slots, the first tag still waits");
         window.settle(0, 1, false, |_| {});
-        assert_eq!(window.room(), 2);
+        assert_eq!(window.available(), 2);
     }
 
     #[test]
@@ -171,6 +171,6 @@ mod tests {
         assert_eq!(settle(2, 1, true), (true, vec![2]));
         assert_eq!(settle(3, 1, false), (false, vec![]), "there is no such channel");
         assert_eq!(settle(2, 0, true), (true, vec![12]));
-        assert_eq!((window.unconfirmed(), window.room()), (0, 8));
+        assert_eq!((window.unconfirmed(), window.available()), (0, 8));
     }
 }

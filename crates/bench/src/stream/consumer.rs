@@ -245,9 +245,9 @@ impl<'s> Consumer<'s> {
         if self.runs.is_empty() {
             return;
         }
-        let mut ledgers = self.shared.ledgers();
+        let mut trackers = self.shared.trackers();
         for run in self.runs.drain(..) {
-            let ledger = &mut ledgers[usize::from(run.producer)];
+            let ledger = &mut trackers[usize::from(run.producer)];
             let before = ledger.received();
             ledger.arrived(run.first, run.count);
             if run.late {

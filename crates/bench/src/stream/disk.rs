@@ -70,11 +70,11 @@ fn fill(file: &File) -> std::io::Result<()> {
 
 fn write(file: &File, workload: &Workload, shared: &RoundState) -> Result<Produced, ClientError> {
     let body = vec![b'x'; workload.size];
-    let room = (FILE_SIZE / workload.size.max(1) as u64).max(1);
+    let capacity = (FILE_SIZE / workload.size.max(1) as u64).max(1);
     let mut produced = Produced::default();
     while !shared.stop_publishing.load(Relaxed) && workload.length != Length::Messages(produced.published) {
         let begin = shared.now();
-        let at = produced.published % room * workload.size as u64;
+        let at = produced.published % capacity * workload.size as u64;
         file.write_all_at(&body, at).and_then(|()| file.sync_data()).map_err(ClientError::io("syncing"))?;
         let now = shared.now();
         if shared.measures(begin) {

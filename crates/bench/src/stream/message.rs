@@ -21,7 +21,7 @@ const SEQUENCE_BITS: u32 = 40;
 /// negligible, little enough that messages do not wait for each other long.
 const BATCH_BYTES: usize = 64 * 1024;
 /// The limit after the first cycle; larger batches do not make a write any cheaper.
-const MOST_MESSAGES: usize = 4096;
+const MAX_MESSAGES: usize = 4096;
 
 /// Identifies a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Batch {
         let cycle = least_common_multiple(least_common_multiple(keys, bodies), channels);
         let (mut bytes, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
         // The buffer has an extra cycle, so that a full batch can begin at any message of the cycle.
-        while starts.len() <= cycle || bytes.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
+        while starts.len() <= cycle || bytes.len() < BATCH_BYTES && starts.len() < cycle + MAX_MESSAGES {
             let number = starts.len() - 1;
             let (routing_key, body) = (style.keys[number % keys], style.bodies[number % bodies]);
             let channel = CHANNEL + (number % channels) as u16;

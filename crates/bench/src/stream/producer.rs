@@ -22,7 +22,7 @@ use crate::latency::Latencies;
 /// How long outstanding confirms may take after the last publish, and the server's answer to connection.close.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest sleep of a paced producer, so that it notices the end of the round.
-const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 /// The results of one producer.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ pub(crate) fn run(task: ProducerTask<'_>, connection: Connection) -> Result<Prod
         let mut sender =
             Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
         let sent = sender.run(|sender| {
-            sender.wait_for_room();
+            sender.wait_for_capacity();
             Ok(())
         });
         let published = sender.sequence;
@@ -116,16 +116,16 @@ impl Sender<'_> {
         let mut stamps = Vec::with_capacity(self.task.batch.capacity());
         while !self.is_over() {
             self.send_heartbeat()?;
-            let room = self.room();
-            if room == 0 {
+            let available = self.available();
+            if available == 0 {
                 wait(self)?;
                 continue;
             }
             let now = shared.now();
-            pacer.take_due(now, room, &mut stamps);
+            pacer.take_due(now, available, &mut stamps);
             if stamps.is_empty() {
                 let until_due = Duration::from_nanos(pacer.next_due().saturating_sub(now));
-                std::thread::sleep(until_due.min(LONGEST_SLEEP));
+                std::thread::sleep(until_due.min(MAX_SLEEP));
                 continue;
             }
             if !self.publish(&stamps)? {
@@ -142,24 +142,24 @@ impl Sender<'_> {
     }
 
     /// The number of messages that may be sent now.
-    fn room(&self) -> usize {
+    fn available(&self) -> usize {
         if self.window.blocked.load(Relaxed) {
             return 0;
         }
-        let mut room = self.task.batch.capacity() as u64;
+        let mut available = self.task.batch.capacity() as u64;
         if let Some(messages) = self.task.messages {
-            room = room.min(messages - self.sequence);
+            available = available.min(messages - self.sequence);
         }
         if self.task.confirms > 0 {
-            room = room.min(self.window.room());
+            available = available.min(self.window.available());
         }
         if let Some(backlog) = self.task.backlog {
-            room = room.min(backlog.saturating_sub(self.task.shared.under_way()));
+            available = available.min(backlog.saturating_sub(self.task.shared.under_way()));
         }
-        room as usize
+        available as usize
     }
 
-    fn wait_for_room(&self) {
+    fn wait_for_capacity(&self) {
         if self.window.unconfirmed() > 0 && self.is_over() {
             return self.window.changed.wait_unless(|| self.window.unconfirmed() == 0);
         }
@@ -167,7 +167,7 @@ impl Sender<'_> {
             Some(_) if !self.window.blocked.load(Relaxed) => &self.task.shared.backlog,
             _ => &self.window.changed,
         };
-        signal.wait_unless(|| self.room() > 0);
+        signal.wait_unless(|| self.available() > 0);
     }
 
     /// Sends one batch; returns false if the round ended before the socket accepted it.

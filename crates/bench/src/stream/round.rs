@@ -307,7 +307,7 @@ fn drain(workload: &Workload, shared: &RoundState, returned: u64) {
     let expected = shared.published.load(SeqCst).saturating_sub(returned);
     let arrived = || {
         if workload.is_numbered() {
-            shared.ledgers().iter().map(|ledger| ledger.received()).sum()
+            shared.trackers().iter().map(|ledger| ledger.received()).sum()
         } else {
             shared.consumed.load(Relaxed)
         }
@@ -355,9 +355,9 @@ fn counts(workload: &Workload, shared: &RoundState, produced: &[Produced], consu
     let published = total(|p| p.published);
     let (nacked, returned) = (total(|p| p.nacked), total(|p| p.returned));
     let deliveries = shared.consumed.load(SeqCst);
-    let ledgers = shared.ledgers();
+    let trackers = shared.trackers();
     let arrived = if workload.is_numbered() {
-        ledgers.iter().map(|ledger| ledger.received()).sum()
+        trackers.iter().map(|ledger| ledger.received()).sum()
     } else {
         deliveries
     };
@@ -375,7 +375,7 @@ fn counts(workload: &Workload, shared: &RoundState, produced: &[Produced], consu
         } else {
             0
         },
-        duplicated: ledgers.iter().map(|ledger| ledger.duplicated()).sum(),
+        duplicated: trackers.iter().map(|ledger| ledger.duplicated()).sum(),
         reordered: seen(|c| c.reordered),
         redelivered: seen(|c| c.redelivered),
         foreign: seen(|c| c.foreign),

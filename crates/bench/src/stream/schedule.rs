@@ -21,7 +21,7 @@ struct Piece {
     /// Messages per second at the beginning and at the end.
     from: f64,
     to: f64,
-    /// Length in seconds; `None`, allowed for the last piece only, means for ever.
+    /// Length in seconds; `None`, allowed for the last piece only, means forever.
     seconds: Option<f64>,
 }
 
@@ -132,7 +132,7 @@ pub(crate) enum ScheduleError {
     /// A piece before the last has no length.
     #[error("only the last piece may be without a length")]
     EndlessPiece,
-    /// The rate is 0 all the time, or for ever at the end.
+    /// The rate is 0 all the time, or forever at the end.
     #[error("a rate must be above 0, at some time and at the end")]
     NoRate,
 }

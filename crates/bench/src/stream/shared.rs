@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::delivery_tracker::DeliveryTracker;
 use crate::error::ClientError;
-use crate::ledger::Ledger;
 use crate::process;
 
 /// The longest sleep of a waiting thread, which bounds the cost of a missed wake-up.
@@ -37,7 +37,7 @@ pub(crate) struct RoundState {
     pub(crate) stop: AtomicBool,
     /// Wakes producers that wait for consumers.
     pub(crate) backlog: Signal,
-    ledgers: Mutex<Vec<Ledger>>,
+    trackers: Mutex<Vec<DeliveryTracker>>,
     threads: Mutex<Vec<WorkThread>>,
     failure: Mutex<Option<ClientError>>,
 }
@@ -58,7 +58,7 @@ impl RoundState {
             stop_publishing: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             backlog: Signal::default(),
-            ledgers: Mutex::new((0..producers).map(|_| Ledger::default()).collect()),
+            trackers: Mutex::new((0..producers).map(|_| DeliveryTracker::default()).collect()),
             threads: Mutex::default(),
             failure: Mutex::default(),
         }
@@ -88,8 +88,8 @@ impl RoundState {
     }
 
     /// One ledger for each producer.
-    pub(crate) fn ledgers(&self) -> MutexGuard<'_, Vec<Ledger>> {
-        lock(&self.ledgers)
+    pub(crate) fn trackers(&self) -> MutexGuard<'_, Vec<DeliveryTracker>> {
+        lock(&self.trackers)
     }
 
     /// Runs a thread's work and records its CPU time, which shows whether the generator is saturated.

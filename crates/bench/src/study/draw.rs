@@ -57,7 +57,7 @@ impl Chart {
     /// The end of a linear scale, with room for whiskers within reason.
     fn highest(&self, high: f64) -> f64 {
         let ends = self.lines().flat_map(|line| line.points.iter().map(|(_, _, spread)| spread.end));
-        ends.fold(high, f64::max).min(high * MOST_FOR_WHISKERS)
+        ends.fold(high, f64::max).min(high * MAX_WHISKER_LENGTH)
     }
 
     /// Draws it; returns its marks.
@@ -163,7 +163,7 @@ impl Chart {
         // The range is that of the whole drawing; drawing is relative to the panel.
         let (left, top) = area.get_base_pixel();
         let (left, bottom) = (columns.start - left, rows.end - top);
-        let needed: i32 = self.places.iter().map(|name| text_width(name) + LETTER).sum();
+        let needed: i32 = self.places.iter().map(|name| text_width(name) + CHARACTER_WIDTH).sum();
         for (place, name) in self.places.iter().enumerate().step_by(1 + (needed / width) as usize) {
             let share = (place as f64 + 0.4) / (self.places.len() as f64 - 0.2);
             let x = left + (share * f64::from(width)) as i32;
@@ -221,7 +221,7 @@ impl<'c> Legend<'c> {
             if lines.iter().any(|(known, ..)| known.name == line.name) {
                 continue;
             }
-            let width = LEGEND_TEXT + text_width(&line.name) + 2 * LETTER;
+            let width = LEGEND_TEXT + text_width(&line.name) + 2 * CHARACTER_WIDTH;
             if x > LEGEND_LEFT && x + width > right {
                 (x, row) = (LEGEND_LEFT, row + 1);
             }
@@ -254,11 +254,11 @@ fn decades(low: f64, high: f64) -> Range<f64> {
 
 /// Pixels that a label takes, roughly: viewers choose the font.
 fn text_width(text: &str) -> i32 {
-    text.chars().count() as i32 * LETTER
+    text.chars().count() as i32 * CHARACTER_WIDTH
 }
 
 /// Pixels of a letter of a label.
-const LETTER: i32 = 7;
+const CHARACTER_WIDTH: i32 = 7;
 /// Pixels of one panel.
 const PANEL: (u32, u32) = (480, 340);
 const LEGEND_ROW: u32 = 18;
@@ -268,7 +268,7 @@ const LEGEND_TEXT: i32 = 36;
 /// Pixels around a mark within which it is pointed at.
 const MARK_REACH: i32 = 8;
 /// A single bad round must not flatten all the others: whiskers longer than this, in largest medians, are cut.
-const MOST_FOR_WHISKERS: f64 = 1.5;
+const MAX_WHISKER_LENGTH: f64 = 1.5;
 /// The scale is logarithmic if the largest value is more than this many times the least one.
 const LOGARITHMIC_FROM: f64 = 20.0;
 

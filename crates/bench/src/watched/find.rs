@@ -18,7 +18,7 @@ pub(super) fn by_unit(unit: &str) -> Vec<u32> {
     by_unit_in(Path::new(PROC), unit)
 }
 
-/// Where the kernel tells of processes.
+/// Where the kernel lists processes.
 const PROC: &str = "/proc";
 
 fn by_unit_in(proc: &Path, unit: &str) -> Vec<u32> {

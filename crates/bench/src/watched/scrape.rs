@@ -14,7 +14,7 @@ use crate::error::Error;
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// More than any broker's answer.
-const LONGEST_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// The address of a broker's figures.
 #[derive(Clone, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl Endpoint {
         let request = format!("GET {} HTTP/1.0\r\nHost: {}\r\n{login}\r\n", self.path, self.authority);
         stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
-        stream.take(LONGEST_ANSWER).read_to_string(&mut answer)?;
+        stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| bad("no HTTP"))?;
         let status = head.lines().next().unwrap_or_default();
         if status.split(' ').nth(1) != Some("200") {
@@ -140,7 +140,7 @@ fn of_metrics(text: &str, now: f64) -> Usage {
     Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
 }
 
-/// The unit of RabbitMQ 4's seconds: 4.3.6 puts milliseconds under that name. Its uptime tells, which it knows in real
+/// The unit of RabbitMQ 4's seconds: 4.3.6 puts milliseconds under that name. Its uptime shows it, which it knows in real
 /// seconds, too.
 fn erlang_unit(text: &str, now: f64) -> f64 {
     let uptime = sum_of(text, STARTED).map(|started| (now - started).max(1.0));

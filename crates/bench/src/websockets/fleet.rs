@@ -26,7 +26,7 @@ use crate::study::Watch;
 /// Connections that observe the system while the others are dropped.
 const BYSTANDERS: u32 = 10;
 /// How often memory is compared with its limit while connections are opened.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long bystanders observe the system before the others are dropped, and afterwards.
 const WATCH: Duration = Duration::from_secs(3);
 /// How long messages in transit at the end of a level may take.
@@ -139,7 +139,7 @@ impl FleetStudy {
             (Instant::now(), shared.open.load(Relaxed), self.fleet.usage().cpu_seconds);
         let mut opening = JoinSet::new();
         let mut stopped = None;
-        let mut look = interval(LOOK);
+        let mut look = interval(CHECK_INTERVAL);
         loop {
             while stopped.is_none() && self.next < connections && opening.len() < shared.settings.opening {
                 opening.spawn(member::open(Arc::clone(&shared), self.next, Role::Ordinary));

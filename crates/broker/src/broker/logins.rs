@@ -1,4 +1,4 @@
-//! Logins: the broker's own list of users, and other authorities that are asked.
+//! Logins: the broker's own list of users, and other auth backends that are asked.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -46,13 +46,13 @@ impl Broker {
         }
     }
 
-    /// Has all authorities asked again about what they have said, and about what sessions have been told before.
+    /// Has all auth backends asked again about what they have said, and about what sessions have been told before.
     /// Returns whether there is any that is asked.
     pub fn forget_answers(&self) -> bool {
         self.auth_backends.get().is_some_and(|backends| backends.forget_answers())
     }
 
-    /// Asks whether a user may open a virtual host, if another authority decides about that: [`Self::begin_session`] then
+    /// Asks whether a user may open a virtual host, if another auth backend decides about that: [`Self::begin_session`] then
     /// knows. The name of a client has to be set before ([`Identity::as_client`]).
     pub async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
         if let Some(found) = self.vhost(vhost).filter(|_| identity.is_asked()) {
@@ -84,7 +84,7 @@ impl Broker {
         validated
     }
 
-    /// Limits guessing as [`Broker::authenticate_from`] does, for authorities that check secrets themselves.
+    /// Limits guessing as [`Broker::authenticate_from`] does, for auth backends that check secrets themselves.
     ///
     /// # Errors
     /// Too many attempts have failed.
@@ -124,7 +124,7 @@ impl Broker {
         self.users.authenticate_external(user, peer_is_loopback)
     }
 
-    /// The user of the broker's own list whose password another authority has checked.
+    /// The user of the broker's own list whose password another auth backend has checked.
     ///
     /// # Errors
     /// There is no such user, or it may come from this machine only.

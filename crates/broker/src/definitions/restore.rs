@@ -1,6 +1,6 @@
 //! Stores definitions on disk and restores them. Users, virtual hosts, permissions, parameters and policies
 //! are stored in the format of a definitions file and read by the same code; exchanges, queues and bindings
-//! as in [`crate::ledger`].
+//! as in [`crate::topology_recorder`].
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use super::format::DefinitionsFile;
 use super::load::PolicyTrial;
 use crate::broker::Broker;
 use crate::compatibility::Compatibility;
-use crate::ledger::{key, read_binding, read_exchange, read_queue};
 use crate::persistence::{RestoreError, Restored};
 use crate::time::Timestamp;
+use crate::topology_recorder::{key, read_binding, read_exchange, read_queue};
 use crate::users::GUEST;
 use crate::vhost::Restoring;
 

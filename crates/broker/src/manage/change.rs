@@ -7,9 +7,9 @@ use store::catalogue::{Section, Ticket};
 
 use crate::broker::Broker;
 use crate::definitions::{Definitions, DefinitionsError};
-use crate::ledger::key;
 use crate::limits::VirtualHostLimits;
 use crate::time::Timestamp;
+use crate::topology_recorder::key;
 use crate::vhost::VirtualHost;
 
 impl Broker {

@@ -2,7 +2,7 @@
 
 use store::catalogue::Section;
 
-use crate::ledger::key;
+use crate::topology_recorder::key;
 use crate::vhost::VirtualHost;
 
 /// The sections whose keys begin with the name of a virtual host; bindings are stored under numbers that are

@@ -12,7 +12,7 @@ use sync::atomic::{AtomicU64, Ordering};
 /// An example: with a slack of 256 KiB a thread that adds 100 KiB three times changes the sum once, by 300 KiB.
 pub(super) struct Memory {
     /// All that threads have told; off from the exact sum by [`Memory::slack`] for each of the shares, at most.
-    told: AtomicU64,
+    reported: AtomicU64,
     untold: Shards<AtomicI64>,
     /// Bytes that a thread may keep to itself.
     slack: i64,
@@ -20,7 +20,7 @@ pub(super) struct Memory {
 
 /// A change of what all threads know of the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct MemoryChange {
     pub(super) before: u64,
     pub(super) now: u64,
 }
@@ -29,18 +29,18 @@ impl Memory {
     /// A sum of which something depends on whether it exceeds `watermark` bytes: it is known to a sixty-fourth of those, and
     /// to 4 MiB.
     pub(super) fn new(watermark: u64) -> Self {
-        let share = watermark / MOST_UNTOLD_PART / Shards::<AtomicI64>::COUNT as u64;
+        let share = watermark / MAX_UNREPORTED_PART / Shards::<AtomicI64>::COUNT as u64;
         Self {
-            told: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
             untold: Shards::default(),
-            slack: i64::try_from(share).unwrap_or(MOST_UNTOLD).min(MOST_UNTOLD),
+            slack: i64::try_from(share).unwrap_or(MAX_UNREPORTED).min(MAX_UNREPORTED),
         }
     }
 
     /// Replaces a queue's share. Returns the change of the known sum, which one thread sees for each change; `None` if it
     /// stays as it is.
     #[inline]
-    pub(super) fn change(&self, before: u64, now: u64) -> Option<Told> {
+    pub(super) fn change(&self, before: u64, now: u64) -> Option<MemoryChange> {
         let change = now.wrapping_sub(before).cast_signed();
         if change == 0 {
             return None;
@@ -52,32 +52,33 @@ impl Memory {
         }
         // Another thread with the same share may have told it.
         let change = own.swap(0, Ordering::Relaxed).cast_unsigned();
-        let before = self.told.fetch_add(change, Ordering::Relaxed);
-        (change != 0).then(|| Told { before: as_bytes(before), now: as_bytes(before.wrapping_add(change)) })
+        let before = self.reported.fetch_add(change, Ordering::Relaxed);
+        (change != 0)
+            .then(|| MemoryChange { before: as_bytes(before), now: as_bytes(before.wrapping_add(change)) })
     }
 
     /// The known sum, by which all decisions are made.
     pub(super) fn known(&self) -> u64 {
-        as_bytes(self.told.load(Ordering::Relaxed))
+        as_bytes(self.reported.load(Ordering::Relaxed))
     }
 
     /// The sum; exact while nothing changes it.
     pub(super) fn exact(&self) -> u64 {
         let untold = self.untold.iter().map(|untold| untold.load(Ordering::Relaxed).cast_unsigned());
-        as_bytes(untold.fold(self.told.load(Ordering::Relaxed), u64::wrapping_add))
+        as_bytes(untold.fold(self.reported.load(Ordering::Relaxed), u64::wrapping_add))
     }
 }
 
-/// A thread may tell that memory was freed before another tells that it was taken.
+/// A thread may report that memory was freed before another reports that it was taken.
 fn as_bytes(sum: u64) -> u64 {
     u64::try_from(sum.cast_signed()).unwrap_or(0)
 }
 
 /// The known sum is off by this part of the watermark at most.
-const MOST_UNTOLD_PART: u64 = 64;
+const MAX_UNREPORTED_PART: u64 = 64;
 
 /// Bytes that a thread keeps to itself at most: some hundred batches of small messages.
-const MOST_UNTOLD: i64 = 256 << 10;
+const MAX_UNREPORTED: i64 = 256 << 10;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
@@ -86,10 +87,10 @@ mod tests {
     #[test]
     fn a_thread_tells_large_changes_and_the_sum_is_exact_all_the_same() {
         let memory = Memory::new(u64::MAX);
-        let slack = MOST_UNTOLD as u64;
+        let slack = MAX_UNREPORTED as u64;
         assert_eq!(memory.change(0, slack), None);
         assert_eq!((memory.known(), memory.exact()), (0, slack));
-        assert_eq!(memory.change(10, 11), Some(Told { before: 0, now: slack + 1 }));
+        assert_eq!(memory.change(10, 11), Some(MemoryChange { before: 0, now: slack + 1 }));
         assert_eq!((memory.known(), memory.exact()), (slack + 1, slack + 1));
         assert_eq!(memory.change(slack, 0), None);
         assert_eq!((memory.known(), memory.exact()), (slack + 1, 1));
@@ -99,8 +100,8 @@ mod tests {
     #[test]
     fn a_small_watermark_has_every_change_told() {
         let memory = Memory::new(1000);
-        assert_eq!(memory.change(0, 1), Some(Told { before: 0, now: 1 }));
-        assert_eq!(memory.change(1, 0), Some(Told { before: 1, now: 0 }));
+        assert_eq!(memory.change(0, 1), Some(MemoryChange { before: 0, now: 1 }));
+        assert_eq!(memory.change(1, 0), Some(MemoryChange { before: 1, now: 0 }));
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Sweep {
     }
 
     fn end(&self, resident: u64) {
-        let growth = (resident / GROWTH).max(LEAST_GROWTH);
+        let growth = (resident / GROWTH).max(MIN_GROWTH);
         self.threshold.store(resident.saturating_add(growth), Ordering::Relaxed);
         self.is_wanted.store(false, Ordering::Release);
     }
@@ -125,4 +125,4 @@ const STEP: usize = 64;
 const GROWTH: u64 = 16;
 
 /// The same in bytes, so that few queues are not visited all the time.
-const LEAST_GROWTH: u64 = 4 << 20;
+const MIN_GROWTH: u64 = 4 << 20;

@@ -27,11 +27,11 @@ const MAX_CACHED: usize = 1024;
 const MAX_OF_OPERATION: usize = 16 * 1024;
 
 /// Questions of one operation that are asked at once: many subscriptions do not take as many round trips, and one session
-/// leaves most of an authority's capacity to others.
+/// leaves most of an auth backend's capacity to others.
 const MAX_AT_ONCE: usize = 8;
 
-/// An authority that is asked about each operation of the users that it has let in.
-pub trait Authority: Send + Sync {
+/// An auth backend that is asked about each operation of the users that it has let in.
+pub trait AuthzBackend: Send + Sync {
     /// The name of the module of RabbitMQ that does the same, for refusals.
     fn module(&self) -> &'static str;
     /// Asks. Nothing is sent before the answer is awaited.
@@ -53,11 +53,11 @@ pub enum Verdict {
     Allowed,
     /// The user may not.
     Refused,
-    /// The authority could not be asked, or its answer is none. The user may not either.
+    /// The auth backend could not be asked, or its answer is none. The user may not either.
     Unanswered,
 }
 
-/// A question, with all that an authority may want to know.
+/// A question, with all that an auth backend may want to know.
 #[derive(Debug, Clone)]
 pub struct PermissionQuestion {
     /// The user and its connection.
@@ -71,7 +71,7 @@ pub struct PermissionQuestion {
 pub struct AskedUser {
     /// As it has logged in.
     pub name: Box<str>,
-    /// The tags, as the authority told them at the login.
+    /// The tags, as the auth backend told them at the login.
     pub tags: Vec<String>,
     /// The client's address; `None` on a Unix socket.
     pub from: Option<IpAddr>,
@@ -113,14 +113,14 @@ pub enum QuestionAbout {
 
 /// The rights of one login, shared by its session and publishers.
 pub(crate) struct AskedRights {
-    authority: Arc<dyn Authority>,
+    backend: Arc<dyn AuthzBackend>,
     user: Arc<AskedUser>,
     answers: Mutex<Answers, { Rank::Leaf as u8 }>,
 }
 
 #[derive(Default)]
 struct Answers {
-    /// The authority's generation that they belong to: that of now, or of the beginning of the operation that is under way.
+    /// The auth backend's generation that they belong to: that of now, or of the beginning of the operation that is under way.
     generation: u32,
     /// The number of operations that are over. An answer to a question of an earlier one comes too late.
     operation: u64,
@@ -140,8 +140,8 @@ struct Answers {
 }
 
 impl AskedRights {
-    pub(crate) fn new(authority: Arc<dyn Authority>, user: AskedUser) -> Self {
-        Self { authority, user: Arc::new(user), answers: Mutex::default() }
+    pub(crate) fn new(backend: Arc<dyn AuthzBackend>, user: AskedUser) -> Self {
+        Self { backend, user: Arc::new(user), answers: Mutex::default() }
     }
 
     /// The same user as an MQTT client of this name, about whom nothing has been asked yet.
@@ -149,7 +149,7 @@ impl AskedRights {
         let AskedUser { name: user, tags, from, .. } = &*self.user;
         let (user, tags) = (user.clone(), tags.clone());
         let client = AskedUser { name: user, tags, from: *from, client_id: Some(name.into()) };
-        Self::new(Arc::clone(&self.authority), client)
+        Self::new(Arc::clone(&self.backend), client)
     }
 
     pub(crate) fn user(&self) -> &AskedUser {
@@ -157,19 +157,19 @@ impl AskedRights {
     }
 
     pub(crate) fn module(&self) -> &'static str {
-        self.authority.module()
+        self.backend.module()
     }
 
     /// The generation of the answers that count now. It does not change during an operation.
     pub(crate) fn generation(&self) -> u32 {
-        let generation = self.authority.generation();
+        let generation = self.backend.generation();
         let answers = self.answers.lock();
         if answers.asked > 0 { answers.generation } else { generation }
     }
 
     /// The verdict; `None` if it is yet to be asked for, which is noted.
     pub(crate) fn decide(&self, about: QuestionAbout) -> Option<Verdict> {
-        let generation = self.authority.generation();
+        let generation = self.backend.generation();
         let mut answers = self.answers.lock();
         // An operation is decided by answers of one generation: what it has checked stays as it was.
         if answers.asked == 0 && answers.generation != generation {
@@ -211,7 +211,7 @@ impl AskedRights {
                 let free = MAX_AT_ONCE - asked.len();
                 asked.extend(questions.by_ref().take(free).map(|about| {
                     let question = PermissionQuestion { user: Arc::clone(&self.user), about: about.clone() };
-                    (about, self.authority.ask(question))
+                    (about, self.backend.ask(question))
                 }));
                 let mut is_answered = true;
                 let answered = asked.extract_if(.., |(about, verdict)| {
@@ -300,7 +300,7 @@ impl QuestionAbout {
 }
 
 impl Identity {
-    /// Whether another authority decides about each operation of the user.
+    /// Whether another auth backend decides about each operation of the user.
     pub fn is_asked(&self) -> bool {
         self.asked().is_some()
     }
@@ -316,7 +316,7 @@ impl Identity {
         Some(Box::pin(async move { asked.ask(questions, operation).await }))
     }
 
-    /// Called after an operation that was repeated, or is given up: another one asks anew about what was refused.
+    /// Called after an operation that was repeated, or is given up: another one asks again about what was refused.
     pub fn end_operation(&self) {
         if let Some(asked) = self.asked() {
             asked.end_operation();

@@ -1,4 +1,4 @@
-//! The checks of a user about whose operations another authority is asked.
+//! The checks of a user about whose operations another auth backend is asked.
 
 use super::asked::{AskedRights, QuestionAbout, Verdict};
 use super::{Access, Grant};
@@ -10,7 +10,7 @@ impl Grant {
         asked.decide(QuestionAbout::VirtualHost { vhost: self.vhost.clone() })
     }
 
-    /// Refuses what the authority refuses, in RabbitMQ's words.
+    /// Refuses what the auth backend refuses, in RabbitMQ's words.
     pub(super) fn ask(
         &self,
         asked: &AskedRights,

@@ -24,7 +24,7 @@ struct Oracle {
     waits: PlainMutex<Option<Arc<PlainMutex<bool>>>>,
 }
 
-impl Authority for Oracle {
+impl AuthzBackend for Oracle {
     fn module(&self) -> &'static str {
         "rabbit_auth_backend_http"
     }
@@ -81,7 +81,7 @@ impl World {
             generation: AtomicU32::default(),
             waits: PlainMutex::default(),
         });
-        let identity = Identity::of_authority(user(), oracle.clone());
+        let identity = Identity::of_authz_backend(user(), oracle.clone());
         run(broker.ask_to_open(&identity, "/"));
         let session = broker.authorised(&identity, "/").unwrap();
         oracle.asked.lock().clear();
@@ -177,7 +177,7 @@ fn an_operation_is_decided_by_answers_of_one_generation() {
 #[test]
 fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
     let world = World::new(allow);
-    let identity = Identity::of_authority(user(), world.oracle.clone());
+    let identity = Identity::of_authz_backend(user(), world.oracle.clone());
     run(world.broker.ask_to_open(&identity, "/"));
     world.oracle.generation.fetch_add(1, Ordering::Relaxed);
     let session = world.broker.begin_session(&identity, "/").unwrap();
@@ -226,7 +226,7 @@ fn the_questions_of_an_operation_are_asked_a_few_at_once() {
 }
 
 #[test]
-fn an_authority_that_does_not_answer_lets_nobody_do_anything() {
+fn a_backend_that_does_not_answer_lets_nobody_do_anything() {
     let world = World::new(|text| if text == "open /" { Verdict::Allowed } else { Verdict::Unanswered });
     let error = world.repeat(|| world.session.check_read_queue("q")).unwrap_err();
     let text = "read access to queue 'q' in vhost '/' refused for user 'u', backend rabbit_auth_backend_http returned an \

@@ -30,7 +30,7 @@ use crate::vhost::{
 /// whether something exists, or on its type, is called by the virtual host during the operation, so that
 /// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
 ///
-/// A check may fail with [`BrokerError::Unasked`] if another authority decides about the user's operations. Nothing has
+/// A check may fail with [`BrokerError::Unasked`] if another auth backend decides about the user's operations. Nothing has
 /// changed then, and the operation is repeated once that has answered ([`Identity::take_question`]).
 pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
@@ -149,7 +149,7 @@ impl AuthorisedSession {
         })
     }
 
-    /// A generated name for something that an operation creates. An operation that is repeated when its user's authority has
+    /// A generated name for something that an operation creates. An operation that is repeated when its user's auth backend has
     /// answered gets the same name.
     pub fn generated_name(&self, generate: impl FnOnce() -> String) -> String {
         match self.identity.asked() {
@@ -158,7 +158,7 @@ impl AuthorisedSession {
         }
     }
 
-    /// Has the user's authority, if there is one, asked about declaring a queue, binding it and reading from it, so that the
+    /// Has the user's auth backend, if there is one, asked about declaring a queue, binding it and reading from it, so that the
     /// queue is not created before all of that is known. Any error but a refusal is left to the operations themselves.
     ///
     /// # Errors
@@ -195,8 +195,8 @@ impl AuthorisedSession {
         if checked.contains(&Err(BrokerError::Unasked)) { Err(BrokerError::Unasked) } else { Ok(()) }
     }
 
-    /// Has the user's authority, if there is one, asked about a queue that gets a generated name and is read from, so that the
-    /// queue is not created before that is known.
+    /// Has the user's auth backend, if there is one, asked about a queue that gets a generated name and is read from, so that
+    /// the queue is not created before that is known.
     ///
     /// # Errors
     /// 403, and [`BrokerError::Unasked`].
@@ -291,7 +291,7 @@ impl AuthorisedSession {
     }
 
     /// Called under the lock under which the binding is made: otherwise the exchange could be deleted and
-    /// declared anew as a topic exchange in between.
+    /// declared again as a topic exchange in between.
     fn check_topic(&self, kind: ExchangeKind, binding: &Binding<'_>) -> Result<(), BrokerError> {
         if kind != ExchangeKind::Topic {
             return Ok(());

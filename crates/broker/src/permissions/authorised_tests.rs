@@ -116,7 +116,7 @@ fn publishing_needs_write_and_a_permission_taken_away_ends_it_at_once() {
     vhost.set_permissions("u", Some(&Permissions::all())).unwrap();
     assert!(publish(&mut publisher, "amq.fanout").is_ok());
     vhost.set_permissions("u", Some(&Permissions::default())).unwrap();
-    // The second time, too: an MQTT 5 client goes on after a refusal.
+    // The second time, too: an MQTT 5 client continues after a refusal.
     for _ in 0..2 {
         assert_eq!(refusal(publish(&mut publisher, "amq.fanout")), refused, "the route was remembered");
     }

@@ -1,7 +1,7 @@
 //! The rights of users to the queues, exchanges and topics of a virtual host (RabbitMQ, "Access Control").
 //!
-//! A [`Grant`] holds the compiled permissions of one user in one virtual host, or the answers of an authority that is asked
-//! about each of its operations ([`Authority`]). Sessions and publishers share
+//! A [`Grant`] holds the compiled permissions of one user in one virtual host, or the answers of an auth backend that is asked
+//! about each of its operations ([`AuthzBackend`]). Sessions and publishers share
 //! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
 mod asked;
@@ -24,7 +24,7 @@ use sync::{Rank, RwLock};
 
 pub(crate) use asked::AskedRights;
 pub use asked::{
-    AskedUser, Authority, PendingQuestion, PendingVerdict, PermissionQuestion, QuestionAbout, Verdict,
+    AskedUser, AuthzBackend, PendingQuestion, PendingVerdict, PermissionQuestion, QuestionAbout, Verdict,
 };
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
@@ -90,7 +90,7 @@ pub(crate) struct Grant {
     vhost: Arc<str>,
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
-    /// The rights that another authority decides about. The rules are then never consulted.
+    /// The rights that another auth backend decides about. The rules are then never consulted.
     asked: Option<Arc<AskedRights>>,
     /// Number of times that a token's rights have ended or been renewed, both by its session alone.
     renewals: AtomicU32,
@@ -163,7 +163,7 @@ impl Grants {
 }
 
 impl Grant {
-    /// The rights of a user whom another authority has let in; `None` for one of the broker's own.
+    /// The rights of a user whom another auth backend has let in; `None` for one of the broker's own.
     pub(crate) fn of_external(
         identity: &Identity,
         vhost: &Arc<str>,
@@ -204,7 +204,7 @@ impl Grant {
         }
     }
 
-    /// Whether the user has any permissions in the virtual host, if the authority need not be asked.
+    /// Whether the user has any permissions in the virtual host, if the auth backend need not be asked.
     fn may_open(&self) -> bool {
         match &**self.rules.load() {
             Rules::Defined(rules) => rules.resources.is_some(),
@@ -230,7 +230,7 @@ impl Grant {
         }
     }
 
-    /// Changes whenever the rights of a token do, or all answers of an authority are forgotten: routes that its publishers
+    /// Changes whenever the rights of a token do, or all answers of an auth backend are forgotten: routes that its publishers
     /// have cached are then to be checked again. Rights that the operator defines begin a new generation of the virtual
     /// host instead.
     pub(crate) fn renewals(&self) -> u32 {

@@ -34,10 +34,10 @@ pub(super) struct Filling<'q> {
 }
 
 impl<'q> Filling<'q> {
-    pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
+    pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, space: &mut LoadBudget) -> Self {
         let segments = known.segments;
         let is_on_disk =
-            segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_WEIGHT_WITHOUT_BODY);
+            segments.live > 0 && !space.take(segments.weight + segments.live * USUAL_WEIGHT_WITHOUT_BODY);
         Self {
             queue,
             next_position: known.next_position,
@@ -61,10 +61,10 @@ impl<'q> Filling<'q> {
         &mut self,
         message: &Arc<Message>,
         place: &store::StoredLocation,
-        room: &mut LoadBudget,
+        space: &mut LoadBudget,
     ) {
         let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
-        self.is_on_disk |= !in_segments && !room.take(message.weight());
+        self.is_on_disk |= !in_segments && !space.take(message.weight());
         let expires = if place.expires == 0 { NEVER } else { place.expires };
         let (position, deliveries, failures) = (place.position, place.deliveries, place.deliveries);
         let delivery = Delivery { position, expires, message: message.clone(), deliveries, failures };

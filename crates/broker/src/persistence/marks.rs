@@ -15,12 +15,12 @@ pub(crate) struct Marks {
 type Ranges = SmallVec<[Range; 2]>;
 
 impl Marks {
-    /// Records that the message has left the queue for good.
+    /// Records that the message has left the queue permanently.
     pub(crate) fn settled(&mut self, position: u64) {
         add(&mut self.settled, position);
     }
 
-    /// Records that all messages from the first to the last position have left the queue for good.
+    /// Records that all messages from the first to the last position have left the queue permanently.
     pub(crate) fn settled_range(&mut self, first: u64, last: u64) {
         self.settled.push(Range { first, last });
     }

@@ -15,15 +15,15 @@
 
 use smallvec::SmallVec;
 
-use crate::inspect::traits_of;
-use crate::message::{Body, BodyView, Message, Traits};
+use crate::inspect::broker_properties_of;
+use crate::lru::LruList;
+use crate::message::{Body, BodyView, BrokerProperties, Message};
 use crate::names::ExchangeName;
-use crate::recent::Recent;
 
 /// Passes the payload of a message to `write`, in parts that are not copied.
 pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
     let mut head: SmallVec<[u8; USUAL_HEAD]> = SmallVec::new();
-    head.push(form_of(message.traits()));
+    head.push(form_of(message.broker_properties()));
     put_text(&mut head, message.exchange());
     put_number(&mut head, message.routing_key().len());
     put_number(&mut head, message.properties().len());
@@ -55,7 +55,7 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
 /// Decodes payloads; messages of the same exchange share its name, unless those of many others come between them.
 #[derive(Default)]
 pub(super) struct Decoder {
-    exchanges: Recent<ExchangeName>,
+    exchanges: LruList<ExchangeName>,
 }
 
 impl Decoder {
@@ -74,8 +74,10 @@ impl Decoder {
         }
         let key = std::str::from_utf8(take(from, key)?).ok()?;
         let properties = take(from, properties)?;
-        let traits = Traits { is_dead_letter, is_annotated, ..traits_of(properties)? };
-        let message = Message::new(self.shared(exchange), key, properties, Body::Copied(payload), traits);
+        let broker_properties =
+            BrokerProperties { is_dead_letter, is_annotated, ..broker_properties_of(properties)? };
+        let message =
+            Message::new(self.shared(exchange), key, properties, Body::Copied(payload), broker_properties);
         Some(message.with_blind_copies(&blind_copies))
     }
 
@@ -84,9 +86,10 @@ impl Decoder {
     }
 }
 
-fn form_of(traits: Traits) -> u8 {
+fn form_of(broker_properties: BrokerProperties) -> u8 {
     let mark = |is_set, mark| if is_set { mark } else { 0 };
-    FORM + mark(traits.is_dead_letter, DEAD_LETTER) + mark(traits.is_annotated, ANNOTATED)
+    FORM + mark(broker_properties.is_dead_letter, DEAD_LETTER)
+        + mark(broker_properties.is_annotated, ANNOTATED)
 }
 
 fn put_text(into: &mut SmallVec<[u8; USUAL_HEAD]>, text: &str) {
@@ -168,17 +171,17 @@ mod tests {
         ) {
             let expiration = expiration.map(|millis| millis.to_string());
             let properties = properties(expiration.as_deref(), priority);
-            let traits = Traits { is_dead_letter, is_annotated, ..traits_of(&properties).unwrap() };
+            let broker_properties = BrokerProperties { is_dead_letter, is_annotated, ..broker_properties_of(&properties).unwrap() };
             let at = cut.index(body.len() + 1);
             let chunks = [Bytes::copy_from_slice(&body[..at]), Bytes::copy_from_slice(&body[at..])];
             let given = if chunked { Body::Chunks(&chunks) } else { Body::Copied(&body) };
             let blind: Vec<&str> = blind.iter().map(|key| &**key).collect();
-            let message = Message::new(exchange.as_str().into(), &key, &properties, given, traits).with_blind_copies(&blind);
+            let message = Message::new(exchange.as_str().into(), &key, &properties, given, broker_properties).with_blind_copies(&blind);
             let back = Decoder::default().decode(&encode(&message)).unwrap();
             prop_assert_eq!((back.exchange(), back.routing_key()), (&*exchange, &*key));
             prop_assert_eq!((back.properties(), back.body().to_vec()), (&*properties, body));
             prop_assert_eq!(body_bytes(&encode(&message)) as usize, back.body_len());
-            prop_assert_eq!(back.traits(), traits);
+            prop_assert_eq!(back.broker_properties(), broker_properties);
             prop_assert_eq!(back.blind_copies().collect::<Vec<_>>(), blind);
         }
 
@@ -195,17 +198,19 @@ mod tests {
     #[test]
     fn these_are_the_bytes() {
         let properties = properties(None, None);
-        let traits = traits_of(&properties).unwrap();
-        let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
+        let broker_properties = broker_properties_of(&properties).unwrap();
+        let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), broker_properties);
         assert_eq!(encode(&message), b"\x01\x02ex\x03\x03\x00key\x10\x00\x02body");
         let message = message.with_blind_copies(&["b"]);
         assert_eq!(encode(&message), b"\x01\x02ex\x03\x03\x01\x01bkey\x10\x00\x02body");
-        let traits = Traits { is_dead_letter: true, ..traits };
-        let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
+        let broker_properties = BrokerProperties { is_dead_letter: true, ..broker_properties };
+        let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), broker_properties);
         assert_eq!(encode(&message), b"\x02\x02ex\x03\x03\x00key\x10\x00\x02body");
         for (is_dead_letter, form) in [(false, 3), (true, 4)] {
-            let traits = Traits { is_dead_letter, is_annotated: true, ..traits };
-            let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
+            let broker_properties =
+                BrokerProperties { is_dead_letter, is_annotated: true, ..broker_properties };
+            let message =
+                Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), broker_properties);
             assert_eq!(encode(&message)[0], form);
         }
     }
@@ -215,8 +220,9 @@ mod tests {
         let mut decoder = Decoder::default();
         let mut decoded = |exchange: &str| {
             let properties = properties(None, None);
-            let traits = traits_of(&properties).unwrap();
-            let message = Message::new(exchange.into(), "key", &properties, Body::Copied(b""), traits);
+            let broker_properties = broker_properties_of(&properties).unwrap();
+            let message =
+                Message::new(exchange.into(), "key", &properties, Body::Copied(b""), broker_properties);
             decoder.decode(&encode(&message)).unwrap()
         };
         let [first, other, again] = ["one", "another", "one"].map(&mut decoded);

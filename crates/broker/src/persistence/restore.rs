@@ -42,15 +42,15 @@ impl Restored {
         queues: &HashMap<u64, Arc<Queue>>,
         watermark: u64,
     ) -> Result<Self, RestoreError> {
-        let mut room = LoadBudget(watermark.min(WARM_BYTES));
+        let mut space = LoadBudget(watermark.min(WARM_BYTES));
         let mut found = HashMap::new();
         for known in recovered.queues() {
             match queues.get(&known.id.0) {
-                Some(queue) => drop(found.insert(known.id, Filling::new(queue, &known, &mut room))),
+                Some(queue) => drop(found.insert(known.id, Filling::new(queue, &known, &mut space))),
                 None => store.forget(known.id),
             }
         }
-        let unreadable = read(recovered, &mut found, room)?;
+        let unreadable = read(recovered, &mut found, space)?;
         if let Some(queue) = unreadable {
             return Err(RestoreError::UnknownForm(queue));
         }
@@ -74,7 +74,7 @@ impl Restored {
 fn read(
     recovered: Recovered,
     found: &mut HashMap<QueueId, Filling<'_>>,
-    mut room: LoadBudget,
+    mut space: LoadBudget,
 ) -> Result<Option<Arc<str>>, RestoreError> {
     let mut decoder = Decoder::default();
     let mut unreadable = None;
@@ -88,7 +88,7 @@ fn read(
         for place in places {
             let Some(filling) = found.get_mut(&place.queue) else { continue };
             match &message {
-                Some(message) => filling.take(message, place, &mut room),
+                Some(message) => filling.take(message, place, &mut space),
                 None => unreadable = Some(filling.queue.name().clone()),
             }
         }

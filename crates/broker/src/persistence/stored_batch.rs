@@ -36,7 +36,7 @@ impl LastStoring {
     }
 
     fn of_message(self, message: &Message) -> Option<usize> {
-        if message.traits().persistent { self.persistent } else { self.transient }
+        if message.broker_properties().persistent { self.persistent } else { self.transient }
     }
 }
 
@@ -63,26 +63,26 @@ pub(crate) struct QueueBatch<'k> {
 pub(crate) struct Keeping<'k> {
     stored: &'k StoredQueue,
     stores_all: bool,
-    kept: QueueBatch<'k>,
+    queue_batch: QueueBatch<'k>,
     entries: SmallVec<[Entry; USUAL_BATCH]>,
 }
 
 impl StoredBatch {
     /// Stores the messages that one of the queues stores.
     pub(crate) fn keep(store: Option<&Arc<Store>>, last: LastStoring, messages: &[Arc<Message>]) -> Self {
-        let mut kept = Self { places: SmallVec::new(), last, full: false };
-        let Some(store) = store else { return kept };
+        let mut queue_batch = Self { places: SmallVec::new(), last, full: false };
+        let Some(store) = store else { return queue_batch };
         if !messages.iter().any(|message| last.of_message(message).is_some()) {
-            return kept;
+            return queue_batch;
         }
         for message in messages {
-            kept.places.push(last.of_message(message).map(|_| {
+            queue_batch.places.push(last.of_message(message).map(|_| {
                 let appended = with_parts(message, |parts| store.append(parts));
-                kept.full |= appended.full;
-                Place { message: appended.message, is_persistent: message.traits().persistent }
+                queue_batch.full |= appended.full;
+                Place { message: appended.message, is_persistent: message.broker_properties().persistent }
             }));
         }
-        kept
+        queue_batch
     }
 
     /// The part for the queue at index `at`. It has to be called for each queue, in order.
@@ -107,7 +107,7 @@ impl<'k> QueueBatch<'k> {
     pub(crate) fn begin(self, queue: &'k Queue) -> Option<Keeping<'k>> {
         let stored = queue.stored().filter(|_| !self.places.is_empty())?;
         let stores_all = queue.stored_messages() == StoredMessages::All;
-        Some(Keeping { stored, stores_all, kept: self, entries: SmallVec::new() })
+        Some(Keeping { stored, stores_all, queue_batch: self, entries: SmallVec::new() })
     }
 
     /// Whether this queue is the last one that refers to a message.
@@ -124,26 +124,26 @@ impl Keeping<'_> {
                 position,
                 message: place.message,
                 expires: stored_expiry(expires),
-                last: self.kept.is_last(place),
+                last: self.queue_batch.is_last(place),
             });
         }
     }
 
     /// Records that the queue does not take the message at index `at` of the batch.
     pub(crate) fn refuses(&self, at: usize) {
-        if let Some(place) = self.place(at).filter(|place| self.kept.is_last(*place)) {
+        if let Some(place) = self.place(at).filter(|place| self.queue_batch.is_last(*place)) {
             self.stored.release(place.message);
         }
     }
 
     /// Records that the queue takes no message of the batch.
     pub(crate) fn refuses_all(&self) {
-        (0..self.kept.places.len()).for_each(|at| self.refuses(at));
+        (0..self.queue_batch.places.len()).for_each(|at| self.refuses(at));
     }
 
     /// The message at index `at` of the batch, if the queue stores it.
     fn place(&self, at: usize) -> Option<Place> {
-        self.kept.places[at].filter(|place| place.is_persistent || self.stores_all)
+        self.queue_batch.places[at].filter(|place| place.is_persistent || self.stores_all)
     }
 
     /// Stores the recorded messages. Called under the queue's lock. Returns the log position to wait for.
@@ -151,7 +151,7 @@ impl Keeping<'_> {
         if self.entries.is_empty() {
             return None;
         }
-        Some(match self.kept.transfer {
+        Some(match self.queue_batch.transfer {
             Some(transfer) => self.stored.enqueue_in_transfer(&self.entries, transfer),
             None => self.stored.enqueue(&self.entries),
         })

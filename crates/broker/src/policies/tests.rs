@@ -9,7 +9,7 @@ use crate::message::Body;
 use crate::queue::QueueCapacity;
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 use crate::{
-    Broker, BrokerConfig, Compatibility, Consumer, ConsumerRoom, ConsumerSpec, Offer, Overflow, Publish,
+    Broker, BrokerConfig, Compatibility, Consumer, ConsumerCapacity, ConsumerSpec, Offer, Overflow, Publish,
     SessionId, Timestamp,
 };
 
@@ -136,12 +136,12 @@ struct Onlooker {
 }
 
 impl Consumer for Onlooker {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         while offer.next().is_some() {}
         // This thread has locked another queue.
         let count = thread::scope(|scope| scope.spawn(|| self.queue.message_count()).join().unwrap());
         self.seen.lock().push(count);
-        ConsumerRoom::More
+        ConsumerCapacity::More
     }
     fn cancelled(&self) {}
 }

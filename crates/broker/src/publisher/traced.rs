@@ -28,7 +28,7 @@ impl Publisher {
     }
 
     /// [`Publisher::check`] of a message that is held until its transaction is committed, and then published
-    /// by [`Publisher::publish_held`]. It is traced now, as in RabbitMQ, whatever the outcome of the
+    /// by [`Publisher::publish_in_transaction`]. It is traced now, as in RabbitMQ, whatever the outcome of the
     /// transaction.
     ///
     /// # Errors
@@ -52,7 +52,11 @@ impl Publisher {
     ///
     /// # Errors
     /// As [`Publisher::publish`].
-    pub fn publish_held(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
+    pub fn publish_in_transaction(
+        &mut self,
+        publish: Publish<'_>,
+        now: Timestamp,
+    ) -> Result<bool, BrokerError> {
         self.is_reported = true;
         let routed = self.publish(publish, now);
         self.is_reported = false;

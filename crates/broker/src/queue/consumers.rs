@@ -3,7 +3,7 @@
 //! There may be very many of them, even of one client, so nothing here iterates over all of them: an
 //! operation on one costs at most the logarithm of their number.
 
-mod looks;
+mod sampling;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use self::looks::Looks;
-use super::delivery::{Consumer, ConsumerId, ConsumerRoom};
+use self::sampling::ConsumerSampling;
+use super::delivery::{Consumer, ConsumerCapacity, ConsumerId};
 use crate::SessionId;
 
 /// A queue's consumers, which take no memory before there is one: of very many queues most never have any.
@@ -49,7 +49,7 @@ static NOBODY: Consumers = Consumers {
     exclusive: 0,
     single: None,
     listed: Vec::new(),
-    looks: None,
+    sampling: None,
 };
 
 /// All consumers of a queue, keyed by slot.
@@ -66,7 +66,7 @@ pub(super) struct Consumers {
     /// The slots of all, in any order and without gaps.
     listed: Vec<u32>,
     /// Set by the first look at them ([`Consumers::are_behind`]).
-    looks: Option<Box<Looks>>,
+    sampling: Option<Box<ConsumerSampling>>,
 }
 
 /// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
@@ -96,7 +96,7 @@ pub(super) struct ConsumerEntry {
     /// The number of consumers that joined before it.
     joined: u64,
     /// It accepts more deliveries.
-    has_room: bool,
+    has_capacity: bool,
     /// Its index in [`Consumers::listed`].
     at: u32,
     /// The answer of [`Consumer::busy_since_rest`] at the last look.
@@ -121,8 +121,20 @@ impl ConsumerEntry {
         priority: i64,
     ) -> Self {
         let tag = tag.into();
-        let (joined, has_room, at, seen_busy, links) = (0, false, 0, None, None);
-        Self { consumer, no_ack, session, tag, exclusive, priority, joined, has_room, at, seen_busy, links }
+        let (joined, has_capacity, at, seen_busy, links) = (0, false, 0, None, None);
+        Self {
+            consumer,
+            no_ack,
+            session,
+            tag,
+            exclusive,
+            priority,
+            joined,
+            has_capacity,
+            at,
+            seen_busy,
+            links,
+        }
     }
 
     /// Its id, distinguished by the lower half of its age from those of earlier consumers in the same slot.
@@ -183,8 +195,8 @@ impl Consumers {
         entry.joined = self.joined;
         self.joined += 1;
         self.exclusive += usize::from(entry.exclusive);
-        if let Some(looks) = &mut self.looks {
-            looks.joined(entry.session);
+        if let Some(sampling) = &mut self.sampling {
+            sampling.joined(entry.session);
         }
         let vacant = self.entries.vacant_entry();
         let slot = vacant.key() as u32;
@@ -204,8 +216,8 @@ impl Consumers {
         self.delist(slot);
         let entry = self.entries.remove(slot as usize);
         self.exclusive -= usize::from(entry.exclusive);
-        if let Some(looks) = &mut self.looks {
-            looks.left(entry.session);
+        if let Some(sampling) = &mut self.sampling {
+            sampling.left(entry.session);
         }
         self.listed.swap_remove(entry.at as usize);
         if let Some(&moved) = self.listed.get(entry.at as usize) {
@@ -215,7 +227,7 @@ impl Consumers {
             if single.active == Some(slot) {
                 // The waiting consumer with the highest priority that joined first is next.
                 single.active = single.waiting.pop_first().map(|(_, _, slot)| slot);
-                if let Some(next) = single.active.filter(|&next| self.entries[next as usize].has_room) {
+                if let Some(next) = single.active.filter(|&next| self.entries[next as usize].has_capacity) {
                     self.enlist(next);
                 }
             } else {
@@ -228,7 +240,7 @@ impl Consumers {
     /// Records that a consumer has room; returns whether it can be served now.
     pub(super) fn resume(&mut self, id: ConsumerId) -> bool {
         let Some(slot) = self.slot(id) else { return false };
-        self.entries[slot as usize].has_room = true;
+        self.entries[slot as usize].has_capacity = true;
         let eligible = self.single.as_ref().is_none_or(|single| single.active == Some(slot));
         if eligible {
             self.enlist(slot);
@@ -249,17 +261,17 @@ impl Consumers {
     }
 
     /// Ends the turn of the consumer that [`Consumers::next`] returned.
-    pub(super) fn served(&mut self, slot: u32, room: ConsumerRoom) {
-        match room {
-            ConsumerRoom::More => {
+    pub(super) fn served(&mut self, slot: u32, capacity: ConsumerCapacity) {
+        match capacity {
+            ConsumerCapacity::More => {
                 if let Some(mut ring) = self.rings.first_entry()
                     && let Some(links) = self.entries[slot as usize].links
                 {
                     ring.get_mut().head = links.next;
                 }
             }
-            ConsumerRoom::Full => {
-                self.entries[slot as usize].has_room = false;
+            ConsumerCapacity::Full => {
+                self.entries[slot as usize].has_capacity = false;
                 self.delist(slot);
             }
         }
@@ -326,8 +338,8 @@ mod tests {
     struct Nobody;
 
     impl Consumer for Nobody {
-        fn accept(&self, _offer: &mut Offer<'_>) -> ConsumerRoom {
-            ConsumerRoom::Full
+        fn accept(&self, _offer: &mut Offer<'_>) -> ConsumerCapacity {
+            ConsumerCapacity::Full
         }
         fn cancelled(&self) {}
     }
@@ -403,12 +415,12 @@ mod tests {
                     }
                     _ => if let Some((slot, _)) = consumers.next() {
                         let id = consumers.get(slot).id(slot);
-                        let room = if step % 2 == 0 { ConsumerRoom::Full } else { ConsumerRoom::More };
-                        consumers.served(slot, room);
+                        let capacity = if step % 2 == 0 { ConsumerCapacity::Full } else { ConsumerCapacity::More };
+                        consumers.served(slot, capacity);
                         model.turns.retain(|other| *other != id);
-                        match room {
-                            ConsumerRoom::More => model.turns.push_back(id),
-                            ConsumerRoom::Full => model.all.iter_mut().filter(|one| one.0 == id).for_each(|one| one.2 = false),
+                        match capacity {
+                            ConsumerCapacity::More => model.turns.push_back(id),
+                            ConsumerCapacity::Full => model.all.iter_mut().filter(|one| one.0 == id).for_each(|one| one.2 = false),
                         }
                     }
                 }

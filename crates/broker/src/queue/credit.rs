@@ -2,7 +2,7 @@
 //! server, which the publishers take from them.
 //!
 //! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest
-//! level. Then each publisher is held once it has added [`TURN`] more, and goes on when consumers have taken as
+//! level. Then each publisher is held once it has added [`TURN`] more, and continues when consumers have taken as
 //! much as it added, in order, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to other
 //! queues, too. So a connection that does many things, one message at a time, is held as seldom as one that does
 //! nothing but publish. Where holding does not help, because consumers take little though nobody publishes,
@@ -13,7 +13,7 @@
 //! Ten publishers fill a queue with 300,000 messages a second, and its consumers take 250,000, since the twenty
 //! connections have equal turns and a delivery costs more than a publish. 160 ms later 8,192 messages are ready,
 //! and each publisher is held at the end of its turn of 900. Consumers have the processor for themselves. When 4,096
-//! are ready the first publisher goes on, and for each 900 that are taken from then on one more, with a turn's
+//! are ready the first publisher continues, and for each 900 that are taken from then on one more, with a turn's
 //! messages: as many as the consumers take.
 //!
 //! No sockets, no clock and no lock: the queue calls it under its own lock, with its backlog and the time.
@@ -73,12 +73,12 @@ struct Episode {
     /// As many as they took in the last [`REACH`] milliseconds that were counted.
     pace: u64,
     /// The publishers that are held, in order.
-    waiting: VecDeque<HeldPublisher>,
+    waiting: VecDeque<PausedPublisher>,
 }
 
-struct HeldPublisher {
+struct PausedPublisher {
     since: Timestamp,
-    /// As many messages as it added since it was last held, and is expected to add when it goes on.
+    /// As many messages as it added since it was last held, and is expected to add when it continues.
     added: u64,
     waiter: Arc<dyn Waiter>,
 }
@@ -93,7 +93,7 @@ struct Pause {
     helps_from: u64,
     /// Those of them for which no publisher has gone on yet, since the backlog is short enough.
     unpaid: u64,
-    /// Set while nothing is ready: more publishers go on a moment later.
+    /// Set while nothing is ready: more publishers continue a moment later.
     empty_since: Option<Timestamp>,
 }
 
@@ -116,7 +116,7 @@ impl PublisherCredit {
     }
 
     /// Called after messages were appended and consumers served: whether their publisher has used up its credit.
-    /// `are_behind` tells whether consumers wait for turns of this server.
+    /// `are_behind` says whether consumers wait for turns of this server.
     #[inline]
     pub(super) fn is_used_up(
         &mut self,
@@ -161,13 +161,13 @@ impl PublisherCredit {
         let messages = |part: u64| (messages as u64 * part / load.0).max(1);
         let helps_from = messages(HELPS);
         episode.pause.get_or_insert(Pause { since: now, taken: 0, helps_from, unpaid: 0, empty_since: None });
-        let held = HeldPublisher { since: now, added: messages(added.0), waiter: Arc::clone(waiter) };
-        episode.waiting.push_back(held);
+        let paused = PausedPublisher { since: now, added: messages(added.0), waiter: Arc::clone(waiter) };
+        episode.waiting.push_back(paused);
         true
     }
 
     /// Called before the queue's lock is released: `taken` is the number of messages that consumers have taken since
-    /// the last call. Returns the publishers that may go on.
+    /// the last call. Returns the publishers that may continue.
     pub(super) fn released(&mut self, load: Load, taken: usize, now: Timestamp) -> Released {
         let Some(episode) = &mut self.0 else { return Released::default() };
         if now >= episode.left_alone_until {
@@ -187,14 +187,14 @@ impl PublisherCredit {
         }
         pause.empty_since = (load.0 == 0).then_some(now);
         if load.0 > low {
-            // The first goes on at once when it is not any more.
+            // The first continues at once when it is not any more.
             pause.unpaid = episode.waiting.front().map_or(0, |first| first.added);
             return Released::default();
         }
         // Messages taken above that level have made no room for others.
         pause.unpaid += (taken as u64).min(low - load.0);
-        let paid = |held: &&HeldPublisher| {
-            let rest = pause.unpaid.checked_sub(held.added);
+        let paid = |paused: &&PausedPublisher| {
+            let rest = pause.unpaid.checked_sub(paused.added);
             pause.unpaid = rest.unwrap_or(pause.unpaid);
             rest.is_some()
         };
@@ -222,7 +222,7 @@ impl PublisherCredit {
             episode.left_alone_for = 0;
             (pause.since, pause.taken) = (now, 0);
         }
-        let due = episode.waiting.iter().take_while(|held| held.since.after(MAX_PAUSE) <= now).count();
+        let due = episode.waiting.iter().take_while(|paused| paused.since.after(MAX_PAUSE) <= now).count();
         episode.release(due)
     }
 
@@ -247,7 +247,7 @@ impl Episode {
         }
     }
 
-    /// The growth at which publishers are held; the first of them goes on at half of it, which is work for consumers until it
+    /// The growth at which publishers are held; the first of them continues at half of it, which is work for consumers until it
     /// has been woken.
     fn high(&self) -> u64 {
         self.pace.clamp(HIGH, HIGHEST)
@@ -275,7 +275,7 @@ impl Episode {
     /// Removes the first publishers, at most `count`.
     fn release(&mut self, count: usize) -> Released {
         let next = self.waiting.len().min(count);
-        let released = self.waiting.drain(..next).map(|held| held.waiter).collect();
+        let released = self.waiting.drain(..next).map(|paused| paused.waiter).collect();
         if self.waiting.is_empty() {
             self.pause = None;
         }
@@ -307,7 +307,7 @@ const HIGHEST: u64 = 4 * HIGH;
 /// publisher, and short for a message that waits.
 const REACH: u64 = 32;
 
-/// Publishers that go on at once, and in each millisecond, while nothing is ready.
+/// Publishers that continue at once, and in each millisecond, while nothing is ready.
 const WITH_NONE: usize = 4;
 
 /// The part of the backlog from the time when publishers were left alone that is worked off in each [`REACH`]: two thirds of

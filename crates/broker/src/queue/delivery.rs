@@ -25,9 +25,9 @@ pub trait Consumer: Send + Sync {
     /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and
     /// returns whether the consumer is now full. It must neither call the queue back nor block.
     ///
-    /// After [`ConsumerRoom::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
+    /// After [`ConsumerCapacity::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
     /// as full.
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom;
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity;
 
     /// Called when the queue, and the consumer with it, has been deleted. Called once, without any lock held.
     fn cancelled(&self);
@@ -53,7 +53,7 @@ pub trait Consumer: Send + Sync {
 
 /// Whether a consumer accepts more deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConsumerRoom {
+pub enum ConsumerCapacity {
     /// It accepts more now.
     More,
     /// It accepts none before [`super::Queue::resume`].
@@ -120,7 +120,7 @@ impl Delivery {
     /// The message's properties as they were published, without what only a front end is to see.
     pub fn published_properties(&self) -> Cow<'_, [u8]> {
         match self.message.properties() {
-            whole if self.message.traits().is_annotated => Cow::Owned(without_annotation(whole)),
+            whole if self.message.broker_properties().is_annotated => Cow::Owned(without_annotation(whole)),
             properties => Cow::Borrowed(properties),
         }
     }

@@ -30,7 +30,7 @@ pub(crate) struct Appended {
     /// Dead letters that the caller has to send on.
     pub(crate) dead: Vec<DeadLetter>,
     /// Other dead letters wait in line for another thread to send them on: a caller with no letters left to
-    /// send waits for that thread ([`Queue::wait_for_letters`]).
+    /// send waits for that thread ([`Queue::wait_for_dead_letters`]).
     pub(crate) lined_up: bool,
     /// The log position to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
@@ -50,17 +50,17 @@ pub struct PublisherHold {
 }
 
 impl PublisherHold {
-    /// Wakes `waiter` when the publisher may go on, after 50 ms at the latest. Returns false, and wakes nobody, if it
-    /// may go on now.
+    /// Wakes `waiter` when the publisher may continue, after 50 ms at the latest. Returns false, and wakes nobody, if it
+    /// may continue now.
     pub fn wait(&self, waiter: &Arc<dyn Waiter>, now: Timestamp) -> bool {
         let Self { queue, added } = self;
         let mut state = queue.state.lock();
         let backlog = (state.load(), state.ready.len());
-        let is_held = !state.deleted && state.credit.hold(backlog, *added, now, waiter);
+        let is_on_hold = !state.deleted && state.credit.hold(backlog, *added, now, waiter);
         queue.schedule(&mut state);
         drop(state);
-        queue.context.metrics.publisher_holds.add(is_held.into());
-        is_held
+        queue.context.metrics.publisher_holds.add(is_on_hold.into());
+        is_on_hold
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) enum Sender {
     Foreign,
     /// A queue that has dropped a message.
     DeadLetters {
-        /// The number of further letters that may result from this one.
+        /// The number of further dead letters that may result from this one.
         budget: u32,
     },
 }
@@ -216,7 +216,7 @@ impl Queue {
 
     /// As [`Queue::purge`]; returns the bytes of the messages' bodies, too, after their number.
     pub fn purge_counted(&self) -> (u64, u64, Option<Lsn>) {
-        // Messages that another client purges are in the log as gone before this one is told that there are none.
+        // Messages that another client purges are in the log as gone before this one is answered that there are none.
         let purging = self.purging.lock();
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
@@ -234,17 +234,17 @@ impl Queue {
     }
 
     /// Appends messages in order and serves the consumers. `refused` is called with the index in `messages`
-    /// of each that a full queue does not take. `kept` contains their locations in the store.
+    /// of each that a full queue does not take. `queue_batch` contains their locations in the store.
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
-        kept: QueueBatch<'_>,
+        queue_batch: QueueBatch<'_>,
         now: Timestamp,
         sender: Sender,
         mut refused: impl FnMut(usize),
     ) -> Appended {
         let mut effects = Effects { budget: sender.budget(), ..Effects::default() };
-        let mut keeping = kept.begin(self);
+        let mut keeping = queue_batch.begin(self);
         let mut state = self.state.lock();
         if state.deleted {
             drop(state);
@@ -272,7 +272,8 @@ impl Queue {
                     continue;
                 }
             }
-            let (failures, is_stored) = (message.traits().failures, state.stores.includes(&message));
+            let (failures, is_stored) =
+                (message.broker_properties().failures, state.stores.includes(&message));
             let (position, expires) = state.push(message, &arguments, now, spill);
             if failures > 0 && is_stored {
                 // A dead letter may have failed more often than is allowed here, and is dropped with its next failure, not by a
@@ -344,20 +345,20 @@ impl Queue {
     /// Releases the lock and sends dead letters on.
     pub(super) fn finish(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, lined_up) = self.conclude(state, effects, now);
-        self.send_letters_in_turn(dead, lined_up, now);
+        self.send_dead_letters_in_turn(dead, lined_up, now);
     }
 
     /// Sends dead letters that a step has left to the caller, or waits for those before them.
-    pub(super) fn send_letters_in_turn(&self, dead: Vec<DeadLetter>, lined_up: bool, now: Timestamp) {
+    pub(super) fn send_dead_letters_in_turn(&self, dead: Vec<DeadLetter>, lined_up: bool, now: Timestamp) {
         if lined_up {
-            self.wait_for_letters(now);
+            self.wait_for_dead_letters(now);
         } else {
-            self.send_letters(dead, now);
+            self.send_dead_letters(dead, now);
         }
     }
 
     /// Sends dead letters that this thread has taken.
-    pub(super) fn send_letters(&self, letters: Vec<DeadLetter>, now: Timestamp) {
+    pub(super) fn send_dead_letters(&self, letters: Vec<DeadLetter>, now: Timestamp) {
         if !letters.is_empty()
             && let Some(home) = self.context.home.upgrade()
         {
@@ -374,7 +375,7 @@ impl Queue {
         now: Timestamp,
     ) -> (Vec<DeadLetter>, bool) {
         self.look_at_paging(&mut state, now);
-        // Messages that come back take nothing off the backlog, however often they are delivered.
+        // Returned messages take nothing off the backlog, however often they are delivered.
         let taken = effects.delivered.saturating_sub(effects.redelivered);
         let released = state.released_publishers(taken, now);
         self.schedule(&mut state);
@@ -408,34 +409,34 @@ impl Queue {
     }
 
     /// Taken by the thread that sends the queue's dead letters on.
-    pub(crate) fn letters_turn(&self) -> MutexGuard<'_, (), { Rank::DeadLettersTurn as u8 }> {
-        self.letters_turn.lock()
+    pub(crate) fn dead_letters_turn(&self) -> MutexGuard<'_, (), { Rank::DeadLettersTurn as u8 }> {
+        self.dead_letters_turn.lock()
     }
 
-    /// The letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest to the
-    /// next thread that drops messages, or to [`Queue::dead_letter_some`].
-    pub(crate) fn next_letters(&self, sent: &Step) -> Vec<DeadLetter> {
+    /// The dead letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest
+    /// to the next thread that drops messages, or to [`Queue::dead_letter_some`].
+    pub(crate) fn next_dead_letters(&self, sent: &Step) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
-        let next = state.next_letters(sent);
-        if state.has_letters() {
+        let next = state.next_dead_letters(sent);
+        if state.has_dead_letters() {
             self.dead_letter_later(&mut state);
             if state.deleted {
-                state.keep_for_letters(self.this.upgrade());
+                state.keep_for_dead_letters(self.this.upgrade());
             }
         }
         next
     }
 
-    /// Waits until letters in line have probably been sent on, and sends some if no other thread does: threads that drop
-    /// messages must not run far ahead of the one that sends them. Never called by a thread that still has letters of any
+    /// Waits until dead letters in line have probably been sent on, and sends some if no other thread does: threads that drop
+    /// messages must not run far ahead of the one that sends them. Never called by a thread that still has dead letters of any
     /// queue to send.
-    pub(crate) fn wait_for_letters(&self, now: Timestamp) {
+    pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) {
         loop {
-            drop(self.letters_turn.lock());
+            drop(self.dead_letters_turn.lock());
             let mut state = self.state.lock();
-            let (letters, is_too_early) = (state.take_letters(), state.has_many_letters());
+            let (letters, is_too_early) = (state.take_dead_letters(), state.has_many_dead_letters());
             drop(state);
-            self.send_letters(letters, now);
+            self.send_dead_letters(letters, now);
             if !is_too_early {
                 return;
             }

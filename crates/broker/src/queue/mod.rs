@@ -31,7 +31,7 @@ use sync::{Mutex, MutexGuard, Rank};
 pub(crate) use credit::{Load, Overdraft};
 pub(crate) use delivery::NEVER;
 pub use delivery::{
-    Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
+    Consumer, ConsumerCapacity, ConsumerId, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
@@ -46,9 +46,9 @@ use crate::arguments::{QueueArguments, QueueKind};
 use crate::compatibility::{Compatibility, DeliveryOrder};
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
+use crate::lru::LruList;
 use crate::metrics::Metrics;
 use crate::paging::Paging;
-use crate::recent::Recent;
 use crate::time::Timestamp;
 use crate::vhost::VirtualHost;
 use consumers::ConsumerEntry;
@@ -67,7 +67,7 @@ pub(crate) struct QueueContext {
     pub(crate) paging: Arc<Paging>,
     pub(crate) compatibility: Compatibility,
     /// Arguments in effect: of very many queues most have the same as others.
-    pub(crate) arguments: Mutex<Recent<Arc<QueueArguments>>, { Rank::Leaf as u8 }>,
+    pub(crate) arguments: Mutex<LruList<Arc<QueueArguments>>, { Rank::Leaf as u8 }>,
 }
 
 impl QueueContext {
@@ -106,8 +106,8 @@ pub struct Queue {
     /// Set under the lock, read without it: of very many queues most have no consumer.
     has_consumers: AtomicBool,
     state: Mutex<QueueState, { Rank::TopologyOrQueue as u8 }>,
-    /// Locked by [`Queue::letters_turn`].
-    letters_turn: Mutex<(), { Rank::DeadLettersTurn as u8 }>,
+    /// Locked by [`Queue::dead_letters_turn`].
+    dead_letters_turn: Mutex<(), { Rank::DeadLettersTurn as u8 }>,
     /// Held by [`Queue::purge`] until its record is in the log.
     purging: Mutex<(), { Rank::Purges as u8 }>,
 }
@@ -205,7 +205,7 @@ impl Queue {
             deleted: AtomicBool::new(false),
             has_consumers: AtomicBool::new(false),
             state,
-            letters_turn: Mutex::new(()),
+            dead_letters_turn: Mutex::new(()),
             purging: Mutex::new(()),
         })
     }
@@ -288,7 +288,7 @@ impl Queue {
         true
     }
 
-    /// Applies new arguments at once: the lease begins anew, and messages above the length limits are
+    /// Applies new arguments at once: the lease begins again, and messages above the length limits are
     /// dropped.
     pub(crate) fn arguments_changed(&self, now: Timestamp) {
         let mut effects = Effects::default();
@@ -436,7 +436,7 @@ impl Queue {
         if dead_letters && state.next_expiry().is_some_and(|expiry| expiry <= now) {
             self.dead_letter_later(&mut state);
         }
-        if !(dead_letters && state.awaits_room) {
+        if !(dead_letters && state.awaits_capacity) {
             // Consumers may have been waiting for messages behind the expired ones.
             state.pump(now, &mut effects);
         }
@@ -446,26 +446,27 @@ impl Queue {
         dropped
     }
 
-    /// Has the broker [go on](Self::dead_letter_some) with this queue when the store has room.
+    /// Has the broker [continue](Self::dead_letter_some) with this queue when the store has room.
     fn dead_letter_later(&self, state: &mut QueueState) {
-        if !std::mem::replace(&mut state.awaits_room, true) {
-            self.context.deadlines.await_room(self.this.clone());
+        if !std::mem::replace(&mut state.awaits_capacity, true) {
+            self.context.deadlines.await_capacity(self.this.clone());
         }
     }
 
     /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above
-    /// its limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of letters.
+    /// its limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of dead
+    /// letters.
     pub(crate) fn dead_letter_some(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        state.awaits_room = false;
-        let letters = state.take_letters();
+        state.awaits_capacity = false;
+        let letters = state.take_dead_letters();
         if !letters.is_empty() {
             // Dropping comes after them.
             self.dead_letter_later(&mut state);
             drop(state);
             let count = letters.len();
-            self.send_letters(letters, now);
+            self.send_dead_letters(letters, now);
             return count;
         }
         let is_done = state.deleted
@@ -484,7 +485,7 @@ impl Queue {
     fn schedule(&self, state: &mut QueueState) {
         let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
-        let is_later = state.awaits_room && self.arguments.load().dead_lettering.is_some();
+        let is_later = state.awaits_capacity && self.arguments.load().dead_lettering.is_some();
         let head = state.next_expiry().filter(|_| !is_later);
         // Messages that the last sweep left over fall due at its time, behind queues that fell due before.
         let head = head.map(|at| at.max(state.sweeping.unwrap_or_default()));
@@ -510,7 +511,7 @@ impl Queue {
         if let Some(scheduled) = state.scheduled.take() {
             self.context.deadlines.remove(scheduled, self.id);
         }
-        state.keep_for_letters(self.this.upgrade());
+        state.keep_for_dead_letters(self.this.upgrade());
         let messages = state.ready.take_all();
         let passed = std::mem::take(&mut state.passing);
         let consumers = std::mem::take(&mut state.consumers);

@@ -7,7 +7,7 @@ use store::journal::{Lsn, Range, Transfer};
 
 use super::{Delivery, Queue, Sender};
 use crate::arguments::Overflow;
-use crate::inspect::traits_of;
+use crate::inspect::broker_properties_of;
 use crate::message::{Body, Message};
 use crate::persistence::{LastStoring, StoredBatch};
 use crate::time::Timestamp;
@@ -29,7 +29,7 @@ impl Moving {
     pub fn changed(delivery: Delivery, properties: &[u8], body: Body<'_>) -> Self {
         let old = delivery.message();
         let exchange = old.shared_exchange().clone();
-        let message = Message::new(exchange, old.routing_key(), properties, body, old.traits());
+        let message = Message::new(exchange, old.routing_key(), properties, body, old.broker_properties());
         Self { message: Arc::new(message), delivery }
     }
 }
@@ -42,8 +42,9 @@ impl ForeignMessage {
     /// The message as it was delivered there: it has been published to this exchange, which need not exist here. `None` if its
     /// properties, flags and list as they are on the wire, are malformed.
     pub fn new(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Self> {
-        let traits = traits_of(properties)?;
-        let message = Message::new(exchange.into(), routing_key, properties, Body::Copied(body), traits);
+        let broker_properties = broker_properties_of(properties)?;
+        let message =
+            Message::new(exchange.into(), routing_key, properties, Body::Copied(body), broker_properties);
         Some(Self(Arc::new(message)))
     }
 }
@@ -55,14 +56,15 @@ pub struct TakenIn {
     pub refused: Vec<usize>,
     /// The log position that has to be on disk before the others are safe; `None` if they need not wait.
     pub until: Option<Lsn>,
-    /// More waits to be written than the store's limit ([`VirtualHost::wait_for_room`](crate::VirtualHost::wait_for_room)).
+    /// More waits to be written than the store's limit: see
+    /// [`VirtualHost::wait_for_capacity`](crate::VirtualHost::wait_for_capacity).
     pub full: bool,
 }
 
 impl Queue {
     /// The number of messages that it takes before it refuses one because of its length; `None` if it refuses none. One at most
     /// if its bytes are limited.
-    pub fn room_before_refusal(&self) -> Option<u64> {
+    pub fn capacity_before_refusal(&self) -> Option<u64> {
         let arguments = self.arguments.load();
         let state = self.state.lock();
         if arguments.overflow == Overflow::DropHead {
@@ -85,13 +87,13 @@ impl Queue {
         if self.is_deleted() {
             refused = (0..count).collect();
         }
-        self.send_letters_in_turn(appended.dead, appended.lined_up, now);
+        self.send_dead_letters_in_turn(appended.dead, appended.lined_up, now);
         TakenIn { refused, until: appended.until, full: stored.full || appended.full }
     }
 
     /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
-    /// on disk: after a crash each message is in one of them. Returns the log position after which it is done for good, `None`
-    /// if it need not wait.
+    /// on disk: after a crash each message is in one of them. Returns the log position after which it is done permanently,
+    /// `None` if it need not wait.
     ///
     /// # Errors
     /// The other queue is deleted, or does not take all of them; they are unacknowledged as before. Never if it has no limits.
@@ -191,11 +193,14 @@ mod tests {
         let message = |body: &[u8]| ForeignMessage::new("events", "a.b", &properties, body).unwrap();
         let taken = queue.take_in(vec![message(b"1"), message(b"2"), message(b"3")], Timestamp(1));
         assert_eq!(taken.refused, [2], "the queue is full");
-        assert_eq!((queue.room_before_refusal(), dead.room_before_refusal()), (Some(0), None));
+        assert_eq!((queue.capacity_before_refusal(), dead.capacity_before_refusal()), (Some(0), None));
         assert_eq!(dead.message_count(), 0, "what is refused is still at the other broker");
         let got = queue.get(false, Timestamp(1)).unwrap().delivery;
         assert_eq!((got.message().exchange(), got.message().routing_key()), ("events", "a.b"));
-        assert_eq!((got.message().properties(), got.message().traits().priority), (&*properties, Some(7)));
+        assert_eq!(
+            (got.message().properties(), got.message().broker_properties().priority),
+            (&*properties, Some(7))
+        );
         assert!(ForeignMessage::new("events", "a.b", &[0xff], b"").is_none(), "malformed");
         // Nobody has seen it.
         queue.requeue(vec![got], super::super::Returned::Unseen, Timestamp(1));

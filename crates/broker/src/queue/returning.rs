@@ -174,7 +174,7 @@ impl Queue {
 /// millisecond.
 const STEP: usize = 512;
 
-/// Nanoseconds charged for a message that comes back.
+/// Nanoseconds charged for a returned message.
 const RETURN: u32 = 100;
 
 /// Nanoseconds charged for a message that is refused, without its dead letter.

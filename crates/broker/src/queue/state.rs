@@ -8,7 +8,7 @@ use sync::work;
 use super::Queue;
 use super::consumers::QueueConsumers;
 use super::credit::{Load, PublisherCredit, Released};
-use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
+use super::delivery::{ConsumerCapacity, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
 use super::stored::StoredMessages;
@@ -34,7 +34,7 @@ pub(super) struct QueueState {
     /// once there are none.
     pub(super) sweeping: Option<Timestamp>,
     /// Whether it is among the broker's queues with dead letters to send ([`Queue::dead_letter_some`]).
-    pub(super) awaits_room: bool,
+    pub(super) awaits_capacity: bool,
     /// Which messages are in the store, too.
     pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
@@ -42,23 +42,23 @@ pub(super) struct QueueState {
     /// Holds publishers while the backlog grows.
     pub(super) credit: PublisherCredit,
     /// Set while dead letters are sent on. Boxed: a queue is small, and hardly ever has any.
-    letters: Option<Box<LetterLine>>,
+    letters: Option<Box<DeadLetterLine>>,
     /// Counters of messages that came and went.
     pub(super) passing: Passing,
 }
 
 /// Dead letters that wait for those which were dropped before them.
 #[derive(Default)]
-struct LetterLine {
+struct DeadLetterLine {
     waiting: VecDeque<DeadLetter>,
-    /// Whether a thread is sending letters on. If none is, the next one that drops messages does, or the broker's timer.
+    /// Whether a thread is sending dead letters on. If none is, the next one that drops messages does, or the broker's timer.
     has_sender: bool,
-    /// The queue itself if it is deleted: the topology keeps it no longer, and its letters have still to be sent.
+    /// The queue itself if it is deleted: the topology keeps it no longer, and its dead letters have still to be sent.
     of_deleted: Option<Arc<Queue>>,
 }
 
-impl LetterLine {
-    /// The next letters, for a thread to send.
+impl DeadLetterLine {
+    /// The next dead letters, for a thread to send.
     fn take(&mut self) -> Vec<DeadLetter> {
         self.has_sender = true;
         self.of_deleted = None;
@@ -81,14 +81,14 @@ pub(crate) struct DeadLetter {
     pub(crate) failures: u32,
     /// The position of a stored message, which is settled once the letter has been sent on.
     pub(crate) stored: Option<u64>,
-    /// Most letters that may result from it, itself included.
+    /// Maximum number of dead letters that may result from it, itself included.
     pub(crate) budget: u32,
 }
 
-/// Most letters that one dead message may lead to by way of queues that drop it in turn. Cycles are cut, but
+/// Maximum number of dead letters that one dead message may lead to by way of queues that drop it in turn. Cycles are cut, but
 /// full queues that all dead-letter to each other still have as many paths through them as there are orders
 /// of the queues.
-const MAX_LETTERS_OF_A_CAUSE: u32 = 1_000;
+const MAX_DEAD_LETTERS_OF_A_CAUSE: u32 = 1_000;
 
 /// The reason why a message was dropped, as in the header `x-death`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub(crate) enum DeathReason {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
-    /// Most letters that may result from all of `dead` together, if the step appended a dead letter.
+    /// Maximum number of dead letters that may result from all of `dead` together, if the step appended a dead letter.
     pub(super) budget: Option<u32>,
     /// The number of messages from publishers.
     pub(super) published: usize,
@@ -122,7 +122,7 @@ impl Effects {
         failures: u32,
         stored: Option<u64>,
     ) {
-        self.dead.push(DeadLetter { message, reason, failures, stored, budget: MAX_LETTERS_OF_A_CAUSE });
+        self.dead.push(DeadLetter { message, reason, failures, stored, budget: MAX_DEAD_LETTERS_OF_A_CAUSE });
     }
 
     /// Adds a message that its queue drops, and that is in the store, too, if that has such messages of the queue.
@@ -138,7 +138,7 @@ impl Effects {
         Leaving { deliver: self.delivered - deliver_no_ack, deliver_no_ack, redeliver, ..Leaving::default() }
     }
 
-    /// Splits the budget evenly between the letters.
+    /// Splits the budget evenly between the dead letters.
     pub(super) fn share_budget(&mut self) {
         let Some(budget) = self.budget else { return };
         let share = budget / u32::try_from(self.dead.len()).unwrap_or(u32::MAX).max(1);
@@ -156,7 +156,7 @@ impl QueueState {
             last_used: Timestamp::default(),
             scheduled: None,
             sweeping: None,
-            awaits_room: false,
+            awaits_capacity: false,
             stores,
             next_position: 0,
             paging: PagingState::default(),
@@ -181,7 +181,7 @@ impl QueueState {
             && session.is_none_or(|session| !consumers.are_of(session))
     }
 
-    /// The held publishers that may go on, after consumers have taken this number of messages.
+    /// The held publishers that may continue, after consumers have taken this number of messages.
     #[inline]
     pub(super) fn released_publishers(&mut self, taken: usize, now: Timestamp) -> Released {
         if self.credit.is_unused() {
@@ -201,14 +201,14 @@ impl QueueState {
         now: Timestamp,
         spill: bool,
     ) -> (u64, u64) {
-        let ttl = match (arguments.message_ttl, message.traits().expiration) {
+        let ttl = match (arguments.message_ttl, message.broker_properties().expiration) {
             (Some(queue), Some(own)) => Some(queue.min(own)),
             (queue, own) => queue.or(own),
         };
         let expires = ttl.map_or(NEVER, |ttl| now.after(ttl).0);
         let position = self.next_position;
         self.next_position += 1;
-        let failures = message.traits().failures;
+        let failures = message.broker_properties().failures;
         self.ready.push(Delivery { position, expires, message, deliveries: 0, failures }, spill);
         (position, expires)
     }
@@ -219,8 +219,8 @@ impl QueueState {
     }
 
     /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever
-    /// thread dropped them. Returns the letters that the caller has to send on, followed by those of
-    /// [`QueueState::next_letters`]; none if another thread is sending already.
+    /// thread dropped them. Returns the dead letters that the caller has to send on, followed by those of
+    /// [`QueueState::next_dead_letters`]; none if another thread is sending already.
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) => {
@@ -228,15 +228,15 @@ impl QueueState {
                 if line.has_sender { Vec::new() } else { line.take() }
             }
             none => {
-                *none = Some(Box::new(LetterLine { has_sender: true, ..LetterLine::default() }));
+                *none = Some(Box::new(DeadLetterLine { has_sender: true, ..DeadLetterLine::default() }));
                 letters
             }
         }
     }
 
-    /// The letters that lined up while the caller sent `sent` others on. If there are none, later letters need not wait any
-    /// more. A thread that has sent many gets none: [`QueueState::has_letters`] says whether it leaves some.
-    pub(super) fn next_letters(&mut self, sent: &Step) -> Vec<DeadLetter> {
+    /// The dead letters that lined up while the caller sent `sent` others on. If there are none, later ones need not wait any
+    /// more. A thread that has sent many gets none: [`QueueState::has_dead_letters`] says whether it leaves some.
+    pub(super) fn next_dead_letters(&mut self, sent: &Step) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,
             Some(line) if !sent.goes_on() => line.has_sender = false,
@@ -246,23 +246,23 @@ impl QueueState {
         Vec::new()
     }
 
-    /// Whether letters wait that no thread is sending.
-    pub(super) fn has_letters(&self) -> bool {
+    /// Whether dead letters wait that no thread is sending.
+    pub(super) fn has_dead_letters(&self) -> bool {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
     }
 
-    /// Letters for the caller to send, of those that no thread is sending.
-    pub(super) fn take_letters(&mut self) -> Vec<DeadLetter> {
+    /// Dead letters for the caller to send, of those that no thread is sending.
+    pub(super) fn take_dead_letters(&mut self) -> Vec<DeadLetter> {
         self.letters.as_mut().filter(|line| !line.has_sender).map(|line| line.take()).unwrap_or_default()
     }
 
-    /// Whether more letters wait than threads that drop messages may leave behind.
-    pub(super) fn has_many_letters(&self) -> bool {
-        self.letters.as_ref().is_some_and(|line| line.waiting.len() > MOST_WAITING_LETTERS)
+    /// Whether more dead letters wait than threads that drop messages may leave behind.
+    pub(super) fn has_many_dead_letters(&self) -> bool {
+        self.letters.as_ref().is_some_and(|line| line.waiting.len() > MAX_WAITING_DEAD_LETTERS)
     }
 
-    /// Keeps a queue that is deleted until the letters that no thread is sending are sent.
-    pub(super) fn keep_for_letters(&mut self, queue: Option<Arc<Queue>>) {
+    /// Keeps a queue that is deleted until the dead letters that no thread is sending are sent.
+    pub(super) fn keep_for_dead_letters(&mut self, queue: Option<Arc<Queue>>) {
         if let Some(line) = self.letters.as_mut().filter(|line| !line.has_sender) {
             line.of_deleted = queue;
         }
@@ -376,7 +376,7 @@ impl QueueState {
                 stores: self.stores,
                 marks: &mut effects.marks,
             };
-            let room = entry.consumer.accept(&mut offer);
+            let capacity = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
             work::charge(OFFER, 1);
             work::charge(DELIVERY, taken);
@@ -386,7 +386,7 @@ impl QueueState {
             }
             effects.delivered += taken;
             effects.redelivered += redelivered;
-            self.consumers.served(slot, if taken == 0 { ConsumerRoom::Full } else { room });
+            self.consumers.served(slot, if taken == 0 { ConsumerCapacity::Full } else { capacity });
         }
     }
 }
@@ -420,8 +420,8 @@ const MESSAGES_AT_ONCE: usize = 512;
 /// part.
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Letters of one queue that may wait while threads go on dropping messages there.
-const MOST_WAITING_LETTERS: usize = 8 * MESSAGES_AT_ONCE;
+/// Dead letters of one queue that may wait while threads continue dropping messages there.
+const MAX_WAITING_DEAD_LETTERS: usize = 8 * MESSAGES_AT_ONCE;
 
 /// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;

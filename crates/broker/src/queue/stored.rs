@@ -37,7 +37,7 @@ impl StoredMessages {
     pub(crate) fn includes(self, message: &Message) -> bool {
         match self {
             Self::Nothing => false,
-            Self::Persistent => message.traits().persistent,
+            Self::Persistent => message.broker_properties().persistent,
             Self::All => true,
         }
     }
@@ -56,7 +56,7 @@ impl Queue {
 
     /// Records that a dead letter has been stored in its queues, and that in the same transfer the message it
     /// was made from has left.
-    pub(crate) fn letter_transferred(&self, position: u64, transfer: &Transfer) {
+    pub(crate) fn dead_letter_transferred(&self, position: u64, transfer: &Transfer) {
         // Needed for a deleted queue too: without it the letter would be gone after a restart.
         if let Some(stored) = self.stored() {
             stored.transfer(&[Range::one(position)], transfer);
@@ -65,7 +65,7 @@ impl Queue {
 
     /// Records that dead letters have been sent to queues that do not store them, so that the original
     /// messages need not come back.
-    pub(crate) fn letters_sent(&self, positions: Vec<u64>) {
+    pub(crate) fn dead_letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
         positions.into_iter().for_each(|position| marks.settled(position));
         self.write_down(&marks);
@@ -104,7 +104,7 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Records that all of these have left for good; returns the log position to wait for until that is on
+    /// Records that all of these have left permanently; returns the log position to wait for until that is on
     /// disk.
     pub(super) fn settle_purged(&self, purged: &ReadyStore) -> Option<Lsn> {
         self.stored()?;
@@ -115,7 +115,7 @@ impl Queue {
         self.write_down(&marks)
     }
 
-    /// Records that messages have left for good; returns the log position to wait for until that is on disk.
+    /// Records that messages have left permanently; returns the log position to wait for until that is on disk.
     pub(super) fn settle_stored<'d>(&self, deliveries: impl Iterator<Item = &'d Delivery>) -> Option<Lsn> {
         self.stored()?;
         let mut marks = Marks::default();

@@ -65,15 +65,15 @@ mod tests {
     use amqp::RawTable;
 
     use super::*;
-    use crate::queue::{Consumer, ConsumerRoom, Offer};
+    use crate::queue::{Consumer, ConsumerCapacity, Offer};
     use crate::{Broker, BrokerConfig, ConsumerSpec, QueueDeclare, SessionId};
 
     /// A consumer that takes nothing, on a channel with this number.
     struct On(u16);
 
     impl Consumer for On {
-        fn accept(&self, _: &mut Offer<'_>) -> ConsumerRoom {
-            ConsumerRoom::Full
+        fn accept(&self, _: &mut Offer<'_>) -> ConsumerCapacity {
+            ConsumerCapacity::Full
         }
         fn cancelled(&self) {}
         fn channel(&self) -> u16 {

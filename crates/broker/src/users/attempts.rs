@@ -32,16 +32,16 @@ impl Attempts {
     pub(crate) fn may_try(&self, from: Option<IpAddr>, user: &str, now: Instant) -> bool {
         let failed = self.failed.lock();
         let failures = failed.get(&(from, user.to_owned()));
-        failures.is_none_or(|failures| failures.hashes.len() < MOST || failures.is_over(now))
+        failures.is_none_or(|failures| failures.hashes.len() < MAX_ATTEMPTS || failures.is_over(now))
     }
 
     /// Records a failed login.
     pub(crate) fn failed(&self, from: Option<IpAddr>, user: &str, password: &[u8], now: Instant) {
         let mut failed = self.failed.lock();
-        if failed.len() >= MOST_KNOWN {
+        if failed.len() >= MAX_KNOWN {
             failed.retain(|_, failures| !failures.is_over(now));
         }
-        if failed.len() >= MOST_KNOWN {
+        if failed.len() >= MAX_KNOWN {
             // Somebody tries very many names. Forgetting them all only gives them a little more time.
             failed.clear();
         }
@@ -51,7 +51,7 @@ impl Attempts {
             *failures = none();
         }
         let hash = self.hasher.hash_one(password);
-        if !failures.hashes.contains(&hash) && failures.hashes.len() < MOST {
+        if !failures.hashes.contains(&hash) && failures.hashes.len() < MAX_ATTEMPTS {
             failures.hashes.push(hash);
         }
     }
@@ -70,19 +70,19 @@ impl Failures {
 
 /// Distinct wrong passwords for a user from one address within [`WINDOW`]: ample for a human, and useless for
 /// a client that guesses.
-const MOST: usize = 30;
+const MAX_ATTEMPTS: usize = 30;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Pairs remembered, each with a name of at most 255 bytes and [`MOST`] hashes.
-const MOST_KNOWN: usize = 10_000;
+/// Pairs remembered, each with a name of at most 255 bytes and [`MAX_ATTEMPTS`] hashes.
+const MAX_KNOWN: usize = 10_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn guess(attempts: &Attempts, from: Option<IpAddr>, now: Instant) {
-        for number in 0..MOST {
+        for number in 0..MAX_ATTEMPTS {
             assert!(attempts.may_try(from, "u", now));
             attempts.failed(from, "u", number.to_string().as_bytes(), now);
         }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn an_old_password_that_is_tried_again_and_again_locks_nobody_out() {
         let (attempts, now) = (Attempts::default(), Instant::now());
-        for _ in 0..10 * MOST {
+        for _ in 0..10 * MAX_ATTEMPTS {
             attempts.failed(None, "u", b"old", now);
         }
         assert!(attempts.may_try(None, "u", now));
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded() {
         let (attempts, now) = (Attempts::default(), Instant::now());
-        for number in 0..=MOST_KNOWN {
+        for number in 0..=MAX_KNOWN {
             attempts.failed(None, &number.to_string(), b"x", now);
         }
-        assert!(attempts.remembered() <= MOST_KNOWN);
+        assert!(attempts.remembered() <= MAX_KNOWN);
     }
 }

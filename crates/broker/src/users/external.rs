@@ -1,4 +1,4 @@
-//! Users whom another authority than the broker's own list lets in: the interface to it, and what it says of them.
+//! Users whom another auth backend than the broker's own list lets in: the interface to it, and what it says of them.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use super::{Account, Identity, IdentityDetails, LoginRefused, UserLimits, UserSpec, is_impersonator};
 use crate::broker::Broker;
-use crate::permissions::{AskedRights, AskedUser, Authority};
+use crate::permissions::{AskedRights, AskedUser, AuthzBackend};
 use crate::time::Timestamp;
 
 /// A login with a name and a secret, from whatever protocol.
 #[derive(Clone)]
 pub struct LoginAttempt {
-    /// The user's name as the client tells it. May be empty.
+    /// The user's name as the client gives it. May be empty.
     pub user: String,
     /// The password or token.
     pub secret: Vec<u8>,
@@ -39,12 +39,12 @@ pub enum LoginAnswer {
 /// A login about which another system is being asked.
 pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<Identity, LoginRefused>> + Send>>;
 
-/// The authorities that are asked about a login, in their order, the broker's own users among them or not.
+/// The auth backends that are asked about a login, in their order, the broker's own users among them or not.
 pub trait AuthBackends: Send + Sync {
     /// Decides about a login, by [`Broker::authenticate_from`] where it is the turn of the broker's own users.
     fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer;
 
-    /// Decides about a new secret for a user whom another authority than the broker's own list has let in.
+    /// Decides about a new secret for a user whom another auth backend than the broker's own list has let in.
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer;
 
     /// Whether users of the broker's own list may come in, with the rights that are theirs there.
@@ -56,13 +56,13 @@ pub trait AuthBackends: Send + Sync {
     }
 }
 
-/// A user whom another authority has let in, with the rights that it grants.
+/// A user whom another auth backend has let in, with the rights that it grants.
 pub(crate) struct ExternalUser {
     /// Counts connections and channels. Not in the broker's list, unless that has checked the password: it has no limits
     /// then.
     pub(crate) account: Arc<Account>,
     pub(crate) tags: Vec<String>,
-    /// Whether the broker's own list has checked the password, and another authority decides about the rights alone.
+    /// Whether the broker's own list has checked the password, and another auth backend decides about the rights alone.
     is_listed: bool,
     rights: ExternalRights,
     /// `None` if the login does not expire.
@@ -144,20 +144,20 @@ impl Identity {
         )
     }
 
-    /// A user whom `authority` has let in, and about whose operations it is asked one by one.
-    pub fn of_authority(user: AskedUser, authority: Arc<dyn Authority>) -> Self {
+    /// A user whom `backend` has let in, and about whose operations it is asked one by one.
+    pub fn of_authz_backend(user: AskedUser, backend: Arc<dyn AuthzBackend>) -> Self {
         let account = unlisted(&user.name, &user.tags);
-        Self::of_asked(account, false, user, authority)
+        Self::of_asked(account, false, user, backend)
     }
 
     fn of_asked(
         account: Arc<Account>,
         is_listed: bool,
         user: AskedUser,
-        authority: Arc<dyn Authority>,
+        backend: Arc<dyn AuthzBackend>,
     ) -> Self {
         let (name, tags) = (user.name.clone(), user.tags.clone());
-        let rights = ExternalRights::Asked(Arc::new(AskedRights::new(authority, user)));
+        let rights = ExternalRights::Asked(Arc::new(AskedRights::new(backend, user)));
         Self::of_external(&name, ExternalUser { account, tags, is_listed, rights, expires_at: None })
     }
 
@@ -168,21 +168,21 @@ impl Identity {
         Self { name: name.into(), impersonator, details: Some(Arc::new(details)) }
     }
 
-    /// The same user of the broker's own list, about whose operations `authority` is asked one by one. The limits of its
+    /// The same user of the broker's own list, about whose operations `backend` is asked one by one. The limits of its
     /// connections and channels stay those of the list. `None` if it has been deleted.
     #[must_use]
     pub fn authorised_by(
         &self,
         broker: &Broker,
-        authority: Arc<dyn Authority>,
+        backend: Arc<dyn AuthzBackend>,
         from: Option<IpAddr>,
     ) -> Option<Self> {
         let account = broker.account(self)?;
         let user = AskedUser { name: self.user().into(), tags: broker.tags(self), from, client_id: None };
-        Some(Self::of_asked(account, true, user, authority))
+        Some(Self::of_asked(account, true, user, backend))
     }
 
-    /// The same user of the broker's own list, with the tags that another authority has added.
+    /// The same user of the broker's own list, with the tags that another auth backend has added.
     #[must_use]
     pub fn with_tags(mut self, tags: Vec<String>) -> Self {
         self.impersonator |= is_impersonator(&tags);
@@ -191,12 +191,12 @@ impl Identity {
         self
     }
 
-    /// The tags that another authority has added to those of the list.
+    /// The tags that another auth backend has added to those of the list.
     pub(crate) fn added_tags(&self) -> &[String] {
         self.details.as_ref().map_or(&[], |details| &details.added_tags)
     }
 
-    /// The rights that another authority decides about.
+    /// The rights that another auth backend decides about.
     pub(crate) fn asked(&self) -> Option<&Arc<AskedRights>> {
         match &self.external()?.rights {
             ExternalRights::Asked(asked) => Some(asked),
@@ -219,7 +219,7 @@ impl Identity {
         self.details.as_ref()?.external.as_deref()
     }
 
-    /// Whether another authority than the broker's own list of users has let the user in.
+    /// Whether another auth backend than the broker's own list of users has let the user in.
     pub fn is_external(&self) -> bool {
         self.external().is_some()
     }

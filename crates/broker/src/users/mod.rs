@@ -33,7 +33,7 @@ struct IdentityDetails {
     client: Option<Arc<ClientName>>,
     /// `None` for a user of the broker's own list.
     external: Option<Arc<ExternalUser>>,
-    /// Of a user of the list whose password another authority has checked.
+    /// Of a user of the list whose password another auth backend has checked.
     added_tags: Vec<String>,
 }
 
@@ -80,18 +80,18 @@ pub enum LoginRefused {
     /// Too many wrong passwords were tried for the user from the same address.
     #[error("too many wrong passwords of late")]
     TooManyAttempts,
-    /// Another authority could not be asked, which is no fault of the user. `why` has nothing of the secret.
+    /// Another auth backend could not be asked, which is no fault of the user. `why` has nothing of the secret.
     #[error("{backend} gave no answer: {why}")]
     Unanswered {
-        /// The name of the authority, as the configuration has it.
+        /// The name of the auth backend, as the configuration has it.
         backend: &'static str,
         /// The reason.
         why: Box<str>,
     },
-    /// Another authority did not let the user in. `why` has nothing of the secret.
+    /// Another auth backend did not let the user in. `why` has nothing of the secret.
     #[error("{backend}: {why}")]
     Elsewhere {
-        /// The name of the authority, as the configuration has it.
+        /// The name of the auth backend, as the configuration has it.
         backend: &'static str,
         /// The reason.
         why: Box<str>,

@@ -167,7 +167,7 @@ impl VirtualHost {
         let Some(((source, exchange), (destination, _))) = slots else { return Ok(self.ticket(true)) };
         may_unbind(exchange.kind)?;
         let destination = Destination::exchange(destination);
-        let kept = topology.is_kept(source, destination);
+        let is_recorded = topology.is_recorded(source, destination);
         let arguments = canonical(binding.arguments);
         let mut doomed = Vec::new();
         let removed = topology.unbind(key_of(source, destination, binding, &arguments), &mut doomed);
@@ -176,7 +176,7 @@ impl VirtualHost {
         }
         drop(topology);
         self.after_unbind(removed, doomed);
-        Ok(self.ticket(kept))
+        Ok(self.ticket(is_recorded))
     }
 
     /// Updates the counters, and removes exchanges that were deleted with their last binding.
@@ -203,7 +203,7 @@ impl VirtualHost {
             self.topology_changed();
             self.metrics.bindings.add(1);
         }
-        Ok(self.ticket(topology.is_kept(source, destination)))
+        Ok(self.ticket(topology.is_recorded(source, destination)))
     }
 
     fn check_equivalent(

@@ -40,7 +40,7 @@ impl VirtualHost {
     }
 
     /// Counters of messages in queues that have been deleted.
-    pub fn counts_of_gone_queues(&self) -> MessageCounts {
+    pub fn counts_of_deleted_queues(&self) -> MessageCounts {
         *self.gone.lock()
     }
 

@@ -1,7 +1,7 @@
 //! Virtual hosts: exchanges, queues and bindings by name, with RabbitMQ's checks in RabbitMQ's order.
 
+mod dead_lettering;
 mod exchanges;
-mod letters;
 mod managing;
 mod operator;
 mod queues;
@@ -18,14 +18,13 @@ use hashbrown::HashMap;
 use store::catalogue::{Catalogue, Ticket};
 use store::{Store, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Mutex, OwnLine, Rank, RwLock, RwLockWriteGuard};
+use sync::{CachePadded, Mutex, Rank, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
 use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::firehose::{TRACE_EXCHANGE, TracedConnection, Tracer};
-use crate::ledger::Ledger;
 use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
 use crate::names::{ExchangeName, Resource};
@@ -38,6 +37,7 @@ use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
 use crate::topology::{Destination, Exchange, Routes, Topology};
+use crate::topology_recorder::TopologyRecorder;
 use crate::users::Identity;
 
 /// The arguments of `exchange.declare`.
@@ -139,7 +139,7 @@ pub struct VirtualHost {
     /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
     /// Publishers that look up a route change its lock; those whose route is known read what lies beside it.
-    topology: OwnLine<RwLock<Topology, { Rank::TopologyOrQueue as u8 }>>,
+    topology: CachePadded<RwLock<Topology, { Rank::TopologyOrQueue as u8 }>>,
     /// Incremented with every change of the topology, before its lock is released. Routes found at one value
     /// are valid until the next.
     generation: AtomicU64,
@@ -195,7 +195,7 @@ impl VirtualHost {
             node,
             traced: AtomicBool::new(false),
             store: OnceLock::new(),
-            topology: OwnLine::default(),
+            topology: CachePadded::default(),
             generation: AtomicU64::new(1),
             exclusive: Mutex::default(),
             grants: Grants::default(),
@@ -242,7 +242,7 @@ impl VirtualHost {
     /// From now on stores what is durable. Existing objects were read from the store, except for the standard
     /// exchanges of a new virtual host.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
-        self.topology.write().keep(Ledger::new(store.catalogue().clone(), self.name.clone()));
+        self.topology.write().keep(TopologyRecorder::new(store.catalogue().clone(), self.name.clone()));
         let _ = self.store.set(store.clone());
     }
 
@@ -253,14 +253,14 @@ impl VirtualHost {
 
     /// Whether publishers may proceed: neither the backlog of unwritten messages nor the memory of long
     /// queues exceeds its limit.
-    pub fn has_room(&self) -> bool {
-        self.paging.has_room()
+    pub fn has_capacity(&self) -> bool {
+        self.paging.has_capacity()
     }
 
-    /// Wakes `waiter` when it is worth asking again whether publishers [may proceed](Self::has_room); at once
+    /// Wakes `waiter` when it is worth asking again whether publishers [may proceed](Self::has_capacity); at once
     /// if they may.
-    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        self.paging.wait_for_room(waiter);
+    pub fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
+        self.paging.wait_for_capacity(waiter);
     }
 
     /// The part of the store that holds definitions.

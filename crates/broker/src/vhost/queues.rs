@@ -265,7 +265,7 @@ impl VirtualHost {
             drop(topology);
             return Ok(self.ticket_of_gone(&name));
         };
-        let kept = topology.is_kept(source, Destination::queue(slot));
+        let is_recorded = topology.is_recorded(source, Destination::queue(slot));
         let key = key_of(source, Destination::queue(slot), binding, &arguments);
         if topology.is_bound(key) {
             queue.check_access(session)?;
@@ -277,7 +277,7 @@ impl VirtualHost {
         }
         drop(topology);
         self.after_unbind(removed, doomed);
-        Ok(self.ticket(kept))
+        Ok(self.ticket(is_recorded))
     }
 
     /// Drops the ready messages of a queue, and returns their number, and the log position to wait for so
@@ -301,7 +301,7 @@ impl VirtualHost {
         Ok(queue)
     }
 
-    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease anew: for a front end whose
+    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease again: for a front end whose
     /// queues live as long as its sessions, whose lifetime may change. Returns a ticket to wait for.
     pub fn set_queue_expires(&self, queue: &Arc<Queue>, expires: Option<u64>, now: Timestamp) -> Ticket {
         if !queue.set_own_expires(expires) {

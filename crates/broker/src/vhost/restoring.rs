@@ -9,10 +9,10 @@ use store::journal::QueueId;
 use super::VirtualHost;
 use crate::arguments::QueueArguments;
 use crate::broker::Broker;
-use crate::ledger::{WrittenBinding, WrittenEnd};
 use crate::queue::{NewQueue, Queue, QueueProperties};
 use crate::time::Timestamp;
 use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd};
+use crate::topology_recorder::{WrittenBinding, WrittenEnd};
 
 /// Restores exchanges and queues.
 pub(crate) struct Restoring<'b> {

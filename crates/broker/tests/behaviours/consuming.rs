@@ -17,7 +17,7 @@ fn nothing_is_delivered_before_the_consumer_says_so() {
 }
 
 #[test]
-fn a_full_consumer_waits_until_it_has_room() {
+fn a_full_consumer_waits_until_it_has_capacity() {
     let mut world = world();
     let queue = world.queue("q");
     let (id, recorder) = world.consume(&queue, 2, 0);
@@ -25,7 +25,7 @@ fn a_full_consumer_waits_until_it_has_room() {
     assert_eq!(recorder.bodies(), ["1", "2"]);
     assert_eq!((queue.message_count(), queue.unacked_count()), (2, 2));
     queue.ack(recorder.got.lock().drain(..).collect(), world.now);
-    *recorder.room.lock() = 10;
+    *recorder.capacity.lock() = 10;
     queue.resume(id, world.now);
     assert_eq!(recorder.bodies(), ["3", "4"]);
     assert_eq!((queue.message_count(), queue.unacked_count()), (0, 2));
@@ -49,7 +49,7 @@ fn higher_priorities_first_and_the_rest_spills_over() {
     let (high_id, high) = world.consume(&queue, 2, 5);
     world.publish_all("q", &["1", "2", "3"]);
     assert_eq!((high.bodies().len(), low.bodies()), (2, vec!["3".to_owned()]));
-    *high.room.lock() = 1;
+    *high.capacity.lock() = 1;
     queue.resume(high_id, world.now);
     world.publish_all("q", &["4", "5"]);
     assert_eq!((high.bodies().len(), low.bodies().len()), (3, 2));

@@ -187,11 +187,11 @@ fn a_virtual_host_remembers_what_went_through_what_is_gone() {
     world.publish("e", "", "1");
     world.publish("", "q", "2");
     queue.get(true, world.now).unwrap();
-    assert_eq!(world.vhost.counts_of_gone_queues(), MessageCounts::default());
+    assert_eq!(world.vhost.counts_of_deleted_queues(), MessageCounts::default());
     world.vhost.delete_queue(ME, "q", false, false).unwrap();
     world.vhost.delete_exchange("e", false).unwrap();
     world.wait(TICK);
-    let gone = world.vhost.counts_of_gone_queues();
+    let gone = world.vhost.counts_of_deleted_queues();
     assert_eq!(
         (gone.publish, gone.get_no_ack),
         (Count { total: 2, recent: 0 }, Count { total: 1, recent: 0 })

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::*;
 
-use crate::kept::{Told, kept};
+use crate::disk_world::{WakeCounter, disk_world};
 use crate::world::*;
 
 pub(crate) fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
@@ -258,47 +258,48 @@ fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
 
 /// Other publishers' confirms would otherwise wait behind everything that has expired.
 #[test]
-fn what_expires_waits_for_room_in_the_store() {
+fn what_expires_waits_for_capacity_of_the_store() {
     const MB: usize = 1_000_000;
-    let mut kept = kept(41);
+    let mut disk_world = disk_world(41);
     let [exchange, key] = dead_letter_to("dead");
-    let brief = kept.world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
-    let forgetful = kept.world.queue_with("forgetful", &[("x-message-ttl", FieldValue::I32(10))]);
-    let dead = kept.durable("dead", &[]);
-    kept.publish("", "forgetful", "m");
+    let brief =
+        disk_world.world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
+    let forgetful = disk_world.world.queue_with("forgetful", &[("x-message-ttl", FieldValue::I32(10))]);
+    let dead = disk_world.durable("dead", &[]);
+    disk_world.publish("", "forgetful", "m");
     let body = "x".repeat(MB);
-    (0..150).for_each(|_| drop(kept.publish("", "brief", &body)));
-    kept.world.wait(10);
+    (0..150).for_each(|_| drop(disk_world.publish("", "brief", &body)));
+    disk_world.world.wait(10);
     let sent = dead.message_count();
     assert!((60..=80).contains(&sent), "{sent} MB, of which the store takes 64 MiB at a time");
     assert_eq!(brief.message_count() + sent, 150);
     assert_eq!(forgetful.message_count(), 0, "what is only dropped does not wait");
-    assert_eq!(kept.world.broker.next_deadline(), None);
-    let woken = kept.timer.times();
-    kept.sync();
-    assert!(kept.timer.times() > woken);
+    assert_eq!(disk_world.world.broker.next_deadline(), None);
+    let woken = disk_world.timer.times();
+    disk_world.sync();
+    assert!(disk_world.timer.times() > woken);
     while brief.message_count() > 0 {
-        kept.world.wait(0);
-        kept.sync();
+        disk_world.world.wait(0);
+        disk_world.sync();
     }
     assert_eq!(dead.message_count(), 150);
 }
 
 /// A policy without a dead-letter exchange is a way to make room.
 #[test]
-fn what_is_only_dropped_needs_no_room_in_the_store() {
-    let mut kept = kept(42);
-    let long = kept.durable("long", &[]);
+fn what_is_only_dropped_needs_no_capacity_of_the_store() {
+    let mut disk_world = disk_world(42);
+    let long = disk_world.durable("long", &[]);
     let body = "x".repeat(100_000);
-    while kept.world.vhost.has_room() {
-        kept.publish("", "long", &body);
+    while disk_world.world.vhost.has_capacity() {
+        disk_world.publish("", "long", &body);
     }
-    (0..600).for_each(|_| drop(kept.publish("", "long", "small")));
+    (0..600).for_each(|_| drop(disk_world.publish("", "long", "small")));
     let definition = serde_json::from_str(r#"{"max-length": 1}"#).unwrap();
     let definition = PolicyDefinition::parse(&definition, Compatibility::V3_10).unwrap();
     let pattern = Pattern::new("^long$").unwrap();
     let policy = Policy { name: "p".into(), pattern, priority: 0, apply_to: ApplyTo::All, definition };
-    kept.world.vhost.set_policy(policy, kept.world.now);
+    disk_world.world.vhost.set_policy(policy, disk_world.world.now);
     assert_eq!(long.message_count(), 1);
 }
 
@@ -310,13 +311,13 @@ fn a_get_behind_very_many_dead_letters_waits_for_them() {
     let dead = world.queue("dead");
     (0..3_000).for_each(|_| world.publish_all("brief", &["old"]));
     world.now = world.now.after(10);
-    let told = Arc::<Told>::default();
-    let waiter: Arc<dyn Waiter> = Arc::<Told>::clone(&told);
+    let counter = Arc::<WakeCounter>::default();
+    let waiter: Arc<dyn Waiter> = Arc::<WakeCounter>::clone(&counter);
     for _ in 0..2 {
         assert!(matches!(brief.fetch(true, world.now, &waiter), Fetched::Later));
     }
-    assert!(dead.message_count() < 3_000 && told.times() == 0);
+    assert!(dead.message_count() < 3_000 && counter.times() == 0);
     world.wait(0);
-    assert_eq!((dead.message_count(), told.times()), (3_000, 1));
+    assert_eq!((dead.message_count(), counter.times()), (3_000, 1));
     assert!(matches!(brief.fetch(true, world.now, &waiter), Fetched::Empty));
 }

@@ -11,7 +11,7 @@ use crate::world::*;
 struct Connected(Arc<Recorder>);
 
 impl Consumer for Connected {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         self.0.accept(offer)
     }
 
@@ -36,7 +36,7 @@ impl Connected {
 
     /// Takes the next `count` messages.
     fn take(&self, queue: &Queue, id: ConsumerId, count: usize, now: Timestamp) -> Vec<Delivery> {
-        *self.0.room.lock() = count;
+        *self.0.capacity.lock() = count;
         queue.resume(id, now);
         std::mem::take(&mut *self.0.got.lock())
     }

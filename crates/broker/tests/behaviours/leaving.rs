@@ -111,10 +111,10 @@ fn very_many_messages_return_to_their_places_and_are_charged() {
             let properties = Properties::default().with_priority((number % 4) as u8);
             world.try_publish("", "q", &number.to_string(), properties).unwrap();
         }
-        let held: Vec<_> = (0..MANY - 10).map(|_| world.get(&queue)).collect();
-        let order: Vec<_> = held.iter().map(text).collect();
+        let deliveries: Vec<_> = (0..MANY - 10).map(|_| world.get(&queue)).collect();
+        let order: Vec<_> = deliveries.iter().map(text).collect();
         let (few, mut many): (Vec<_>, Vec<_>) =
-            held.into_iter().enumerate().partition(|(at, _)| at % 100 == 0);
+            deliveries.into_iter().enumerate().partition(|(at, _)| at % 100 == 0);
         many.reverse();
         queue.requeue(few.into_iter().map(|(_, one)| one).collect(), Returned::Failed, world.now);
         let turn = Turn::begin();
@@ -132,10 +132,10 @@ fn very_many_messages_return_in_front_where_these_come_first() {
     let mut world = rabbitmq_4();
     let queue = quorum(&world, &[]);
     let bodies = publish_numbers(&mut world, MANY + 2);
-    let mut held: Vec<_> = (0..=MANY).map(|_| world.get(&queue)).collect();
-    let last = held.pop().unwrap();
+    let mut deliveries: Vec<_> = (0..=MANY).map(|_| world.get(&queue)).collect();
+    let last = deliveries.pop().unwrap();
     queue.requeue(vec![last], Returned::Released, world.now);
-    queue.requeue(held, Returned::Released, world.now);
+    queue.requeue(deliveries, Returned::Released, world.now);
     let again = world.drain(&queue);
     let (first, rest) = (&again[0], &again[1..]);
     assert_eq!((&**first, rest[0].as_str(), rest.len()), ("3000", "0", MANY + 1));
@@ -148,9 +148,9 @@ fn very_many_refused_messages_are_charged_and_dead_lettered_in_order() {
     let dead = world.queue("dead");
     let queue = world.queue_with("q", &dead_letter_to("dead"));
     let bodies = publish_numbers(&mut world, MANY);
-    let held: Vec<_> = (0..MANY).map(|_| world.get(&queue)).collect();
+    let deliveries: Vec<_> = (0..MANY).map(|_| world.get(&queue)).collect();
     let _turn = Turn::begin();
-    queue.reject(held, Returned::Failed, world.now);
+    queue.reject(deliveries, Returned::Failed, world.now);
     assert!(work::is_turn_over());
     assert_eq!((queue.unacked_count(), world.drain(&dead)), (0, bodies));
 }

@@ -4,7 +4,7 @@ use broker::Returned;
 use crate::world::*;
 
 #[test]
-fn the_oldest_ready_messages_make_room() {
+fn the_oldest_ready_messages_are_dropped() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-max-length", FieldValue::I32(2))]);
     world.publish_all("q", &["1", "2", "3"]);

@@ -9,7 +9,7 @@ use broker::{
 };
 use serde_json::{Value, json};
 
-use crate::kept::kept;
+use crate::disk_world::disk_world;
 
 const NOW: Timestamp = Timestamp(1);
 const NOBODY: SessionId = SessionId(u64::MAX);
@@ -102,8 +102,8 @@ fn written(store: &Store, section: Section) -> Vec<String> {
 
 #[test]
 fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_its_name() {
-    let mut kept = kept(1);
-    let broker = kept.world.broker.clone();
+    let mut disk_world = disk_world(1);
+    let broker = disk_world.world.broker.clone();
     let vhost = broker.add_vhost("v");
     let (declared, some_are_there) = mpsc::sync_channel(1);
     let client = vhost.clone();
@@ -132,18 +132,18 @@ fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_
     assert_eq!((metrics.queues.get(), metrics.bindings.get(), metrics.exchanges.get()), (0, 0, 6));
 
     load(&broker, &json!({"vhosts": [{"name": "v"}]}));
-    kept.sync();
+    disk_world.sync();
     for section in [Section::Exchanges, Section::Queues, Section::Bindings] {
-        assert!(written(&kept.store, section).is_empty(), "{section:?}");
+        assert!(written(&disk_world.store, section).is_empty(), "{section:?}");
     }
-    let again = kept.crash().world.broker.vhost("v").unwrap();
+    let again = disk_world.crash().world.broker.vhost("v").unwrap();
     assert_eq!(again.all_queues().len(), 0);
 }
 
 #[test]
 fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_more_is() {
-    let mut kept = kept(3);
-    let broker = kept.world.broker.clone();
+    let mut disk_world = disk_world(3);
+    let broker = disk_world.world.broker.clone();
     load(&broker, &json!({"vhosts": [{"name": "v"}, {"name": "va"}]}));
     let (vhost, other) = (broker.vhost("v").unwrap(), broker.vhost("va").unwrap());
     let sections =
@@ -153,16 +153,16 @@ fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_
         assert!(other.note(|catalogue| catalogue.put(section, b"\x02vac".to_vec(), Vec::new())).is_some());
     }
     // Some of the entries are on disk already, and some are not.
-    kept.sync();
+    disk_world.sync();
     vhost.note(|catalogue| catalogue.put(sections[0], b"\x01vd".to_vec(), Vec::new()));
     assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
     load(&broker, &json!({"vhosts": [{"name": "v"}]}));
     for section in sections {
         assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_none());
     }
-    kept.sync();
+    disk_world.sync();
     for section in sections {
-        assert_eq!(written(&kept.store, section), ["\\x02vac"], "{section:?}");
+        assert_eq!(written(&disk_world.store, section), ["\\x02vac"], "{section:?}");
     }
 }
 

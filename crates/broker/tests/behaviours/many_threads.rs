@@ -23,14 +23,14 @@ struct Worker {
 const PREFETCH: usize = 50;
 
 impl Consumer for Worker {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let mut inbox = self.inbox.lock();
         while inbox.len() < PREFETCH {
-            let Some(delivery) = offer.next() else { return ConsumerRoom::More };
+            let Some(delivery) = offer.next() else { return ConsumerCapacity::More };
             inbox.push(delivery);
         }
         self.full.store(true, Ordering::SeqCst);
-        ConsumerRoom::Full
+        ConsumerCapacity::Full
     }
 
     fn cancelled(&self) {
@@ -160,9 +160,9 @@ fn many_exclusive_queues_vanish_while_others_publish() {
         world.vhost.declare_queue(ME, &declare, world.now).unwrap();
         world.bind(&name, "amq.fanout", "");
     }
-    let kept =
+    let disk_world =
         world.vhost.declare_queue(OTHER, &QueueDeclare { name: "kept", ..Default::default() }, world.now);
-    let kept = kept.unwrap().queue;
+    let disk_world = disk_world.unwrap().queue;
     world.bind("kept", "amq.fanout", "");
     thread::scope(|scope| {
         let world = &world;
@@ -178,7 +178,7 @@ fn many_exclusive_queues_vanish_while_others_publish() {
             }
         });
     });
-    assert_eq!(kept.message_count(), 200);
+    assert_eq!(disk_world.message_count(), 200);
     assert_eq!((world.broker.metrics().queues.get(), world.broker.metrics().bindings.get()), (1, 1));
 }
 
@@ -186,11 +186,11 @@ fn many_exclusive_queues_vanish_while_others_publish() {
 struct Rendezvous(Arc<Barrier>);
 
 impl Consumer for Rendezvous {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         while offer.next().is_some() {
             self.0.wait();
         }
-        ConsumerRoom::More
+        ConsumerCapacity::More
     }
 
     fn cancelled(&self) {}
@@ -237,7 +237,7 @@ struct Gate {
 }
 
 impl Consumer for Gate {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         while offer.next().is_some() {
             self.entered.send(()).unwrap();
             // On a thread of its own, as this one has locked a queue.
@@ -249,7 +249,7 @@ impl Consumer for Gate {
             };
             thread::scope(|scope| scope.spawn(wait).join().unwrap());
         }
-        ConsumerRoom::More
+        ConsumerCapacity::More
     }
 
     fn cancelled(&self) {}

@@ -1,4 +1,4 @@
-//! Messages that consumers have given back leave memory, too, and are what they were when they come again.
+//! Messages that consumers have given back leave memory, too, and are what they were when they are redelivered.
 
 use std::sync::Arc;
 
@@ -6,92 +6,95 @@ use amqp::{FieldValue, Properties};
 use broker::*;
 
 use crate::dead_letters::dead_letter_to;
-use crate::kept::{Kept, Told, paging, paging_as};
+use crate::disk_world::{DiskWorld, WakeCounter, paging, paging_as};
 use crate::paging::{MANY, assert_mostly_on_disk, bodies, body, publish};
 use crate::world::*;
 
 /// A queue with [`MANY`] persistent messages.
-fn persistent(mut kept: Kept, arguments: &[(&str, FieldValue)]) -> (Kept, Arc<Queue>) {
-    let queue = kept.durable("q", arguments);
-    (0..MANY).for_each(|number| drop(kept.publish("", "q", &body(number))));
-    (kept, queue)
+fn persistent(mut disk_world: DiskWorld, arguments: &[(&str, FieldValue)]) -> (DiskWorld, Arc<Queue>) {
+    let queue = disk_world.durable("q", arguments);
+    (0..MANY).for_each(|number| drop(disk_world.publish("", "q", &body(number))));
+    (disk_world, queue)
 }
 
 /// Takes `count` messages, and gives them back at once.
-fn take_and_return(kept: &Kept, queue: &Queue, count: usize, returned: Returned) {
-    let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(queue, false)).take(count).collect();
-    queue.requeue(taken, returned, kept.world.now);
+fn take_and_return(disk_world: &DiskWorld, queue: &Queue, count: usize, returned: Returned) {
+    let taken: Vec<_> = std::iter::from_fn(|| disk_world.fetch(queue, false)).take(count).collect();
+    queue.requeue(taken, returned, disk_world.world.now);
 }
 
 #[test]
 fn a_consumer_that_gives_everything_back_leaves_a_queue_that_pages() {
-    let (mut kept, queue) = persistent(paging(31, 0), &[]);
-    take_and_return(&kept, &queue, MANY, Returned::Failed);
-    assert!(kept.world.broker.held().resident > (MANY * 2000) as u64);
-    kept.page();
-    assert_mostly_on_disk(&kept);
-    assert!(kept.world.vhost.has_room());
+    let (mut disk_world, queue) = persistent(paging(31, 0), &[]);
+    take_and_return(&disk_world, &queue, MANY, Returned::Failed);
+    assert!(disk_world.world.broker.paging_status().resident > (MANY * 2000) as u64);
+    disk_world.page();
+    assert_mostly_on_disk(&disk_world);
+    assert!(disk_world.world.vhost.has_capacity());
     // Later ones follow.
-    (MANY..MANY + 100).for_each(|number| drop(kept.publish("", "q", &body(number))));
-    kept.page();
+    (MANY..MANY + 100).for_each(|number| drop(disk_world.publish("", "q", &body(number))));
+    disk_world.page();
     assert_eq!(queue.message_count(), MANY as u64 + 100);
-    let back: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, true)).collect();
+    let back: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, true)).collect();
     assert_eq!(back.iter().map(text).collect::<Vec<_>>(), bodies(0..MANY + 100));
     assert!(back.iter().enumerate().all(|(number, delivery)| delivery.redelivered() == (number < MANY)));
-    let held = kept.world.broker.held();
-    assert_eq!((held.resident, held.paged_messages, held.paged_bytes), (0, 0, 0));
-    kept.sync();
-    assert_eq!(kept.crash().drain("q"), Vec::<String>::new());
+    let paging_status = disk_world.world.broker.paging_status();
+    assert_eq!((paging_status.resident, paging_status.paged_messages, paging_status.paged_bytes), (0, 0, 0));
+    disk_world.sync();
+    assert_eq!(disk_world.crash().drain("q"), Vec::<String>::new());
 }
 
 #[test]
 fn they_are_in_order_whenever_they_come_back_and_those_that_are_not_stored_stay() {
-    let mut kept = paging(32, 0);
-    let queue = kept.durable("q", &[]);
-    publish(&mut kept, 0..MANY);
-    let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(400).collect();
+    let mut disk_world = paging(32, 0);
+    let queue = disk_world.durable("q", &[]);
+    publish(&mut disk_world, 0..MANY);
+    let taken: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).take(400).collect();
     let (odd, even): (Vec<_>, Vec<_>) = taken.into_iter().partition(|delivery| delivery.position() % 2 == 1);
     for half in [odd, even] {
-        queue.requeue(half, Returned::Failed, kept.world.now);
-        kept.page();
+        queue.requeue(half, Returned::Failed, disk_world.world.now);
+        disk_world.page();
     }
-    let held = kept.world.broker.held();
-    assert!(held.paged_messages > 300 && held.resident < (MANY * 2000) as u64 / 2, "{held:?}");
-    // A few are delivered once more, and come back while the next ones are on disk.
+    let paging_status = disk_world.world.broker.paging_status();
+    assert!(
+        paging_status.paged_messages > 300 && paging_status.resident < (MANY * 2000) as u64 / 2,
+        "{paging_status:?}"
+    );
+    // A few are delivered once more, and return while the next ones are on disk.
     for _ in 0..3 {
-        take_and_return(&kept, &queue, 150, Returned::Failed);
-        kept.page();
+        take_and_return(&disk_world, &queue, 150, Returned::Failed);
+        disk_world.page();
     }
-    assert_eq!(kept.drain("q"), bodies(0..MANY));
+    assert_eq!(disk_world.drain("q"), bodies(0..MANY));
 }
 
 #[test]
 fn one_at_a_time_they_are_not_read_again_and_again() {
-    let (kept, queue) = persistent(paging(33, 0), &[]);
-    take_and_return(&kept, &queue, MANY, Returned::Failed);
-    kept.page();
+    let (disk_world, queue) = persistent(paging(33, 0), &[]);
+    take_and_return(&disk_world, &queue, MANY, Returned::Failed);
+    disk_world.page();
     for _ in 0..MANY {
-        let delivery = kept.fetch(&queue, false).unwrap();
-        queue.ack(vec![delivery], kept.world.now);
-        kept.page();
+        let delivery = disk_world.fetch(&queue, false).unwrap();
+        queue.ack(vec![delivery], disk_world.world.now);
+        disk_world.page();
     }
-    let read = kept.world.broker.metrics().messages_paged_in.get();
+    let read = disk_world.world.broker.metrics().messages_paged_in.get();
     assert!(read < 30 * MANY as u64, "{read}");
     assert_eq!(queue.message_count(), 0);
 }
 
 #[test]
 fn a_purge_settles_those_on_disk() {
-    let (mut kept, queue) = persistent(paging(34, 0), &[]);
-    take_and_return(&kept, &queue, MANY / 2, Returned::Failed);
-    kept.page();
-    assert_mostly_on_disk(&kept);
-    let unacked = kept.fetch(&queue, false);
+    let (mut disk_world, queue) = persistent(paging(34, 0), &[]);
+    take_and_return(&disk_world, &queue, MANY / 2, Returned::Failed);
+    disk_world.page();
+    assert_mostly_on_disk(&disk_world);
+    let unacked = disk_world.fetch(&queue, false);
     assert_eq!(queue.purge().0, MANY as u64 - 1);
-    let held = kept.world.broker.held();
-    assert_eq!((held.resident, held.paged_messages, held.paged_bytes), (0, 0, 0));
-    kept.sync();
-    assert_eq!(kept.crash().drain("q"), bodies(0..1), "what was not ready");
+    let paging_status = disk_world.world.broker.paging_status();
+    assert_eq!((paging_status.resident, paging_status.paged_messages, paging_status.paged_bytes), (0, 0, 0));
+    disk_world.sync();
+    assert_eq!(disk_world.crash().drain("q"), bodies(0..1), "what was not ready");
     drop(unacked);
 }
 
@@ -99,35 +102,40 @@ fn a_purge_settles_those_on_disk() {
 fn they_expire_in_their_order() {
     let [exchange, key] = dead_letter_to("dead");
     let arguments = [exchange, key, ("x-message-ttl", FieldValue::I32(1000))];
-    let (mut kept, queue) = persistent(paging(35, 0), &arguments);
-    kept.durable("dead", &[]);
-    take_and_return(&kept, &queue, MANY, Returned::Failed);
-    kept.page();
-    assert_mostly_on_disk(&kept);
-    kept.world.wait(999);
-    kept.page();
+    let (mut disk_world, queue) = persistent(paging(35, 0), &arguments);
+    disk_world.durable("dead", &[]);
+    take_and_return(&disk_world, &queue, MANY, Returned::Failed);
+    disk_world.page();
+    assert_mostly_on_disk(&disk_world);
+    disk_world.world.wait(999);
+    disk_world.page();
     assert_eq!(queue.message_count(), MANY as u64, "a moment before");
-    kept.world.wait(1);
+    disk_world.world.wait(1);
     while queue.message_count() > 0 {
-        kept.world.wait(0);
-        assert!(kept.page());
+        disk_world.world.wait(0);
+        assert!(disk_world.page());
     }
-    assert_eq!(kept.drain("dead"), bodies(0..MANY));
+    assert_eq!(disk_world.drain("dead"), bodies(0..MANY));
 }
 
 #[test]
 fn quorum_queues_of_rabbitmq_4_know_their_counts_and_their_order() {
     let quorum = [("x-queue-type", FieldValue::text("quorum"))];
-    let (mut kept, queue) = persistent(paging_as(Compatibility::V4, 36, 0), &quorum);
+    let (mut disk_world, queue) = persistent(paging_as(Compatibility::V4, 36, 0), &quorum);
     // 200 fail; then these and 200 others are released, in this order.
-    take_and_return(&kept, &queue, 200, Returned::Failed);
-    let mut taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(400).collect();
+    take_and_return(&disk_world, &queue, 200, Returned::Failed);
+    let mut taken: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).take(400).collect();
     taken.rotate_left(200);
-    queue.requeue(taken, Returned::Released, kept.world.now);
-    kept.page();
-    assert_mostly_on_disk(&kept);
-    kept.publish_with("", "q", &body(MANY), Properties::default().with_delivery_mode(2).with_priority(31));
-    let back: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).collect();
+    queue.requeue(taken, Returned::Released, disk_world.world.now);
+    disk_world.page();
+    assert_mostly_on_disk(&disk_world);
+    disk_world.publish_with(
+        "",
+        "q",
+        &body(MANY),
+        Properties::default().with_delivery_mode(2).with_priority(31),
+    );
+    let back: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).collect();
     let numbers = (200..400).chain(0..200).chain([MANY]).chain(400..MANY);
     assert_eq!(back.iter().map(text).collect::<Vec<_>>(), bodies(numbers));
     let counts = |delivery: &Delivery| {
@@ -144,27 +152,27 @@ fn quorum_queues_of_rabbitmq_4_know_their_counts_and_their_order() {
 
 #[test]
 fn those_that_are_gone_from_the_disk_are_given_up_and_counted() {
-    let (mut kept, queue) = persistent(paging(37, 0), &[]);
-    take_and_return(&kept, &queue, MANY, Returned::Failed);
-    kept.page();
-    kept.retire();
-    for name in kept.disk.files().into_iter().filter(|name| name.starts_with("queues/")) {
-        kept.disk.damage(&name, Vec::clear);
+    let (mut disk_world, queue) = persistent(paging(37, 0), &[]);
+    take_and_return(&disk_world, &queue, MANY, Returned::Failed);
+    disk_world.page();
+    disk_world.retire();
+    for name in disk_world.disk.files().into_iter().filter(|name| name.starts_with("queues/")) {
+        disk_world.disk.damage(&name, Vec::clear);
     }
-    let waiter: Arc<dyn Waiter> = Arc::new(Told::default());
+    let waiter: Arc<dyn Waiter> = Arc::new(WakeCounter::default());
     let mut found = 0;
     for _ in 0..10_000 {
-        match queue.fetch(true, kept.world.now, &waiter) {
+        match queue.fetch(true, disk_world.world.now, &waiter) {
             Fetched::Got(_) => found += 1,
             Fetched::Later => {
-                kept.page();
-                kept.world.wait(60_000);
+                disk_world.page();
+                disk_world.world.wait(60_000);
             }
             Fetched::Empty => break,
         }
     }
     assert!(queue.message_count() == 0 && found < MANY, "{found}");
     assert_eq!(queue.take_lost_bytes(), ((MANY - found) * body(0).len()) as u64);
-    let held = kept.world.broker.held();
-    assert_eq!((held.resident, held.paged_messages, held.paged_bytes), (0, 0, 0));
+    let paging_status = disk_world.world.broker.paging_status();
+    assert_eq!((paging_status.resident, paging_status.paged_messages, paging_status.paged_bytes), (0, 0, 0));
 }

@@ -1,9 +1,9 @@
-//! The answers of RabbitMQ 4 that differ from those of 3.10, when the broker is told to follow it.
+//! The answers of RabbitMQ 4 that differ from those of 3.10, when the broker is set to follow it.
 
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::*;
 
-use crate::kept::paging_as;
+use crate::disk_world::paging_as;
 use crate::world::*;
 
 pub(crate) fn rabbitmq_4() -> World {
@@ -56,7 +56,7 @@ fn an_annotation_is_seen_by_its_front_end_alone() {
     let identity = world.broker.authenticate_external("guest", true).unwrap();
     for (annotates, seen) in [(true, vec!["a"]), (false, vec![ANNOTATION, "a"])] {
         let publisher = world.vhost.publisher(&identity);
-        let mut publisher = if annotates { publisher.annotating() } else { publisher };
+        let mut publisher = if annotates { publisher.with_mqtt_annotation() } else { publisher };
         publisher.publish(publish, world.now).unwrap();
         publisher.flush_all(world.now);
         let delivery = world.get(&queue);
@@ -64,7 +64,7 @@ fn an_annotation_is_seen_by_its_front_end_alone() {
         assert_eq!(delivery.message().properties(), properties);
         queue.reject(vec![delivery], Returned::Failed, world.now);
         let letter = world.get(&dead);
-        assert_eq!(letter.message().traits().is_annotated, annotates);
+        assert_eq!(letter.message().broker_properties().is_annotated, annotates);
         assert_eq!(names(&dead, &letter).iter().any(|name| name == ANNOTATION), !annotates);
     }
 }
@@ -210,7 +210,7 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
     assert_eq!(counts(&dead, &nacked_later), (Some(1), Some(1)));
     let rejected_later = letter_of(1, Returned::Failed);
     assert_eq!(counts(&dead, &rejected_later), (Some(2), Some(2)));
-    // The limit counts them, too; and from now on this queue's own deliveries are told.
+    // The limit counts them, too; and from now on this queue's own deliveries are reported.
     dead.requeue(vec![forgiven, rejected], Returned::Failed, world.now);
     assert_eq!(dead.message_count(), 2);
     let [forgiven, rejected] = [world.get(&dead), world.get(&dead)];
@@ -224,26 +224,26 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
 /// It was never delivered from the queue that it is in: neither a start nor its way through the disk counts as a failure there.
 #[test]
 fn a_dead_letter_that_failed_more_often_than_its_queue_allows_waits_there_for_its_next_failure() {
-    let mut kept = paging_as(Compatibility::V4, 31, 0);
+    let mut disk_world = paging_as(Compatibility::V4, 31, 0);
     let quorum = ("x-queue-type", FieldValue::text("quorum"));
-    kept.durable("dead", &[quorum.clone(), ("x-delivery-limit", FieldValue::I32(1))]);
-    let queue = with_dead_letters(&kept.world, &[quorum]);
+    disk_world.durable("dead", &[quorum.clone(), ("x-delivery-limit", FieldValue::I32(1))]);
+    let queue = with_dead_letters(&disk_world.world, &[quorum]);
     for body in ["first", "second", "third"] {
-        kept.publish("", "q", body);
+        disk_world.publish("", "q", body);
         for _ in 0..3 {
-            queue.requeue(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
+            queue.requeue(vec![disk_world.world.get(&queue)], Returned::Failed, disk_world.world.now);
         }
-        queue.reject(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
+        queue.reject(vec![disk_world.world.get(&queue)], Returned::Failed, disk_world.world.now);
     }
-    kept.sync();
-    kept.page();
-    assert_eq!(kept.drain("dead"), ["first", "second", "third"]);
+    disk_world.sync();
+    disk_world.page();
+    assert_eq!(disk_world.drain("dead"), ["first", "second", "third"]);
     // That they were taken is not on disk.
-    let kept = kept.crash();
-    let dead = kept.queue("dead");
-    let first = kept.fetch(&dead, false).expect("a dead letter");
+    let disk_world = disk_world.crash();
+    let dead = disk_world.queue("dead");
+    let first = disk_world.fetch(&dead, false).expect("a dead letter");
     assert_eq!((text(&first).as_str(), dead.message_count()), ("first", 2));
-    dead.requeue(vec![first], Returned::Failed, kept.world.now);
+    dead.requeue(vec![first], Returned::Failed, disk_world.world.now);
     assert_eq!(dead.message_count(), 2, "that was its next failure");
 }
 
@@ -320,24 +320,24 @@ fn an_unknown_exchange_type_costs_the_channel_and_any_delivery_mode_will_do() {
     assert_eq!(refusal(world.vhost.declare_exchange(&declare)), (406, text));
     let queue = world.queue("q");
     world.try_publish("", "q", "m", Properties::default().with_delivery_mode(7)).unwrap();
-    assert!(!world.get(&queue).message().traits().persistent);
+    assert!(!world.get(&queue).message().broker_properties().persistent);
 }
 
 #[test]
 fn a_policy_that_only_rabbitmq_4_knows_does_not_keep_a_broker_that_follows_3_10_from_its_start() {
-    let mut kept = paging_as(Compatibility::V4, 1, u64::MAX);
+    let mut disk_world = paging_as(Compatibility::V4, 1, u64::MAX);
     let policy = serde_json::json!({
         "vhost": "/", "name": "p", "pattern": "", "definition": {"delayed-retry-type": "all", "max-length": 1},
     });
-    kept.world.broker.define(Section::Policies, policy.clone(), Timestamp(1)).unwrap();
-    kept.durable("q", &[]);
-    kept.sync();
-    let mut kept = kept.crash_into(Compatibility::V3_10);
+    disk_world.world.broker.define(Section::Policies, policy.clone(), Timestamp(1)).unwrap();
+    disk_world.durable("q", &[]);
+    disk_world.sync();
+    let mut disk_world = disk_world.crash_into(Compatibility::V3_10);
     for body in ["old", "new"] {
-        kept.publish("", "q", body);
+        disk_world.publish("", "q", body);
     }
-    assert_eq!(kept.drain("q"), ["new"], "its other keys hold");
-    let error = kept.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap_err();
+    assert_eq!(disk_world.drain("q"), ["new"], "its other keys hold");
+    let error = disk_world.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap_err();
     assert!(error.to_string().ends_with("delayed-retry-type: not a recognised policy setting"), "{error}");
 }
 

@@ -18,13 +18,13 @@ fn requeue_restores_the_place_and_marks_as_redelivered() {
 }
 
 #[test]
-fn requeued_messages_go_to_whoever_has_room() {
+fn requeued_messages_go_to_whoever_has_capacity() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1"]);
-    let held = world.get(&queue);
+    let deliveries = world.get(&queue);
     let (_, recorder) = world.consume(&queue, 1, 0);
-    queue.requeue(vec![held], Returned::Failed, world.now);
+    queue.requeue(vec![deliveries], Returned::Failed, world.now);
     assert_eq!(recorder.bodies(), ["1"]);
 }
 
@@ -33,11 +33,11 @@ fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1", "2", "3"]);
-    let held: Vec<_> = (0..3).map(|_| world.get(&queue)).collect();
+    let deliveries: Vec<_> = (0..3).map(|_| world.get(&queue)).collect();
     world.vhost.delete_queue(ME, "q", false, false).unwrap();
-    let mut held = held.into_iter();
-    queue.ack(held.next().into_iter().collect(), world.now);
-    queue.requeue(held.next().into_iter().collect(), Returned::Failed, world.now);
-    queue.reject(held.collect(), Returned::Failed, world.now);
+    let mut deliveries = deliveries.into_iter();
+    queue.ack(deliveries.next().into_iter().collect(), world.now);
+    queue.requeue(deliveries.next().into_iter().collect(), Returned::Failed, world.now);
+    queue.reject(deliveries.collect(), Returned::Failed, world.now);
     assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
 }

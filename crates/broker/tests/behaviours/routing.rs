@@ -38,8 +38,9 @@ fn properties_come_out_byte_for_byte() {
     world.try_publish("", "q", "m", properties).unwrap();
     let delivery = world.get(&queue);
     assert_eq!(delivery.message().properties(), bytes);
-    let traits = Traits { persistent: true, priority: Some(3), ..Traits::default() };
-    assert_eq!(delivery.message().traits(), traits);
+    let broker_properties =
+        BrokerProperties { persistent: true, priority: Some(3), ..BrokerProperties::default() };
+    assert_eq!(delivery.message().broker_properties(), broker_properties);
 }
 
 #[test]

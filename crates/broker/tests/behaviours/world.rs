@@ -95,9 +95,14 @@ impl World {
         }
     }
 
-    /// Registers a consumer with room for `room` messages, which starts at once.
-    pub(crate) fn consume(&self, queue: &Queue, room: usize, priority: i32) -> (ConsumerId, Arc<Recorder>) {
-        let recorder = Recorder::new(room);
+    /// Registers a consumer with room for `capacity` messages, which starts at once.
+    pub(crate) fn consume(
+        &self,
+        queue: &Queue,
+        capacity: usize,
+        priority: i32,
+    ) -> (ConsumerId, Arc<Recorder>) {
+        let recorder = Recorder::new(capacity);
         let id =
             queue.consume(spec(&recorder, &table(&[("x-priority", FieldValue::I32(priority))]))).unwrap();
         queue.resume(id, self.now);
@@ -107,14 +112,18 @@ impl World {
 
 /// Records its deliveries, as long as it has room.
 pub(crate) struct Recorder {
-    pub(crate) room: Mutex<usize>,
+    pub(crate) capacity: Mutex<usize>,
     pub(crate) got: Mutex<Vec<Delivery>>,
     pub(crate) cancelled: AtomicBool,
 }
 
 impl Recorder {
-    pub(crate) fn new(room: usize) -> Arc<Self> {
-        Arc::new(Self { room: Mutex::new(room), got: Mutex::default(), cancelled: AtomicBool::new(false) })
+    pub(crate) fn new(capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            capacity: Mutex::new(capacity),
+            got: Mutex::default(),
+            cancelled: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn bodies(&self) -> Vec<String> {
@@ -127,14 +136,14 @@ impl Recorder {
 }
 
 impl Consumer for Recorder {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
-        let mut room = self.room.lock();
-        while *room > 0 {
-            let Some(delivery) = offer.next() else { return ConsumerRoom::More };
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
+        let mut capacity = self.capacity.lock();
+        while *capacity > 0 {
+            let Some(delivery) = offer.next() else { return ConsumerCapacity::More };
             self.got.lock().push(delivery);
-            *room -= 1;
+            *capacity -= 1;
         }
-        ConsumerRoom::Full
+        ConsumerCapacity::Full
     }
 
     fn cancelled(&self) {

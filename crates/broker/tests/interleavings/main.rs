@@ -45,8 +45,8 @@ fn bind(vhost: &VirtualHost, queue: &str) {
 
 fn publish(publisher: &mut Publisher, exchange: &str, key: &str, expiration: Option<&str>) {
     let mut properties = Vec::new();
-    let lasting = Properties::default();
-    expiration.map_or(lasting, |millis| lasting.with_expiration(millis)).encode(&mut properties);
+    let plain = Properties::default();
+    expiration.map_or(plain, |millis| plain.with_expiration(millis)).encode(&mut properties);
     let body = Body::Copied(b"m");
     publisher.publish(Publish { exchange, routing_key: key, properties: &properties, body }, NOW).unwrap();
     publisher.flush(NOW);
@@ -65,14 +65,14 @@ struct Inbox {
 }
 
 impl Consumer for OneByOne {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let mut inbox = self.inbox.lock();
         if inbox.delivery.is_none() {
             inbox.delivery = offer.next();
             self.came.notify();
         }
         inbox.full = true;
-        ConsumerRoom::Full
+        ConsumerCapacity::Full
     }
 
     fn cancelled(&self) {}
@@ -229,7 +229,7 @@ fn the_timer_is_woken_for_an_earlier_deadline_than_the_one_it_waits_for() {
 struct Behind(OneByOne);
 
 impl Consumer for Behind {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         self.0.accept(offer)
     }
 

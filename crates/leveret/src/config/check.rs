@@ -24,7 +24,7 @@ pub(super) fn check(effective: &Effective) -> Result<(), ConfigError> {
     check_requirements(effective)?;
     check_default_user(effective)?;
     check_oauth2(effective)?;
-    check_http_authority(effective)?;
+    check_http_backend(effective)?;
     check_relayed_protocols(effective)
 }
 
@@ -98,7 +98,7 @@ fn check_oauth2(effective: &Effective) -> Result<(), ConfigError> {
 }
 
 /// A service that is asked over HTTP has an address for each kind of question.
-fn check_http_authority(effective: &Effective) -> Result<(), ConfigError> {
+fn check_http_backend(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     if !config.auth_backends.has_http() {
         return Ok(());

@@ -8,7 +8,7 @@ use super::choice::{list, parse_list};
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
-/// An authority that may be asked about a login.
+/// An auth backend that may be asked about a login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AuthBackendName {
     /// The broker's own list of users.
@@ -61,14 +61,14 @@ const NO_SPLIT_TOKENS: &str = "oauth2 does both or neither: a token brings its r
 
 /// One that lets users in by itself, or two that both have to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AuthBackend {
+pub(crate) enum AuthBackendChoice {
     /// Checks the password or token, and says what the user may do.
     One(AuthBackendName),
     /// `AUTHN+AUTHZ`: the first checks the password, the second says what the user may do.
     Split { authn: AuthBackendName, authz: AuthBackendName },
 }
 
-impl AuthBackend {
+impl AuthBackendChoice {
     fn parse(text: &str) -> Result<Self, ValueError> {
         let Some((authn, authz)) = text.split_once('+') else {
             return AuthBackendName::parse(text).map(Self::One);
@@ -96,12 +96,12 @@ impl AuthBackend {
     }
 }
 
-/// The authorities in their order.
+/// The auth backends in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AuthBackendList(pub(crate) Vec<AuthBackend>);
+pub(crate) struct AuthBackendList(pub(crate) Vec<AuthBackendChoice>);
 
 impl AuthBackendList {
-    /// Whether the authority is asked.
+    /// Whether the auth backend is asked.
     pub(crate) fn contains(&self, name: AuthBackendName) -> bool {
         self.0.iter().any(|backend| backend.has(name))
     }
@@ -117,13 +117,13 @@ impl Value for AuthBackendList {
     const REPEATED: bool = true;
 
     fn parse(text: &str) -> Result<Self, ValueError> {
-        AuthBackend::parse(text).map(|backend| Self(vec![backend]))
+        AuthBackendChoice::parse(text).map(|backend| Self(vec![backend]))
     }
 
     fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let mut backends = Vec::new();
         for text in texts {
-            let backend = AuthBackend::parse(text)?;
+            let backend = AuthBackendChoice::parse(text)?;
             if backends.contains(&backend) {
                 return Err(ValueError::Twice(backend.word()));
             }
@@ -285,16 +285,16 @@ mod tests {
     }
 
     #[test]
-    fn authorities_are_asked_in_the_order_of_the_list() {
+    fn backends_are_asked_in_the_order_of_the_list() {
         let list = AuthBackendList::parse_all(&texts(&["oauth2", "rabbit_auth_backend_internal"])).unwrap();
-        assert_eq!(list.0, [AuthBackendName::OAuth2, AuthBackendName::Internal].map(AuthBackend::One));
+        assert_eq!(list.0, [AuthBackendName::OAuth2, AuthBackendName::Internal].map(AuthBackendChoice::One));
         assert_eq!(list.to_toml(), r#"["oauth2", "internal"]"#);
         assert!(AuthBackendList::parse_all(&[]).is_err());
         assert!(AuthBackendList::parse_all(&texts(&["internal", "internal"])).is_err());
     }
 
     #[test]
-    fn authorities_that_are_not_supported_are_refused_by_their_names() {
+    fn backends_that_are_not_supported_are_refused_by_their_names() {
         for name in ["ldap", "rabbit_auth_backend_ldap"] {
             let error = AuthBackendList::parse(name).unwrap_err().to_string();
             assert!(error.starts_with("ldap is not supported"), "{error}");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn two_authorities_may_share_the_work() {
+    fn two_backends_may_share_the_work() {
         let names = ["internal+http", "rabbit_auth_backend_cache+internal", "http+rabbit_auth_backend_http"];
         let list = AuthBackendList::parse_all(&texts(&names)).unwrap();
         assert_eq!(list.to_toml(), r#"["internal+http", "cache:http+internal", "http"]"#);

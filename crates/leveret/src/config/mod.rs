@@ -1,7 +1,6 @@
 //! The configuration: one declaration of all settings, and the layers that supply their values.
 
 mod address;
-mod back_end;
 mod check;
 mod choice;
 mod data_dir;
@@ -12,6 +11,7 @@ mod login;
 mod origins;
 mod reference;
 mod relay;
+mod relayed_upstream;
 mod requirement;
 mod setting_error;
 mod settings;
@@ -30,7 +30,7 @@ pub(crate) use choice::{
 };
 pub(crate) use environment::Environment;
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
-pub(crate) use login::{AuthBackend, AuthBackendName, JwksSource, OptionalUrl, ScopePrefix};
+pub(crate) use login::{AuthBackendChoice, AuthBackendName, JwksSource, OptionalUrl, ScopePrefix};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
 pub(crate) use requirement::without_effect;

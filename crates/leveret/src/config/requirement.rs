@@ -37,7 +37,7 @@ pub(super) const PROXY_PROTOCOL: Requirement = Requirement {
 pub(super) const TRUSTED_PROXIES: Requirement =
     Requirement { is_met: |config| !config.trusted_proxies.is_empty(), otherwise: "needs trusted_proxies" };
 
-pub(super) const CLIENT_AUTHORITIES: Requirement =
+pub(super) const CLIENT_CA: Requirement =
     Requirement { is_met: |config| config.tls_client_ca.0.is_some(), otherwise: "needs tls_client_ca" };
 
 pub(super) const CLIENT_VERIFICATION: Requirement = Requirement {
@@ -58,12 +58,12 @@ pub(super) const OAUTH2: Requirement = Requirement {
     otherwise: "has no effect unless auth_backends has oauth2",
 };
 
-pub(super) const HTTP_AUTHORITY: Requirement = Requirement {
+pub(super) const HTTP_BACKEND: Requirement = Requirement {
     is_met: |config| config.auth_backends.has_http(),
     otherwise: "has no effect unless auth_backends has http or cache:http",
 };
 
-pub(super) const CACHED_AUTHORITY: Requirement = Requirement {
+pub(super) const CACHED_BACKEND: Requirement = Requirement {
     is_met: |config| config.auth_backends.contains(AuthBackendName::CachedHttp),
     otherwise: "has no effect unless auth_backends has cache:http",
 };

@@ -11,7 +11,6 @@ use server::AccessFormat;
 use transport::tls::LoginFrom;
 
 use super::address::{ListenAddr, UpstreamUrl};
-use super::back_end::UpstreamPort;
 use super::choice::{
     AccessLogTarget, BrokerName, DefinitionsIf, ExchangeName, FilePaths, HostName, HttpMethodName,
     InboundHeader, LimitsMode, Networks, OptionalName, OutboundHeader, Secret, Switch, VerifyClient,
@@ -20,10 +19,11 @@ use super::data_dir::DataDir;
 use super::login::{AuthBackendList, JwksSource, NameList, OptionalUrl, ScopeAliases, ScopePrefix};
 use super::origins::Origins;
 use super::relay::RelayList;
+use super::relayed_upstream::UpstreamPort;
 use super::requirement::{
-    CACHED_AUTHORITY, CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER,
-    HTTP_AUTHORITY, HTTPS, LOGIN_BY_CERTIFICATE, OAUTH2, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES,
-    UPSTREAM, UPSTREAM_FOR_QUORUM, UPSTREAM_OVER_TLS, WEBSOCKET,
+    CACHED_BACKEND, CERTIFICATE, CLIENT_CA, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTP_BACKEND,
+    HTTPS, LOGIN_BY_CERTIFICATE, OAUTH2, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM,
+    UPSTREAM_FOR_QUORUM, UPSTREAM_OVER_TLS, WEBSOCKET,
 };
 use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
@@ -285,7 +285,7 @@ settings! {
         /// Whether clients of TLS listeners show a certificate: `off`, `optional` or `required`. One that is shown has to
         /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker, and upstream if
         /// `upstream_external` knows it.
-        tls_verify_client: VerifyClient = "off", requires CLIENT_AUTHORITIES;
+        tls_verify_client: VerifyClient = "off", requires CLIENT_CA;
 
         /// The authorities whose client certificates are accepted, as PEM. Read again on SIGHUP.
         tls_client_ca: FilePath = "off", requires CLIENT_VERIFICATION;
@@ -491,36 +491,36 @@ settings! {
         auth_backends: AuthBackendList = "internal", requires EMBEDDED_BROKER;
 
         /// The URL (`https://` or `http://`) where `http` asks whether a user may log in, as RabbitMQ's `auth_http.user_path`.
-        auth_http_user_path: OptionalUrl = "off", requires HTTP_AUTHORITY;
+        auth_http_user_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
         /// The URL where it asks whether a user may open a virtual host, as `auth_http.vhost_path`.
-        auth_http_vhost_path: OptionalUrl = "off", requires HTTP_AUTHORITY;
+        auth_http_vhost_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
         /// The URL where it asks whether a user may use a queue or an exchange, as `auth_http.resource_path`.
-        auth_http_resource_path: OptionalUrl = "off", requires HTTP_AUTHORITY;
+        auth_http_resource_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
         /// The URL where it asks whether a user may use a routing key of a topic exchange, as `auth_http.topic_path`.
-        auth_http_topic_path: OptionalUrl = "off", requires HTTP_AUTHORITY;
+        auth_http_topic_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
         /// How it asks, as RabbitMQ's `auth_http.http_method`: `get` has passwords in the URL, which logs may show; `post` has
         /// them in a form.
-        auth_http_method: HttpMethodName = "get", requires HTTP_AUTHORITY;
+        auth_http_method: HttpMethodName = "get", requires HTTP_BACKEND;
 
         /// The authorities whose certificate an `https://` service may have, as PEM; `off` for those of the system.
-        auth_http_ca: FilePath = "off", requires HTTP_AUTHORITY;
+        auth_http_ca: FilePath = "off", requires HTTP_BACKEND;
 
         /// How long the service may take to accept a connection, as RabbitMQ's `auth_http.connection_timeout`.
-        auth_http_connection_timeout: Duration = "3s", from "10ms" to "1m", requires HTTP_AUTHORITY;
+        auth_http_connection_timeout: Duration = "3s", from "10ms" to "1m", requires HTTP_BACKEND;
 
         /// How long the service may take in all before a login or an operation is refused, as RabbitMQ's
         /// `auth_http.request_timeout`.
-        auth_http_request_timeout: Duration = "5s", from "10ms" to "1m", requires HTTP_AUTHORITY;
+        auth_http_request_timeout: Duration = "5s", from "10ms" to "1m", requires HTTP_BACKEND;
 
         /// How long `cache:http` uses an answer again, as RabbitMQ's `auth_cache.cache_ttl`.
-        auth_cache_ttl: Duration = "15s", from "1ms" to "24h", requires CACHED_AUTHORITY;
+        auth_cache_ttl: Duration = "15s", from "1ms" to "24h", requires CACHED_BACKEND;
 
         /// Whether it does so with refusals, too, as RabbitMQ's `auth_cache.cache_refusals`.
-        auth_cache_refusals: Switch = "off", requires CACHED_AUTHORITY;
+        auth_cache_refusals: Switch = "off", requires CACHED_BACKEND;
 
         /// The name of this server in tokens, as RabbitMQ's `auth_oauth2.resource_server_id`: it has to be in a token's `aud`.
         oauth2_resource_server_id: OptionalName = "off", requires OAUTH2;

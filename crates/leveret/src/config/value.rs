@@ -276,7 +276,7 @@ impl Value for FilePath {
 pub(crate) struct WorkerThreads(Option<NonZeroUsize>);
 
 /// Far above any machine's cores; a typing error must not start a million threads.
-const MOST_WORKER_THREADS: usize = 1024;
+const MAX_WORKER_THREADS: usize = 1024;
 
 impl WorkerThreads {
     /// The number to start, at least one.
@@ -294,7 +294,7 @@ impl Value for WorkerThreads {
         }
         let threads = whole_number(text).map_err(|error: ValueError| error.nor("auto"))?;
         match NonZeroUsize::new(threads) {
-            Some(threads) if threads.get() <= MOST_WORKER_THREADS => Ok(Self(Some(threads))),
+            Some(threads) if threads.get() <= MAX_WORKER_THREADS => Ok(Self(Some(threads))),
             _ => Err("must be between 1 and 1024, or 'auto'".into()),
         }
     }

@@ -107,12 +107,12 @@ mod tests {
 
     #[test]
     fn mistakes_are_told() {
-        let told = |list: &[&str]| PortVhosts::parse_all(&texts(list)).unwrap_err().to_string();
+        let reported = |list: &[&str]| PortVhosts::parse_all(&texts(list)).unwrap_err().to_string();
         for wrong in ["devices", "0=devices", "65536=devices", "1884="] {
-            assert_eq!(told(&[wrong]), format!("'{wrong}' is not a port, '=' and a virtual host"));
+            assert_eq!(reported(&[wrong]), format!("'{wrong}' is not a port, '=' and a virtual host"));
         }
-        assert_eq!(told(&["1884=a", "1884=b"]), "names 1884 twice");
-        assert!(told(&["off", "1884=a"]).starts_with("'off' is not"));
+        assert_eq!(reported(&["1884=a", "1884=b"]), "names 1884 twice");
+        assert!(reported(&["off", "1884=a"]).starts_with("'off' is not"));
         assert!(CertificateVhosts::parse("worker").is_err());
     }
 }

@@ -104,7 +104,7 @@ impl Api {
         }
         let certificate = connection.cert.clone().zip(connection.key.clone());
         let files = ClientTlsConfig {
-            authorities: connection.ca.clone(),
+            ca: connection.ca.clone(),
             certificate: certificate.map(|(certificate, key)| CertificateFiles { certificate, key }),
             server_name: None,
             verify: true,

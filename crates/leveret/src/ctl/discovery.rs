@@ -8,8 +8,8 @@ use transport::tls::ClientTlsConfig;
 
 use crate::Failure;
 use crate::config::{self, Environment, Flags};
+use crate::http_address;
 use crate::http_client::{Ask, Endpoint, HttpClient};
-use crate::local;
 
 /// Longer than a live server on this machine takes to answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -26,8 +26,8 @@ pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
         }
     };
     match config::load(&Flags::default(), &Environment::of_process()) {
-        Ok(effective) if local::is_told(&effective) => {
-            return local::endpoint(&effective.config)
+        Ok(effective) if http_address::is_configured(&effective) => {
+            return http_address::endpoint(&effective.config)
                 .map_err(|error| Failure::Usage(format!("{error}; --url tells where the server is")));
         }
         Ok(_) => {}
@@ -65,7 +65,7 @@ enum Found {
 
 /// The kind of server that answers, if any does. Nothing confidential is sent.
 fn answer(endpoint: &Endpoint) -> Option<Found> {
-    let files = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
+    let files = ClientTlsConfig { ca: None, certificate: None, server_name: None, verify: true };
     let client = HttpClient::new(endpoint.clone(), files, TIMEOUT).ok()?;
     // Needs no login.
     let answer = client.ask(Ask { method: Method::GET, path: "/healthz", body: None, header: None }).ok()?;

@@ -13,57 +13,57 @@ use crate::Failure;
 pub(super) enum ListCommand {
     /// Queues [columns: name messages, and others of the API such as messages_ready consumers state policy]
     #[command(name = "list_queues", visible_alias = "queues")]
-    Queues(InVhost),
+    Queues(VhostListArgs),
     /// Exchanges [columns: name type, and others]
     #[command(name = "list_exchanges", visible_alias = "exchanges")]
-    Exchanges(InVhost),
+    Exchanges(VhostListArgs),
     /// Bindings [columns: source destination destination_type routing_key arguments]
     #[command(name = "list_bindings", visible_alias = "bindings")]
-    Bindings(InVhost),
+    Bindings(VhostListArgs),
     /// Consumers
     #[command(name = "list_consumers", visible_alias = "consumers")]
-    Consumers(InVhost),
+    Consumers(VhostListArgs),
     /// Connections, whatever their virtual host
     #[command(name = "list_connections", visible_alias = "connections")]
-    Connections(Everywhere),
+    Connections(ListArgs),
     /// Channels, whatever their virtual host
     #[command(name = "list_channels", visible_alias = "channels")]
-    Channels(Everywhere),
+    Channels(ListArgs),
     /// Users and their tags
     #[command(name = "list_users", visible_alias = "users")]
-    Users(Everywhere),
+    Users(ListArgs),
     /// Virtual hosts
     #[command(name = "list_vhosts", visible_alias = "vhosts")]
-    Vhosts(Everywhere),
+    Vhosts(ListArgs),
     /// The permissions of users in a virtual host
     #[command(name = "list_permissions", visible_alias = "permissions")]
-    Permissions(InVhost),
+    Permissions(VhostListArgs),
     /// Which topics users may write to and read from in a virtual host
     #[command(name = "list_topic_permissions")]
-    TopicPermissions(InVhost),
+    TopicPermissions(VhostListArgs),
     /// The permissions of a user in every virtual host
     #[command(name = "list_user_permissions")]
-    UserPermissions(OfUser),
+    UserPermissions(UserListArgs),
     /// Which topics a user may write to and read from
     #[command(name = "list_user_topic_permissions")]
-    UserTopicPermissions(OfUser),
+    UserTopicPermissions(UserListArgs),
     /// Policies of a virtual host
     #[command(name = "list_policies", visible_alias = "policies")]
-    Policies(InVhost),
+    Policies(VhostListArgs),
     /// Operator policies of a virtual host
     #[command(name = "list_operator_policies")]
-    OperatorPolicies(InVhost),
+    OperatorPolicies(VhostListArgs),
     /// Limits of a virtual host
     #[command(name = "list_vhost_limits")]
-    VhostLimits(InVhost),
+    VhostLimits(VhostListArgs),
     /// Limits of a user
     #[command(name = "list_user_limits")]
-    UserLimits(OfUser),
+    UserLimits(UserListArgs),
 }
 
 /// A list of one virtual host.
 #[derive(Debug, Args)]
-pub(super) struct InVhost {
+pub(super) struct VhostListArgs {
     #[command(flatten)]
     vhost: super::Vhost,
     /// Of every virtual host, which is a column then; whatever --vhost says
@@ -76,14 +76,14 @@ pub(super) struct InVhost {
 
 /// A list of all there is.
 #[derive(Debug, Args)]
-pub(super) struct Everywhere {
+pub(super) struct ListArgs {
     /// The columns to show
     columns: Vec<String>,
 }
 
 /// A list of what one user has.
 #[derive(Debug, Args)]
-pub(super) struct OfUser {
+pub(super) struct UserListArgs {
     /// The user
     user: String,
     /// The columns to show
@@ -133,7 +133,7 @@ const USER_TOPIC_PERMISSION: [&str; 4] = ["vhost", "exchange", "write", "read"];
 const CONNECTION: [&str; 5] = ["name", "user", "vhost", "state", "channels"];
 const CHANNEL: [&str; 5] = ["name", "user", "vhost", "consumer_count", "messages_unacknowledged"];
 
-impl InVhost {
+impl VhostListArgs {
     /// `/api/KIND/VHOST`, or `/api/KIND` for every virtual host.
     fn show(
         &self,
@@ -174,7 +174,7 @@ impl InVhost {
     }
 }
 
-impl Everywhere {
+impl ListArgs {
     /// Shows the list at `/api/` and these path segments.
     pub(super) fn show(
         &self,
@@ -191,7 +191,7 @@ impl Everywhere {
     }
 }
 
-impl OfUser {
+impl UserListArgs {
     fn show(&self, api: &Api, output: &Output, parts: &[&str], usual: &[&str]) -> Result<(), Failure> {
         let (columns, path) = (chosen_or_usual(&self.columns, usual), path(parts));
         let rows = rows(api, &path)?;

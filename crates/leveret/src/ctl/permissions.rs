@@ -16,13 +16,13 @@ pub(super) enum PermissionCommand {
     Set(Permissions),
     /// Keep a user out of a virtual host
     #[command(name = "clear_permissions")]
-    Clear(Of),
+    Clear(UserPermissionsArgs),
     /// Let a user write to and read from those topics of an exchange that match
     #[command(name = "set_topic_permissions")]
     SetTopic(TopicPermissions),
     /// Lift the restrictions on a user's topics
     #[command(name = "clear_topic_permissions")]
-    ClearTopic(OfTopics),
+    ClearTopic(TopicPermissionsArgs),
     /// Have the service of auth_backends (http) asked again about all users, those with a connection included
     #[command(name = "clear_auth_backend_cache")]
     ClearAnswers,
@@ -43,7 +43,7 @@ pub(super) struct Permissions {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Of {
+pub(super) struct UserPermissionsArgs {
     #[command(flatten)]
     vhost: Vhost,
     /// The user
@@ -65,7 +65,7 @@ pub(super) struct TopicPermissions {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct OfTopics {
+pub(super) struct TopicPermissionsArgs {
     #[command(flatten)]
     vhost: Vhost,
     /// The user
@@ -81,7 +81,7 @@ pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Re
             api.put(&path(&["permissions", &vhost.vhost, user]), &value)?;
             output.done(&format!("permissions of '{user}' in virtual host '{}' set", vhost.vhost))
         }
-        PermissionCommand::Clear(Of { vhost, user }) => {
+        PermissionCommand::Clear(UserPermissionsArgs { vhost, user }) => {
             api.delete(&path(&["permissions", &vhost.vhost, user]))?;
             output.done(&format!("permissions of '{user}' in virtual host '{}' cleared", vhost.vhost))
         }
@@ -90,7 +90,7 @@ pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Re
             api.put(&path(&["topic-permissions", &vhost.vhost, user]), &value)?;
             output.done(&format!("topic permissions of '{user}' for exchange '{exchange}' set"))
         }
-        PermissionCommand::ClearTopic(OfTopics { vhost, user, exchange }) => {
+        PermissionCommand::ClearTopic(TopicPermissionsArgs { vhost, user, exchange }) => {
             let mut parts = vec!["topic-permissions", &vhost.vhost, user];
             parts.extend(exchange.as_deref());
             api.delete(&path(&parts))?;

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::api::{Api, path};
-use super::list::Everywhere;
+use super::list::ListArgs;
 use super::output::Output;
 use super::spool::{self, SpoolCommand};
 use super::upgrade;
@@ -17,23 +17,23 @@ use crate::Failure;
 pub(super) enum PoolCommand {
     /// Clients, and the upstream connections that serve them
     #[command(visible_alias = "clients")]
-    ListClients(Everywhere),
+    ListClients(ListArgs),
     /// Upstream addresses, and whether they answer
     #[command(visible_alias = "upstreams")]
-    ListUpstreams(Everywhere),
+    ListUpstreams(ListArgs),
     /// Upstream connections, and how many share them
-    ListUpstreamConnections(Everywhere),
+    ListUpstreamConnections(ListArgs),
     /// Queues that subscriptions share upstream, and the copies made of their messages
-    ListSharedQueues(Everywhere),
+    ListSharedQueues(ListArgs),
     /// The binding keys of a queue that subscriptions share upstream
     ListSharedBindings(OfQueue),
     /// MQTT and STOMP sessions, connected or not, in front of an upstream
     #[command(visible_alias = "sessions")]
-    ListSessions(Everywhere),
+    ListSessions(ListArgs),
     /// Groups of MQTT's shared subscriptions with members that are connected here
-    ListSharedGroups(Everywhere),
+    ListSharedGroups(ListArgs),
     /// Retained MQTT messages of each virtual host upstream
-    ListRetained(Everywhere),
+    ListRetained(ListArgs),
     /// The spool of the pool: what waits in it, and what it does
     #[command(subcommand)]
     Spool(SpoolCommand),
@@ -42,7 +42,7 @@ pub(super) enum PoolCommand {
     /// The limits of this process, and how often they were exceeded
     Limits,
     /// The settings that the running server has in effect, and where they came from
-    Environment(Everywhere),
+    Environment(ListArgs),
     /// Shut the server down in order, as SIGTERM does
     Drain,
     /// Start the program that is on the server's disk now; it takes over without refusing anybody
@@ -55,14 +55,14 @@ pub(super) struct OfQueue {
     /// The name of the queue upstream, as list_shared_queues shows it
     queue: String,
     #[command(flatten)]
-    list: Everywhere,
+    list: ListArgs,
 }
 
 const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
 const SHARED_QUEUE: [&str; 7] =
     ["name", "user", "vhost", "subscribers", "bindings", "messages_received", "copies_delivered"];
 
-const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "lasting", "subscriptions"];
+const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "persistent", "subscriptions"];
 const GROUP: [&str; 5] = ["name", "vhost", "filter", "members", "messages_delivered"];
 const RETAINED: [&str; 5] = ["vhost", "queue", "state", "topics", "bytes"];
 

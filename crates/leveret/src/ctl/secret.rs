@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 
-use crate::{Failure, first_line};
+use crate::{Failure, password_file};
 
 /// The variable with the password for logging in to the API.
 pub(super) const LOGIN: &str = "LEVERET_CTL_PASSWORD";
@@ -55,7 +55,7 @@ pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Fa
     if !stdin.is_terminal() {
         let mut line = String::new();
         stdin.lock().read_line(&mut line).map_err(Failure::run)?;
-        return first_line::of_text(&line).ok_or_else(|| {
+        return password_file::of_text(&line).ok_or_else(|| {
             Failure::Usage(format!(
                 "no password for '{user}': give it on standard input, in {NEW}, or in a file"
             ))
@@ -80,7 +80,7 @@ fn of_variable(name: &str) -> Result<Option<String>, Failure> {
 
 fn of_file(path: &Path) -> Result<String, Failure> {
     let fault = |what: &str| Failure::Usage(format!("{}: {what}", path.display()));
-    first_line::of_file(path).map_err(|error| fault(&error.to_string()))
+    password_file::of_file(path).map_err(|error| fault(&error.to_string()))
 }
 
 /// The controlling terminal of this process, independent of its standard streams.

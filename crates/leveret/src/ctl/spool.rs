@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::api::{Api, encode, path};
-use super::list::Everywhere;
+use super::list::ListArgs;
 use super::output::Output;
 use crate::Failure;
 
@@ -12,9 +12,9 @@ use crate::Failure;
 #[derive(Debug, Subcommand)]
 pub(super) enum SpoolCommand {
     /// Messages by user and virtual host: their age, the rates, and what keeps them from being forwarded
-    List(Everywhere),
+    List(ListArgs),
     /// Messages that the upstream has refused for good
-    Parked(Everywhere),
+    Parked(ListArgs),
     /// Forward parked messages again, behind those that wait
     Requeue(Selection),
     /// Drop parked messages, or those of a user that wait

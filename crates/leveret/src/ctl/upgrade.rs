@@ -24,7 +24,7 @@ pub(super) fn run(api: &Api, output: &Output) -> Result<(), Failure> {
         // While the one has gone and the other reads its journal, nobody answers.
         let asked = api.get(&path);
         match asked.as_ref().map(|now| outcome(&before, now)) {
-            Ok(Outcome::Replaced(told)) => return output.done(&told),
+            Ok(Outcome::Replaced(reported)) => return output.done(&reported),
             Ok(Outcome::Failed(why)) => return Err(Failure::Run(why)),
             Ok(Outcome::UnderWay) | Err(_) if Instant::now() < deadline => thread::sleep(PAUSE),
             Ok(Outcome::UnderWay) => return Err(Failure::Run("the successor does not take over".to_owned())),
@@ -71,8 +71,8 @@ mod tests {
         let before = json!({"process": 7, "version": "1.0.0", "upgrade": {"process": 8, "failure": null}});
         assert_eq!(outcome(&before, &before), Outcome::UnderWay);
         let after = json!({"process": 8, "version": "1.1.0", "upgrade": null});
-        let told = "process 8 with version 1.1.0 has taken over from process 7 with version 1.0.0";
-        assert_eq!(outcome(&before, &after), Outcome::Replaced(told.to_owned()));
+        let reported = "process 8 with version 1.1.0 has taken over from process 7 with version 1.0.0";
+        assert_eq!(outcome(&before, &after), Outcome::Replaced(reported.to_owned()));
         let failed = json!({"process": 7, "upgrade": {"process": 8, "failure": "exit status: 2"}});
         assert!(matches!(outcome(&before, &failed), Outcome::Failed(why) if why.contains("exit status: 2")));
     }

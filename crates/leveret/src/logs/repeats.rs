@@ -31,7 +31,7 @@ struct Seen {
 }
 
 /// Different texts that are remembered. Further ones are all logged: there is no repetition to be seen in them.
-const MOST: usize = 1024;
+const MAX_TEXTS: usize = 1024;
 
 /// Bytes of a text that are remembered, for the report: clients choose parts of some, such as their user's name. All texts
 /// together take half a MiB at most.
@@ -49,7 +49,7 @@ const NEVER_REPEATS: [&str; 7] = [
     "leveret::alarms",
     "proxy::state",
     "server::spool::forwarder",
-    "server::spool::local::limits",
+    "server::spool::http_address::limits",
     "store::journal::commit",
 ];
 
@@ -64,7 +64,7 @@ impl Repeats {
             seen.times += 1;
             return false;
         }
-        if seen.len() < MOST {
+        if seen.len() < MAX_TEXTS {
             seen.insert(text.hasher.finish(), Seen { level, text: text.shown(), times: 0 });
         }
         true
@@ -157,8 +157,8 @@ impl fmt::Write for Part<'_> {
     fn write_str(&mut self, written: &str) -> fmt::Result {
         self.hasher.write(written.as_bytes());
         // One byte more shows that it is to be cut.
-        let room = (MAX_TEXT + 1).saturating_sub(self.text.len());
-        self.text.push_str(&written[..written.ceil_char_boundary(room)]);
+        let remaining = (MAX_TEXT + 1).saturating_sub(self.text.len());
+        self.text.push_str(&written[..written.ceil_char_boundary(remaining)]);
         Ok(())
     }
 }
@@ -218,7 +218,7 @@ mod tests {
     fn no_more_than_a_limited_number_of_texts_is_remembered() {
         let repeats = Repeats::default();
         let admits = |text: &str| repeats.admits(Level::ERROR, "here", &text);
-        for number in 0..MOST {
+        for number in 0..MAX_TEXTS {
             assert!(admits(&number.to_string()));
         }
         assert!(admits("more") && admits("more"));

@@ -33,14 +33,13 @@ pub(super) fn over_tls(announced: &[Announced], in_use: &TlsInUse) -> Vec<TlsLis
     };
     let certificates: Vec<_> =
         in_use.certificates.iter().map(|certificate| file(&certificate.path, &certificate.ends)).collect();
-    let authorities =
-        in_use.authorities.as_ref().map(|authorities| file(&authorities.path, &authorities.ends));
+    let ca = in_use.ca.as_ref().map(|ca| file(&ca.path, &ca.ends));
     let over_tls = announced.iter().filter(|listener| listener.kind.tls);
     over_tls
         .map(|listener| TlsListener {
             listener: view(listener),
             certificates: certificates.clone(),
-            authorities: authorities.clone(),
+            ca: ca.clone(),
         })
         .collect()
 }
@@ -92,7 +91,7 @@ mod tests {
             in_time: true,
             ends: vec![Expiry { at: 7, text: "then".to_owned() }],
         }];
-        let reported = over_tls(&listeners, &TlsInUse { certificates, authorities: None });
+        let reported = over_tls(&listeners, &TlsInUse { certificates, ca: None });
         let reported: Vec<_> = reported
             .iter()
             .map(|each| (each.listener.protocol, each.listener.port, &each.certificates[0]))

@@ -62,7 +62,7 @@ pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
     })
 }
 
-/// A message that the upstream has refused for good.
+/// A message that the upstream has refused permanently.
 pub(super) fn parked_message(message: &ParkedMessage) -> Value {
     json!({
         "user": message.user, "vhost": message.vhost, "exchange": message.exchange,

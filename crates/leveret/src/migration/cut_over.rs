@@ -11,7 +11,7 @@ use crate::signals::DrainRequest;
 use crate::takeover::{UpgradeError, Upgrades};
 
 /// Interval of looks at what has been done.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the process waits for its operator's tool with the last definitions: clients wait meanwhile.
 const DEFINITIONS_TIME: Duration = Duration::from_secs(30);
@@ -142,7 +142,7 @@ impl Migrator {
             if Instant::now() > deadline {
                 return Err(CutOverError::Changing);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         Ok(())
     }
@@ -150,12 +150,12 @@ impl Migrator {
     async fn wait_for_definitions(&self) -> Result<(), CutOverError> {
         let begun = Instant::now();
         while self.state.lock().phase == MovePhase::LastDefinitions {
-            // Many definitions take long, and their tool asks again and again meanwhile; so may others, for ever.
+            // Many definitions take long, and their tool asks again and again meanwhile; so may others, forever.
             let asked = self.state.lock().asked_at.unwrap_or(begun).max(begun);
             if asked.elapsed() > DEFINITIONS_TIME || begun.elapsed() > DEFINITIONS_MAX {
                 return Err(CutOverError::NoDefinitions);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ async fn wait_for_rest(migration: &Migration) -> Result<(), CutOverError> {
     let (mut moved, mut since) = (0, Instant::now());
     // Delivered messages count: those that move are among them.
     while migration.messages_left() > 0 || !migration.is_done() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let queues = migration.queues();
         let now_moved: u64 = queues.iter().map(|queue| queue.moved).sum();
         if now_moved != moved {
@@ -217,7 +217,7 @@ async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result
         let deadline = Instant::now() + SUCCESSOR_TIME;
         let has_failed = || upgrades.status()["upgrade"]["failure"].is_string();
         while !has_failed() && Instant::now() < deadline {
-            if tokio::time::timeout(LOOK, drain.cut_over_done()).await.is_ok() {
+            if tokio::time::timeout(CHECK_INTERVAL, drain.cut_over_done()).await.is_ok() {
                 return Ok(());
             }
         }

@@ -89,7 +89,7 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     let mut config = effective.config.clone();
     // Without a folder there is no record; a broker says why there is none.
     let Ok(Some(file)) = RecordFile::of(&config) else { return Ok(config) };
-    // One that is none, or cannot be read, is told by who opens it.
+    // One that is none, or cannot be read, is reported by who opens it.
     if file.path().parent().is_some_and(|folder| fs::read_dir(folder).is_err()) {
         return Ok(config);
     }

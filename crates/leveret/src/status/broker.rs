@@ -10,7 +10,7 @@ const QUEUE_TYPE: (&str, &str) = ("queue_type", "rabbit_classic_queue");
 pub(super) fn write(broker: &Broker, out: &mut MetricsWriter) {
     let metrics = broker.metrics();
     write_own(metrics, out);
-    write_paging(&broker.held(), out);
+    write_paging(&broker.paging_status(), out);
     out.gauge("rabbitmq_queues", "Queues declared.", metrics.queues.get());
     out.gauge("rabbitmq_consumers", "Consumers currently connected.", metrics.consumers.get());
     out.gauge("rabbitmq_global_consumers", "Consumers currently connected.", metrics.consumers.get());
@@ -53,7 +53,7 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
     }
 }
 
-/// Writes the sizes of the messages received, which RabbitMQ tells since 4.1.
+/// Writes the sizes of the messages received, which RabbitMQ reports since 4.1.
 pub(super) fn write_sizes(metrics: &Metrics, out: &mut MetricsWriter) {
     let of = |protocol: &ClientProtocol| {
         let sizes = &metrics.published(protocol.front_end).sizes;
@@ -83,16 +83,16 @@ fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
 }
 
 /// Writes how much of the queues is in memory, and how much only on disk.
-fn write_paging(held: &broker::PagingStatus, out: &mut MetricsWriter) {
+fn write_paging(status: &broker::PagingStatus, out: &mut MetricsWriter) {
     let help = "Memory in bytes that ready messages take in all queues; unacknowledged ones do not count.";
-    out.gauge("leveret_broker_resident_bytes", help, held.resident);
+    out.gauge("leveret_broker_resident_bytes", help, status.resident);
     let help =
         "Memory in bytes of ready messages above which long queues are paged out (memory_paging_watermark).";
-    out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
+    out.gauge("leveret_broker_paging_watermark_bytes", help, status.watermark);
     let help = "Ready messages that are on disk only, in all queues.";
-    out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
+    out.gauge("leveret_broker_paged_messages", help, status.paged_messages);
     let help = "Bytes of the bodies of ready messages that are on disk only, in all queues.";
-    out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
+    out.gauge("leveret_broker_paged_bytes", help, status.paged_bytes);
 }
 
 fn write_churn(metrics: &Metrics, prefix: &str, out: &mut MetricsWriter) {

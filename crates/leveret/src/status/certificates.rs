@@ -49,7 +49,7 @@ mod tests {
         let listener = |protocol, port| TlsListener {
             listener: ListenerInfo { protocol, host: "::1".to_owned(), port },
             certificates: vec![file("/a", &[9, 7]), file("/b", &[8]), file("/a", &[9, 7])],
-            authorities: None,
+            ca: None,
         };
         let mut out = MetricsWriter::new();
         write_of(&[listener("https", 1), listener("amqp/ssl", 2)], &mut out);

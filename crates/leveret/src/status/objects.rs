@@ -13,7 +13,7 @@ use sync::pace::pace;
 const BINDINGS_AT_ONCE: usize = 1000;
 
 /// Nanoseconds for looking at a queue, or at a binding.
-const LOOKED_AT: u32 = 100;
+const INSPECTION_COST: u32 = 100;
 
 /// Writes the sums over all queues and connections.
 pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut MetricsWriter) {
@@ -24,7 +24,7 @@ pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut
     let mut sum = QueueView::default();
     for vhost in broker.vhosts() {
         for queue in vhost.all_queues() {
-            pace(LOOKED_AT);
+            pace(INSPECTION_COST);
             let queue = queue.view();
             sum.ready += queue.ready;
             sum.unacknowledged += queue.unacknowledged;
@@ -41,11 +41,11 @@ pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut
 pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
     let mut subscriptions = BTreeMap::from([("mqtt".to_owned(), 0), ("stomp".to_owned(), 0)]);
-    let mut lasting = 0_u64;
+    let mut persistent = 0_u64;
     for connection in server.open_connections() {
         if let Some(session) = connection.session() {
             *subscriptions.entry(protocol(&connection)).or_default() += u64::from(session.subscriptions());
-            lasting += u64::from(session.expiry() > 0);
+            persistent += u64::from(session.expiry() > 0);
         }
         *counts.entry((protocol(&connection), transport(&connection))).or_default() += 1;
     }
@@ -60,7 +60,7 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
         family.sample(&[("protocol", &protocol)], count);
     }
     let help = "Connected MQTT clients whose session outlives the connection.";
-    out.gauge("leveret_mqtt_lasting_clients", help, lasting);
+    out.gauge("leveret_mqtt_lasting_clients", help, persistent);
 }
 
 /// The protocol without its version, as in the scheme of a URL.
@@ -106,7 +106,7 @@ pub(super) fn write_apart(
     let mut samples = out.families(&named);
     for vhost in broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name())) {
         for queue in vhost.all_queues() {
-            pace(LOOKED_AT);
+            pace(INSPECTION_COST);
             let view = queue.view();
             let labels = [("vhost", vhost.name()), ("queue", &**queue.name())];
             samples.object(&labels, families.iter().map(|family| (family.value)(&view)));
@@ -279,7 +279,7 @@ fn binding_counts(vhost: &VirtualHost) -> BTreeMap<Arc<str>, u64> {
     while let Some(at) = from {
         let (bindings, next) = vhost.bindings_from(at, BINDINGS_AT_ONCE);
         for binding in bindings {
-            pace(LOOKED_AT);
+            pace(INSPECTION_COST);
             *counts.entry(binding.source).or_default() += 1;
         }
         from = next;

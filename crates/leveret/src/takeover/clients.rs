@@ -39,7 +39,7 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
     let mut state = match client.state() {
         Ok(state) => state,
         Err(error) => {
-            // It is told that it is closed.
+            // It is notified that it is closed.
             tracing::warn!(%error, "a client is not handed over");
             return Ok(());
         }
@@ -48,7 +48,7 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
     // It has the client's password.
     state.fill(0);
     sent?;
-    // The client's task is there until it is told.
+    // The client's task is there until it is notified.
     let _ = client.taken.send(());
     Ok(())
 }

@@ -9,8 +9,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ancillary::{MAX_SOCKETS, with_sockets};
 use crate::config::Config;
+use crate::fd_passing::{MAX_SOCKETS, with_sockets};
 
 /// The first message of a successor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,12 +31,12 @@ pub(super) struct Welcome {
 pub(super) struct Leave {
     /// The successor waits for the end, and so do its clients: they are all asked to leave at once.
     pub(super) at_once: bool,
-    /// The clients that it can go on with, if it can.
+    /// The clients that it can continue with, if it can.
     #[serde(default)]
     pub(super) clients: Option<Acceptable>,
 }
 
-/// The clients that a successor can go on with.
+/// The clients that a successor can continue with.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Acceptable {
     /// See [`proxy::FORMAT`].
@@ -58,7 +58,7 @@ impl Acceptable {
         }
     }
 
-    /// Why clients of a process that has `ours` cannot go on there.
+    /// Why clients of a process that has `ours` cannot continue there.
     pub(super) fn refuses(&self, ours: &Self) -> Option<&'static str> {
         if self.format != ours.format {
             Some("its release has another format for them")
@@ -70,7 +70,7 @@ impl Acceptable {
     }
 }
 
-/// A client that goes on with the successor. Its state follows, in as many bytes, and then a [`Socket`].
+/// A client that continues with the successor. Its state follows, in as many bytes, and then a [`Socket`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Client {
     pub(super) bytes: usize,

@@ -8,23 +8,23 @@
 //! | `Hello`: its version | checks that it is the same user, or root |
 //! | | `Welcome`: its version, and its listening sockets as ancillary data |
 //! | takes those sockets whose addresses its configuration has | leaves the files of Unix sockets alone from now on |
-//! | `Leave`: when it can serve; before that if it is a broker or has a spool | tells the service manager, answers `Left`, and drains |
+//! | `Leave`: when it can serve; before that if it is a broker or has a spool | notifies the service manager, answers `Left`, and drains |
 //! | waits for the end of the connection, if it starts only then | |
-//! | otherwise goes on with the clients: answers each with `Taken` | `Client` for each that it can hand over: its state, then its socket |
+//! | otherwise continues with the clients: answers each with `Taken` | `Client` for each that it can hand over: its state, then its socket |
 //! | | ends |
 //!
 //! A client whose `Taken` does not come in time is taken back: the connection is shut down, so that a later `Taken` fails, and
 //! the successor does not serve it. Of two processes one at most reads a client's socket.
 //!
 //! Each message is a line of JSON. A successor that ends before `Leave` changes nothing, and one whose predecessor has ended by
-//! itself goes on.
+//! itself continues.
 
 mod clients;
 mod messages;
-mod offer;
-mod predecessor;
+mod running;
+mod spawn;
+mod starting;
 mod succession;
-mod successor;
 mod upgrade;
 
 use std::io;
@@ -32,8 +32,8 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
-pub(crate) use offer::Offer;
-use predecessor::Predecessor;
+pub(crate) use running::Offer;
+use starting::Predecessor;
 pub(crate) use succession::Succession;
 pub(crate) use upgrade::{UpgradeError, Upgrades};
 

@@ -42,11 +42,11 @@ impl Succession {
     }
 
     /// Asks the predecessor, if there is one left, to go, now that this process can serve; not if that cannot reach its
-    /// upstream. `server` then goes on with those of its clients that can.
+    /// upstream. `server` then continues with those of its clients that can.
     ///
     /// # Errors
     ///
-    /// The predecessor goes on.
+    /// The predecessor continues.
     pub(crate) async fn complete(
         &mut self,
         backend: &Backend,

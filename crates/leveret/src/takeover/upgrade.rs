@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::Offer;
-use super::successor::Successor;
+use super::spawn::Successor;
 use crate::notify;
 use crate::signals::ActionRequests;
 

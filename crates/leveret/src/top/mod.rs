@@ -47,10 +47,10 @@ pub(crate) struct TopArguments {
 /// does not become its work.
 const PAUSES: u32 = 4;
 /// But not more, unless the interval is.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds of the interval, in seconds; the message of a wrong one names them.
-const SHORTEST: f64 = 0.1;
-const LONGEST: f64 = 3600.0;
+const MIN_INTERVAL: f64 = 0.1;
+const MAX_INTERVAL: f64 = 3600.0;
 /// Columns for `--once`, wide enough for tables whose names are not long.
 const ONCE_WIDTH: u16 = 160;
 /// Lines for it: those of a page of rows, and what is above them.
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<(), Failure> {
     let api = Api::new(&arguments.connection, arguments.once)?;
     let interval = Duration::from_secs_f64(arguments.interval);
     let mut state = Screen::new(api.endpoint().to_string(), interval);
-    // A wrong address or password is told before the screen is taken.
+    // A wrong address or password is reported before the screen is taken.
     state.handle_sample(Ok(Snapshot::take(&api, &state.query)?));
     if arguments.once {
         thread::sleep(interval);
@@ -152,7 +152,7 @@ fn sample(api: &Api, interval: Duration, requests: &Requests, samples: &SyncSend
             return;
         }
         let pause = if is_answered { began.elapsed() * PAUSES } else { Duration::ZERO };
-        query = requests.next(pause.min(LONGEST_PAUSE).max(interval));
+        query = requests.next(pause.min(MAX_PAUSE).max(interval));
     }
 }
 
@@ -237,7 +237,7 @@ fn lines(buffer: &Buffer) -> Vec<String> {
 }
 
 fn seconds(text: &str) -> Result<f64, ValueError> {
-    let bounds = SHORTEST..=LONGEST;
+    let bounds = MIN_INTERVAL..=MAX_INTERVAL;
     let seconds = text.parse().ok().filter(|seconds| bounds.contains(seconds));
     seconds.ok_or_else(|| "is not a number of seconds from 0.1 to 3600".into())
 }

@@ -40,7 +40,7 @@ pub(super) struct Snapshot {
     pub(super) total: usize,
 }
 
-/// How a rate is told.
+/// How a rate is shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Reading {
     /// Per second, over the server's own window.

@@ -77,7 +77,7 @@ pub fn connection(input: &[u8]) {
         };
         assert!(!ended, "something came behind the end");
         let version = answer(event).apply(&mut connection, now, &mut out, &mut ended);
-        if connection.is_connected() && connection.room() > 0 {
+        if connection.is_connected() && connection.free_window() > 0 {
             tag += 1;
             let message = mqtt::session::OutgoingMessage {
                 topic: "some/topic".into(),

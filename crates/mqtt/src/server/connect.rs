@@ -76,14 +76,14 @@ impl ServerConnection {
         !self.core.clean_start
     }
 
-    /// Accepts the client. `kept` is its stored session, if it wants one and there is one; `assigned` is the identifier that
+    /// Accepts the client. `earlier` is its stored session, if it wants one and there is one; `assigned` is the identifier that
     /// the server gave to a client without one. Messages in flight are sent again, as far as the client's window allows.
     ///
     /// Returns the tags of messages that are now too large for the client's Maximum Packet Size: they count as delivered
     /// (section 3.1.2.11.4).
     pub fn accept(
         &mut self,
-        kept: Option<Session>,
+        earlier: Option<Session>,
         assigned: Option<&str>,
         now: Instant,
         out: &mut impl Output,
@@ -101,8 +101,8 @@ impl ServerConnection {
             core.keep_alive_secs = maximum;
         }
         // From here on the connection is open: the session continues, and the decoder expects the agreed version.
-        let session_present = kept.is_some();
-        core.session = kept.unwrap_or_default();
+        let session_present = earlier.is_some();
+        core.session = earlier.unwrap_or_default();
         core.session.resume();
         core.phase = Phase::Connected;
         core.keep_alive = Some(KeepAlive::new(core.keep_alive_secs, now));

@@ -209,7 +209,7 @@ impl ServerConnection {
         self.core.keep_alive_secs
     }
 
-    /// Seconds that the session outlives its connection, once the client is accepted; `u32::MAX` for ever.
+    /// Seconds that the session outlives its connection, once the client is accepted; `u32::MAX` forever.
     pub fn session_expiry(&self) -> u32 {
         self.core.session_expiry
     }
@@ -271,7 +271,7 @@ impl Core {
     pub(super) fn say_goodbye(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
         let mut properties = PropertyList::new();
         // A packet must not be larger than the client takes for the sake of its text (section 3.14.2.2.3).
-        let fits = text.len() + ROOM_FOR_REASON <= self.maximum_packet_size as usize;
+        let fits = text.len() + REASON_BYTES <= self.maximum_packet_size as usize;
         if !text.is_empty() && fits && self.version.is_5() {
             properties.push(Property::ReasonString(text));
         }
@@ -291,7 +291,7 @@ impl Core {
 }
 
 /// Bytes of a CONNACK or DISCONNECT besides its reason string, at most.
-const ROOM_FOR_REASON: usize = 16;
+const REASON_BYTES: usize = 16;
 
 /// Guesses the version of a CONNECT that cannot be parsed from its protocol level.
 fn guess_version(input: &[u8]) -> Option<MqttVersion> {

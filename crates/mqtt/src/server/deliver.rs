@@ -14,7 +14,7 @@ use crate::wire::varint_len;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undeliverable {
     /// The window is full or the connection is not open; the message may be sent later.
-    NoRoom,
+    NoCapacity,
     /// The client does not accept packets of this size. The message counts as delivered (section 3.1.2.11.4).
     TooLarge,
 }
@@ -27,7 +27,7 @@ impl ServerConnection {
     }
 
     /// The number of further messages of QoS 1 and 2 that may be sent now, within [`Self::window`].
-    pub fn room(&self) -> usize {
+    pub fn free_window(&self) -> usize {
         let core = &self.core;
         if !self.is_connected() || core.session.outgoing.unsent() > 0 {
             return 0;
@@ -47,7 +47,7 @@ impl ServerConnection {
         out: &mut impl Output,
     ) -> Result<Option<u16>, Undeliverable> {
         if !self.is_connected() {
-            return Err(Undeliverable::NoRoom);
+            return Err(Undeliverable::NoCapacity);
         }
         let (version, size) = (self.core.version, self.core.maximum_packet_size);
         if !fits(&message.as_publish(version, 1, false), version, size) {
@@ -59,8 +59,8 @@ impl ServerConnection {
             self.core.delivered += 1;
             return Ok(None);
         }
-        if self.room() == 0 {
-            return Err(Undeliverable::NoRoom);
+        if self.free_window() == 0 {
+            return Err(Undeliverable::NoCapacity);
         }
         let core = &mut self.core;
         let payload = message.payload.clone();
@@ -89,7 +89,7 @@ impl ServerConnection {
         out: &mut impl Output,
     ) -> Result<(), Undeliverable> {
         if !self.is_connected() {
-            return Err(Undeliverable::NoRoom);
+            return Err(Undeliverable::NoCapacity);
         }
         let core = &mut self.core;
         let properties = if core.version.is_5() { properties } else { PacketProperties::NONE };
@@ -166,7 +166,7 @@ fn send(
     let mut aliased = *publish;
     // The packet that introduces an alias is three bytes longer, which may exceed the limit.
     if version.is_5()
-        && size as usize >= publish.remaining_len(version) + ROOM_FOR_ALIAS
+        && size as usize >= publish.remaining_len(version) + ALIAS_BYTES
         && let Some((alias, is_known)) = aliases.find(publish.topic)
     {
         publish.properties.iter().for_each(|property| properties.push(property));
@@ -183,4 +183,4 @@ fn send(
 }
 
 /// Bytes of a fixed header, of an alias, and of the length fields that an alias may enlarge.
-const ROOM_FOR_ALIAS: usize = 5 + 3 + 2;
+const ALIAS_BYTES: usize = 5 + 3 + 2;

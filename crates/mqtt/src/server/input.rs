@@ -51,7 +51,7 @@ impl Core {
         if publish.qos > self.settings.maximum_qos {
             return Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS above the maximum"));
         }
-        // Older clients cannot be told beforehand, and their messages are of use without being retained.
+        // Older clients cannot be informed beforehand, and their messages are of use without being retained.
         if publish.retain && !self.settings.retain && self.version.is_5() {
             return Err(MqttFault::new(ReasonCode::RetainNotSupported, "retained message"));
         }

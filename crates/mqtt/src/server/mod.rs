@@ -6,7 +6,7 @@
 //! 2. [`MqttEvent::Connect`]: the server authorises the client, ends another connection of the same client
 //!    identifier ([`ServerConnection::disconnect`] with Session taken over, [`ServerConnection::take_session`]), and
 //!    answers with [`ServerConnection::accept`], passing the stored session, or [`ServerConnection::refuse`].
-//! 3. Messages for the client: [`ServerConnection::deliver`] while [`ServerConnection::room`] is above 0.
+//! 3. Messages for the client: [`ServerConnection::deliver`] while [`ServerConnection::free_window`] is above 0.
 //! 4. [`ServerConnection::next_deadline`] returns the latest time for [`ServerConnection::handle_deadline`]; time-outs of
 //!    the handshake and of writing are up to the caller.
 //! 5. The end is reported once, as an [`MqttEnd`]: by an event, or by the call that caused it. The session is

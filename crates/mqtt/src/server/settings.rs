@@ -19,9 +19,9 @@ pub struct MqttSettings {
     pub send_topic_aliases: u16,
     /// Seconds; a client of 5.0 that asks for a longer Keep Alive, or none, has to use this. 0 lets clients choose.
     pub keep_alive_maximum: u16,
-    /// Seconds for which a session may outlive its connection; `u32::MAX` means for ever.
+    /// Seconds for which a session may outlive its connection; `u32::MAX` means forever.
     pub session_expiry_maximum: u32,
-    /// Whether every client of 5.0 is told its session's expiry, not only one that gets another than it asked for.
+    /// Whether every client of 5.0 is sent its session's expiry, not only one that gets another than it asked for.
     pub tells_session_expiry: bool,
     /// The highest quality at which clients may publish.
     pub maximum_qos: QoS,

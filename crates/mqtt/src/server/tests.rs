@@ -69,11 +69,11 @@ impl Bench {
         Self::resume(connect, settings, None)
     }
 
-    fn resume(connect: ConnectPacket<'_>, settings: MqttSettings, kept: Option<Session>) -> Self {
+    fn resume(connect: ConnectPacket<'_>, settings: MqttSettings, earlier: Option<Session>) -> Self {
         let mut bench = Self::new(settings);
         let client = connect.client_id.to_owned();
         assert_eq!(bench.say(&Packet::Connect(Box::new(connect))), format!("connect {client}"));
-        assert!(bench.connection.accept(kept, None, bench.now, &mut bench.out).is_empty());
+        assert!(bench.connection.accept(earlier, None, bench.now, &mut bench.out).is_empty());
         bench
     }
 }
@@ -252,9 +252,9 @@ fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
 
 #[test]
 fn a_message_with_the_identifier_of_one_of_an_earlier_connection_is_told_for_the_server_to_compare_them() {
-    let mut kept = Session::new();
-    kept.set_earlier([7, 8, 9]);
-    let mut bench = Bench::resume(v5(), MqttSettings::default(), Some(kept));
+    let mut earlier = Session::new();
+    earlier.set_earlier([7, 8, 9]);
+    let mut bench = Bench::resume(v5(), MqttSettings::default(), Some(earlier));
     bench.heard();
     assert_eq!(bench.connection.session().received().collect::<Vec<_>>(), [7, 8, 9]);
     assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "publish a/b x");
@@ -306,21 +306,21 @@ fn deliveries_stop_at_the_clients_window_and_go_on_behind_its_acks() {
     let mut bench =
         Bench::connect(ConnectPacket { properties: asked.as_properties(), ..v5() }, MqttSettings::default());
     bench.heard();
-    assert_eq!(bench.connection.room(), 2);
+    assert_eq!(bench.connection.free_window(), 2);
     assert_eq!(bench.connection.deliver(message(QoS::AtLeastOnce, b"x"), 70, &mut bench.out), Ok(Some(1)));
     assert_eq!(bench.connection.deliver(message(QoS::ExactlyOnce, b"y"), 71, &mut bench.out), Ok(Some(2)));
     let full = bench.connection.deliver(message(QoS::AtLeastOnce, b"z"), 72, &mut bench.out);
-    assert_eq!(full, Err(Undeliverable::NoRoom));
+    assert_eq!(full, Err(Undeliverable::NoCapacity));
     assert_eq!(bench.connection.deliver(message(QoS::AtMostOnce, b"q"), 0, &mut bench.out), Ok(None));
     assert_eq!(bench.connection.delivered(), 3, "one had no room");
     assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "", "it was not released");
     assert!(bench.say(&ack(AckKind::PubAck, 1)).starts_with("Delivered { tag: 70"));
-    assert_eq!(bench.connection.room(), 1);
+    assert_eq!(bench.connection.free_window(), 1);
     assert!(bench.say(&ack(AckKind::PubRec, 2)).ends_with("to_be_released: true }"));
     bench.connection.release(2, &mut bench.out);
-    assert_eq!(bench.connection.room(), 1, "it takes room until PUBCOMP");
+    assert_eq!(bench.connection.free_window(), 1, "it takes room until PUBCOMP");
     assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "Completed { tag: 71 }");
-    assert_eq!(bench.connection.room(), 2);
+    assert_eq!(bench.connection.free_window(), 2);
     assert_eq!(bench.say(&ack(AckKind::PubRec, 9)), "");
     assert_eq!(
         bench.heard(),
@@ -343,17 +343,17 @@ fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
     bench.say(&ack(AckKind::PubRec, 2));
     bench.connection.release(2, &mut bench.out);
     assert!(bench.connection.handle_eof().is_some() && bench.connection.handle_eof().is_none());
-    let kept = bench.connection.take_session();
+    let earlier = bench.connection.take_session();
 
     let asked = PropertyList::new().with(Property::ReceiveMaximum(2));
     let connect = ConnectPacket { clean_start: false, properties: asked.as_properties(), ..v5() };
-    let mut bench = Bench::resume(connect, MqttSettings::default(), Some(kept));
+    let mut bench = Bench::resume(connect, MqttSettings::default(), Some(earlier));
     assert_eq!(
         bench.heard(),
         ["connack 0x00 Success true", "publish 1 a/b x again", "PubRel 2 Success"],
         "in their order, as many as the client takes"
     );
-    assert_eq!(bench.connection.room(), 0);
+    assert_eq!(bench.connection.free_window(), 0);
     assert!(bench.say(&ack(AckKind::PubAck, 1)).contains("tag: 70"));
     assert_eq!(bench.heard(), ["publish 3 a/b x again"]);
     assert!(bench.say(&ack(AckKind::PubAck, 3)).contains("tag: 72"));
@@ -391,8 +391,8 @@ fn what_is_larger_than_the_client_takes_is_never_sent() {
     roomy.connection.deliver(large(), 70, &mut roomy.out).expect("there is room");
     let mut bench = Bench::new(MqttSettings::default());
     bench.say(&Packet::Connect(Box::new(connect())));
-    let kept = roomy.connection.take_session();
-    assert_eq!(bench.connection.accept(Some(kept), None, bench.now, &mut bench.out), [70]);
+    let earlier = roomy.connection.take_session();
+    assert_eq!(bench.connection.accept(Some(earlier), None, bench.now, &mut bench.out), [70]);
     assert_eq!(bench.heard(), ["connack 0x00 Success true"]);
 }
 
@@ -524,8 +524,8 @@ fn the_will_is_due_unless_the_client_says_goodbye() {
 }
 
 #[test]
-fn a_disconnect_tells_why_if_the_client_has_room_for_that() {
-    for (most, told) in [(1000, Some("closed")), (21, None)] {
+fn a_disconnect_has_a_reason_string_if_the_packet_fits() {
+    for (most, reported) in [(1000, Some("closed")), (21, None)] {
         let asked = PropertyList::new().with(Property::MaximumPacketSize(most));
         let connect = ConnectPacket { properties: asked.as_properties(), ..v5() };
         let mut bench = Bench::connect(connect, MqttSettings::default());
@@ -535,7 +535,7 @@ fn a_disconnect_tells_why_if_the_client_has_room_for_that() {
         let mut decoder = PacketDecoder::new(MqttVersion::V5, 1000);
         let step = decoder.decode(&bench.out).expect("it is a packet");
         let Some(Packet::Disconnect(packet)) = step.packet else { unreachable!() };
-        assert_eq!(packet.properties.reason_string(), told);
+        assert_eq!(packet.properties.reason_string(), reported);
     }
 }
 

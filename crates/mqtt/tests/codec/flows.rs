@@ -44,7 +44,7 @@ struct World {
     client: Client,
     server: Option<ServerConnection>,
     /// The session between connections.
-    kept: Option<Session>,
+    resumed: Option<Session>,
     memory: Disk,
     disk: Disk,
     /// Bytes in transit.
@@ -83,7 +83,7 @@ impl World {
             now: Instant::now(),
             client: Client::default(),
             server: None,
-            kept: None,
+            resumed: None,
             memory: Disk::default(),
             disk: Disk::default(),
             up: Vec::new(),
@@ -187,7 +187,7 @@ impl World {
     fn deliver(&mut self) {
         let mut out = Vec::new();
         if let Some(server) = &mut self.server {
-            while server.room() > 0
+            while server.free_window() > 0
                 && let Some((tag, qos)) =
                     self.memory.queue.iter().find(|(tag, _)| !server.session().holds(**tag))
             {
@@ -211,7 +211,7 @@ impl World {
 
     /// Writes the server's state to disk before its output is sent.
     fn commit(&mut self, out: Vec<u8>) {
-        let session = self.server.as_ref().map(ServerConnection::session).or(self.kept.as_ref());
+        let session = self.server.as_ref().map(ServerConnection::session).or(self.resumed.as_ref());
         self.memory.session = session.map(|session| {
             let mut bytes = Vec::new();
             session.encode(&mut bytes);
@@ -239,9 +239,9 @@ impl World {
         let step = server.handle_input(&bytes, self.now, &mut out);
         assert!(matches!(step.event, Some(MqttEvent::Connect(_))));
         assert!(server.wants_session());
-        let kept = self.kept.take();
+        let resumed = self.resumed.take();
         // A session that never existed is equivalent to a lost one: the client has sent nothing by then.
-        assert!(server.accept(kept, None, self.now, &mut out).is_empty());
+        assert!(server.accept(resumed, None, self.now, &mut out).is_empty());
         self.server = Some(server);
         self.client.is_connected = true;
         self.commit(out);
@@ -329,7 +329,7 @@ impl World {
         self.undecided.clear();
         if let Some(mut server) = self.server.take() {
             assert!(server.handle_eof().is_some_and(|end| end.session_expiry == u32::MAX));
-            self.kept = Some(server.take_session());
+            self.resumed = Some(server.take_session());
         }
     }
 
@@ -337,7 +337,7 @@ impl World {
     fn power_failure(&mut self) {
         self.cut();
         self.memory = self.disk.clone();
-        self.kept = self.disk.session.as_deref().map(|bytes| Session::decode(bytes).expect("it was kept"));
+        self.resumed = self.disk.session.as_deref().map(|bytes| Session::decode(bytes).expect("it was kept"));
     }
 }
 

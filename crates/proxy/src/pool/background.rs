@@ -1,4 +1,4 @@
-//! Work that goes on in the background. Sessions, and all else that is sans-IO, hand it over here: nothing else in this
+//! Work in the background. Sessions, and all else that is sans-IO, hand it over here: nothing else in this
 //! crate starts a task.
 
 use std::sync::Arc;

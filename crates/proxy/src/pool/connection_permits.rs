@@ -140,20 +140,20 @@ impl Pool {
     ) -> Result<Result<ConnectionPermit, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
         let mut permit = std::pin::pin!(self.permits.clone().acquire_owned());
-        let (began, mut is_worth_a_look) = (Instant::now(), true);
+        let (began, mut is_worth_checking) = (Instant::now(), true);
         loop {
             let mut changed = std::pin::pin!(self.unused.changed.notified());
             changed.as_mut().enable();
             if let Some(other) = instead() {
                 return Ok(Err(other));
             }
-            if is_worth_a_look {
-                self.make_room();
+            if is_worth_checking {
+                self.close_longest_unused();
             }
             // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
             // waited the less often it looks, because each look briefly locks the pool's table for all others.
             let now = Instant::now();
-            let look_again = end.min(now + (now - began).max(LOOK_AGAIN));
+            let next_check = end.min(now + (now - began).max(CHECK_INTERVAL));
             tokio::select! {
                 biased;
                 // The semaphore is never closed.
@@ -161,23 +161,23 @@ impl Pool {
                     let draining = self.draining.load(Ordering::Acquire);
                     return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(ConnectionPermit(permit))) };
                 }
-                () = changed => is_worth_a_look = true,
-                () = tokio::time::sleep_until(look_again) => {
-                    if look_again == end {
+                () = changed => is_worth_checking = true,
+                () = tokio::time::sleep_until(next_check) => {
+                    if next_check == end {
                         return match instead() {
                             Some(other) => Ok(Err(other)),
                             None => Err(self.all_taken(", and none became free in time")),
                         };
                     }
                     // The connection that was closed to make room may still be closing.
-                    is_worth_a_look = false;
+                    is_worth_checking = false;
                 }
             }
         }
     }
 
     /// Closes the longest-idle unused connection, if there is one.
-    fn make_room(&self) {
+    fn close_longest_unused(&self) {
         if !self.unused.some.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -208,7 +208,7 @@ pub(super) fn connection_permits(count: usize) -> Arc<tokio::sync::Semaphore> {
 }
 
 /// Minimum interval at which a waiter looks by itself.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -223,7 +223,7 @@ mod tests {
         let looks = Cell::new(0);
         // There is nothing yet when it arrives, nor when it begins to wait.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
-        let end = Instant::now() + LOOK_AGAIN / 2;
+        let end = Instant::now() + CHECK_INTERVAL / 2;
         let entered = pool.enter(&Credentials::plain("user", "right"), false, end, instead).await;
         assert!(matches!(entered, Ok(Entered::Instead(()))));
     }

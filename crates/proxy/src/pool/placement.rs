@@ -210,8 +210,8 @@ impl Pool {
                 return Some(upstream);
             }
             // The notification may concern another connection, or have woken a waiter that no longer needed it.
-            let look_again = end.min(Instant::now() + LOOK_AGAIN);
-            if tokio::time::timeout_at(look_again, news).await.is_err() && look_again == end {
+            let next_check = end.min(Instant::now() + CHECK_INTERVAL);
+            if tokio::time::timeout_at(next_check, news).await.is_err() && next_check == end {
                 return None;
             }
         }
@@ -349,7 +349,7 @@ fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream:
 /// than it can open them, until none are left: the replies that let channels rest would come later and later.
 pub(crate) const OPENING_MAX: usize = 128;
 /// Interval after which a waiter looks by itself.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes waiting for a connection from which on another one is worthwhile: as much as one client may have
 /// waiting before it has to wait itself.
 const BUSY_BACKLOG: usize = 128 * 1024;

@@ -9,7 +9,7 @@ use super::{ClientInfo, ClientSide, Pool};
 use crate::session::ProxySession;
 
 /// Longest time until [`Pool::wait_for_broker`] looks again, whatever it is notified of.
-const LOOKED_AT_AFTER: Duration = Duration::from_secs(1);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Pool {
     /// Opens a virtual host for a client without asking a broker. For a spool, which knows that one has accepted these
@@ -30,7 +30,7 @@ impl Pool {
     pub async fn wait_for_broker(&self) {
         while self.answers() == Some(false) {
             // It may have been notified of another address than the one that answers first.
-            let _ = tokio::time::timeout(LOOKED_AT_AFTER, self.endpoints.healed()).await;
+            let _ = tokio::time::timeout(MAX_CHECK_INTERVAL, self.endpoints.healed()).await;
         }
     }
 }

@@ -41,7 +41,7 @@ impl Pool {
         self.verify_login_until(self.arrival_end(), login, virtual_host).await
     }
 
-    /// Goes on with the session of a client that was in the pool of another process. Its login is verified, and an outage is
+    /// Continues with the session of a client that was in the pool of another process. Its login is verified, and an outage is
     /// waited out as for the clients that are here.
     ///
     /// # Errors

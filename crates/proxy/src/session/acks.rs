@@ -88,7 +88,7 @@ impl Settled {
             self.up_to = last;
             self.beyond.remove(0);
         }
-        if self.beyond.is_empty() && self.beyond.capacity() > RUNS_KEPT {
+        if self.beyond.is_empty() && self.beyond.capacity() > RETAINED_RUNS {
             self.beyond = Vec::new();
         }
         true
@@ -126,7 +126,7 @@ const SPAN_MAX: usize = 64 * 1024;
 /// gathered.
 const RUNS_MAX: usize = 256;
 /// Runs for which there is memory while there are none: a client that settles a bit out of order allocates nothing for it.
-const RUNS_KEPT: usize = 4;
+const RETAINED_RUNS: usize = 4;
 /// Cost of an acknowledgement behind another one, in nanoseconds: no more than that of a frame by itself.
 const ACK: u32 = 40;
 
@@ -135,7 +135,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::dice::Dice;
+    use crate::test_random::TestRandom;
 
     /// The last of the deliveries up to which all are settled, and the number of runs beyond.
     fn runs(settled: &BTreeSet<u64>) -> (u64, usize) {
@@ -148,15 +148,15 @@ mod tests {
     fn deliveries_are_settled_as_in_a_set_of_them() {
         let (mut plain, mut too_many, mut others) = (0, 0, 0);
         for seed in 0..24 {
-            let mut dice = Dice::new(seed);
+            let mut random = TestRandom::new(seed);
             let (delivered, disorder) = [(200, 1), (200, 3), (300, 30), (1500, 1500)][seed as usize % 4];
             let (mut counted, mut model) = (Settled::default(), BTreeSet::new());
             loop {
                 let unsettled: Vec<u64> = (1..=delivered).filter(|tag| !model.contains(tag)).collect();
-                let near = dice.below(disorder.min(unsettled.len() as u64).max(1)) as usize;
-                let fault = 1 + dice.below(delivered + 10);
-                let tag = unsettled.get(near).copied().filter(|_| !dice.chance(2)).unwrap_or(fault);
-                let multiple = disorder < 1500 && dice.chance(50);
+                let near = random.below(disorder.min(unsettled.len() as u64).max(1)) as usize;
+                let fault = 1 + random.below(delivered + 10);
+                let tag = unsettled.get(near).copied().filter(|_| !random.chance(2)).unwrap_or(fault);
+                let multiple = disorder < 1500 && random.chance(50);
                 let is_open = tag <= delivered && !model.contains(&tag);
                 model.extend(if multiple { 1 } else { tag }..=tag);
                 let (up_to, beyond) = runs(&model);
@@ -169,8 +169,8 @@ mod tests {
                 }
                 plain += 1;
                 assert_eq!((counted.up_to, counted.beyond.len()), (up_to, beyond), "seed {seed}, {tag}");
-                assert!(beyond > 0 || counted.beyond.capacity() <= RUNS_KEPT);
-                let (earlier, later) = (1 + dice.below(delivered), tag);
+                assert!(beyond > 0 || counted.beyond.capacity() <= RETAINED_RUNS);
+                let (earlier, later) = (1 + random.below(delivered), tag);
                 let one = |delivery_tag| basic::Ack { delivery_tag, multiple: false };
                 let both = counted.join(&one(earlier), &one(later));
                 let last = earlier.max(later);

@@ -118,7 +118,7 @@ pub(super) enum DueContent {
 #[derive(Debug)]
 pub(super) enum MessageFrames {
     /// Held until the message is complete: those that have come, in the format of stored frames; never empty.
-    Held(Vec<u8>),
+    Buffered(Vec<u8>),
     /// Passed on as they arrive, on the client's own connection.
     Streaming,
 }
@@ -215,8 +215,8 @@ impl Channel {
     }
 
     /// Bytes of frames that wait.
-    pub(super) fn held(&self) -> usize {
-        self.in_line.len() + self.sides().map(|side| side.held.len()).sum::<usize>()
+    pub(super) fn queued(&self) -> usize {
+        self.in_line.len() + self.sides().map(|side| side.queued.len()).sum::<usize>()
     }
 
     /// The message that the client is sending.
@@ -232,7 +232,7 @@ impl Channel {
 
     /// Bytes of the incoming message that are held.
     pub(super) fn staged(&self) -> usize {
-        self.incoming().map_or(0, |message| message.held().len())
+        self.incoming().map_or(0, |message| message.queued().len())
     }
 
     /// The client closes the channel, or its connection: a message that is held is dropped. Returns its bytes.
@@ -309,16 +309,16 @@ impl Channel {
     pub(super) fn unite(&mut self) {
         if let Some(mut publishing) = self.publishing.take() {
             self.general.take_publishing(&mut publishing);
-            let held = std::mem::take(&mut publishing.held);
-            self.general.held.splice(..0, held);
+            let queued = std::mem::take(&mut publishing.queued);
+            self.general.queued.splice(..0, queued);
         }
     }
 
     /// Undoes [`Self::unite`] when the channel has left the client's own connection: its held frames join the
     /// wait queue.
     pub(super) fn divide(&mut self) {
-        let held = std::mem::take(&mut self.general.held);
-        self.in_line.splice(..0, held);
+        let queued = std::mem::take(&mut self.general.queued);
+        self.in_line.splice(..0, queued);
         let mut publishing = self.publishing.take().unwrap_or_default();
         publishing.take_publishing(&mut self.general);
         self.publishing = Some(publishing);
@@ -336,9 +336,9 @@ impl Default for ChannelPhase {
 
 impl IncompleteMessage {
     /// The frames that are held.
-    pub(super) fn held(&self) -> &[u8] {
+    pub(super) fn queued(&self) -> &[u8] {
         match &self.frames {
-            MessageFrames::Held(frames) => frames,
+            MessageFrames::Buffered(frames) => frames,
             MessageFrames::Streaming => &[],
         }
     }

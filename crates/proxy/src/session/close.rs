@@ -48,7 +48,7 @@ impl ProxySession {
         let returning = self.life == Life::Returning;
         self.life = Life::Ended;
         self.staged = 0;
-        self.held = 0;
+        self.queued = 0;
         self.flush(now);
         self.budget.leave(&self.link);
         let mut dirty = self.exclusive || self.rekeyed;
@@ -97,7 +97,7 @@ impl ProxySession {
         for (_, channel) in self.channels.iter_mut() {
             channel.in_line.clear();
             for side in channel.sides_mut() {
-                side.held.clear();
+                side.queued.clear();
                 side.take_remains();
             }
         }
@@ -109,7 +109,7 @@ impl ProxySession {
         self.output.hand_over();
         let Some(channel) = self.channels.start_closing(number) else { return };
         self.staged -= channel.staged();
-        self.held -= channel.held();
+        self.queued -= channel.queued();
         for side in channel.sides() {
             if let Some(route) = side.route() {
                 note_closed(&mut self.output, &self.link, side, route);
@@ -140,7 +140,7 @@ impl ProxySession {
         let Some(channel) = self.channels.get_mut(number) else { return };
         // Held frames have to go out first; and a side that is moving is closed before it continues elsewhere.
         let is_leaving = |side: &Side| matches!(side.place, SidePlacement::Leaving { .. });
-        if channel.held() > 0 || channel.sides().any(is_leaving) {
+        if channel.queued() > 0 || channel.sides().any(is_leaving) {
             return;
         }
         // A close may delete a queue, and requeues messages: like any method it waits for earlier publishes.

@@ -24,7 +24,7 @@ impl ProxySession {
             began: self.output.now,
             needs_own: publish_need(publish) == Need::Own,
             due: DueContent::Header { to_default: is_to_default(publish) },
-            frames: MessageFrames::Held(frames),
+            frames: MessageFrames::Buffered(frames),
         }));
         self.keep_within_budget(number)
     }
@@ -94,7 +94,7 @@ impl ProxySession {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let ChannelPhase::Open(incoming) = &mut channel.phase else { return Ok(()) };
         let Some(message) = incoming else { return Ok(()) };
-        if let MessageFrames::Held(frames) = &mut message.frames {
+        if let MessageFrames::Buffered(frames) = &mut message.frames {
             let before = frames.len();
             put_frame(frames, frame.kind, 0, frame.payload, 0);
             self.staged += frames.len() - before;
@@ -103,7 +103,7 @@ impl ProxySession {
             message.due = DueContent::Body { missing };
             return self.keep_within_budget(number);
         }
-        let Some(IncompleteMessage { needs_own, frames: MessageFrames::Held(mut message), .. }) =
+        let Some(IncompleteMessage { needs_own, frames: MessageFrames::Buffered(mut message), .. }) =
             incoming.take()
         else {
             return Ok(());
@@ -135,12 +135,13 @@ impl ProxySession {
     pub(super) fn stream(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let ChannelPhase::Open(Some(message)) = &mut channel.phase else { return Ok(()) };
-        let MessageFrames::Held(held) = std::mem::replace(&mut message.frames, MessageFrames::Streaming)
+        let MessageFrames::Buffered(queued) =
+            std::mem::replace(&mut message.frames, MessageFrames::Streaming)
         else {
             return Ok(());
         };
-        self.staged -= held.len();
-        self.pass_on_message(number, &held, true)
+        self.staged -= queued.len();
+        self.pass_on_message(number, &queued, true)
     }
 
     /// Checks whether a proof is due after publishing, other than by [`Self::whole_messages`].

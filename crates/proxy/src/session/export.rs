@@ -1,5 +1,6 @@
-//! A client that goes on in another process: its channels leave their upstream connections, and what is left is a state that a
-//! session of another pool begins with. Its channels are placed there as after the loss of an upstream connection (P7).
+//! A client that continues in another process: its channels leave their upstream connections, and what is left is a state
+//! that a session of another pool begins with. Its channels are placed there as after the loss of an upstream connection
+//! (P7).
 
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ impl ProxySession {
             self.is_exporting = true;
             self.leave_all();
             self.link.begin_leaving();
-            self.handle_room();
+            self.handle_capacity();
         }
         self.flush(now);
         let has_left =
@@ -50,7 +51,7 @@ impl ProxySession {
         Export::Done(Box::new(self.take_state(now)))
     }
 
-    /// The reason for which the client cannot go on elsewhere: something of it ends with its upstream connection.
+    /// The reason for which the client cannot continue elsewhere: something of it ends with its upstream connection.
     fn what_binds_it(&self) -> Option<&'static str> {
         let is_dependent = || {
             self.channels
@@ -65,7 +66,7 @@ impl ProxySession {
             Some("it has an exclusive queue")
         } else if self.auto_delete || is_dependent() {
             Some("it has a transaction, direct reply-to, or an auto-delete queue")
-        } else if !self.link.kept.keeps_messages() {
+        } else if !self.link.replay_buffer.keeps_messages() {
             Some("it publishes again by itself")
         } else if is_lost() {
             Some("it has declared too much that is not durable")
@@ -80,7 +81,7 @@ impl ProxySession {
         if self.output.closed.ask() != 0 {
             return true;
         }
-        // The answer to a request for a consumer tells what it depends on.
+        // The answer to a request for a consumer shows what it depends on.
         let waits_for_answers = |side: &Side| !side.await_late_answers();
         self.link.has_events()
             || self.unanswered_secrets > 0
@@ -158,7 +159,7 @@ impl ProxySession {
                 continue;
             };
             let (channel, frames) = state.into_channel();
-            self.held += channel.held();
+            self.queued += channel.queued();
             self.channels.open(number, Box::new(channel));
             open.push(number);
             incomplete.push((number, frames));

@@ -40,24 +40,24 @@ pub(super) struct Departed {
 impl HandOver {
     /// Starts to hand over what the departed clients' channels have left.
     pub(super) fn begin(self, mut channels: Vec<Departed>) {
-        channels.retain(|departed| !departed.side.held.is_empty());
+        channels.retain(|departed| !departed.side.queued.is_empty());
         let pool = self.handing_over.pool();
-        let mut kept = Vec::new();
+        let mut accepted = Vec::new();
         for departed in channels {
             if pool.departed_is_full() {
                 self.give_up(&departed.side, "too much is kept of others");
                 continue;
             }
-            let bytes = QuotaShare::new(&pool.kept().departed, departed.side.held.len());
-            kept.push((departed, bytes));
+            let bytes = QuotaShare::new(&pool.replay_totals().departed, departed.side.queued.len());
+            accepted.push((departed, bytes));
         }
-        if kept.is_empty() {
+        if accepted.is_empty() {
             return;
         }
         background::run(async move {
             // Channels that wait for a broker that does not read must not delay others.
             let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
-            let (later, now): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_later);
+            let (later, now): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_later);
             for (departed, bytes) in now.into_iter().chain(later) {
                 wait_until_through(&departed.after).await;
                 self.hand_over(departed.side, bytes).await;
@@ -68,13 +68,13 @@ impl HandOver {
     fn give_up(&self, channel: &Side, why: &str) {
         let is_message =
             |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
-        let messages = stored_frames(&channel.held).filter(is_message).count();
+        let messages = stored_frames(&channel.queued).filter(is_message).count();
         tracing::warn!(messages, why, "messages of a client that is gone could not be handed over");
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
     async fn hand_over(&self, mut channel: Side, mut bytes: QuotaShare) {
-        let link = ClientLink::departed(self.handing_over.pool().kept().clone());
+        let link = ClientLink::departed(self.handing_over.pool().replay_totals().clone());
         loop {
             let (upstream, leased) = match self.lease(&mut channel, &link).await {
                 Ok(leased) => leased,
@@ -97,8 +97,8 @@ impl HandOver {
             }
             let remains = channel.take_remains();
             channel.depart(remains, transport::now());
-            bytes = QuotaShare::new(&self.handing_over.pool().kept().departed, channel.held.len());
-            if channel.held.is_empty() {
+            bytes = QuotaShare::new(&self.handing_over.pool().replay_totals().departed, channel.queued.len());
+            if channel.queued.is_empty() {
                 return;
             }
         }
@@ -138,7 +138,7 @@ impl HandOver {
     /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
     async fn wait_until_returned(&self, link: &ClientLink) {
         while !link.has_events() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
@@ -147,9 +147,9 @@ impl HandOver {
 async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
     while ledgers.iter().any(is_under_way) {
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
 /// Interval for checking whether the broker has processed frames: there are few of them.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);

@@ -22,7 +22,7 @@ impl ProxySession {
     /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
     /// to them are discarded.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
-        if !self.link.kept.keeps_messages() {
+        if !self.link.replay_buffer.keeps_messages() {
             // The client sends them again itself.
             return;
         }
@@ -40,27 +40,27 @@ impl ProxySession {
     fn departed(&self, mut channel: Channel) -> Departed {
         let mut departed = Departed::default();
         departed.side.take_last_queue(&mut channel.general);
-        let mut held = Vec::new();
+        let mut queued = Vec::new();
         if channel.is_confirming() {
             departed.side.set_confirming();
         }
-        let waits = !channel.in_line.is_empty() || channel.general.is_held_back();
+        let waits = !channel.in_line.is_empty() || channel.general.is_deferred();
         for side in channel.sides_mut() {
             let is_lost = side.route().is_some_and(|route| route.upstream.has_ended());
             let mut remains = Remains::default();
             if is_lost && !side.transactional {
                 remains = side.take_remains();
-                held.append(&mut without_removals(&std::mem::take(&mut remains.frames)));
+                queued.append(&mut without_removals(&std::mem::take(&mut remains.frames)));
             }
             if is_lost || side.lost_since().is_some() {
                 departed.side.depart(remains, self.output.now);
             } else if waits {
                 departed.after.extend(side.under_way());
             }
-            held.append(&mut side.held);
+            queued.append(&mut side.queued);
         }
-        held.append(&mut channel.in_line);
-        departed.side.held = harmless(&held, self.exclusive, departed.side.knows_last_queue());
+        queued.append(&mut channel.in_line);
+        departed.side.queued = harmless(&queued, self.exclusive, departed.side.knows_last_queue());
         departed
     }
 }
@@ -103,33 +103,33 @@ pub(crate) fn send_again(
     .begin(channels);
 }
 
-/// The frames of `held` that need no client to be present, and that cannot make the broker close a connection (P2):
+/// The frames of `queued` that need no client to be present, and that cannot make the broker close a connection (P2):
 /// whole messages, and methods that any connection can carry. Excludes consumers and gets, which would take
 /// messages for a client that cannot acknowledge them, cancels of its consumers, which are gone, and frames behind
 /// `tx.select`, which are not committed. An empty queue name must mean a queue that is known, in front of them if
 /// `knows_queue`: a name that the broker was still to make up is of no use without a client, and the upstream channel
 /// may know a queue of another one.
-fn harmless(held: &[u8], exclusive: bool, mut knows_queue: bool) -> Vec<u8> {
-    let mut kept = Vec::new();
+fn harmless(queued: &[u8], exclusive: bool, mut knows_queue: bool) -> Vec<u8> {
+    let mut harmless_frames = Vec::new();
     // The start of the current message, whether it is harmless, and the data needed to decide that.
     let mut message = None;
     let (mut is_harmless, mut to_default, mut missing) = (true, false, 0);
-    for (kind, payload) in stored_frames(held) {
+    for (kind, payload) in stored_frames(queued) {
         match kind {
             FrameKind::Method if is_publish(payload) => {
-                message = Some(kept.len());
+                message = Some(harmless_frames.len());
                 (is_harmless, to_default) = (publish_need(payload) == Need::Any, is_to_default(payload));
             }
             FrameKind::Method => match Method::decode(payload) {
                 Ok(Method::TxSelect(_)) => break,
                 Ok(Method::BasicCancel(_)) => continue,
                 Ok(method) => {
-                    let is_kept = (knows_queue || !names_last_queue(&method))
+                    let is_harmless = (knows_queue || !names_last_queue(&method))
                         && validate(&method, exclusive) == Ok(Need::Any);
                     if let Method::QueueDeclare(declare) = method {
-                        knows_queue = is_kept && !declare.queue.is_empty();
+                        knows_queue = is_harmless && !declare.queue.is_empty();
                     }
-                    if !is_kept {
+                    if !is_harmless {
                         continue;
                     }
                 }
@@ -142,19 +142,19 @@ fn harmless(held: &[u8], exclusive: bool, mut knows_queue: bool) -> Vec<u8> {
             }
             _ => missing = missing.saturating_sub(payload.len() as u64),
         }
-        put_frame(&mut kept, kind, 0, payload, 0);
+        put_frame(&mut harmless_frames, kind, 0, payload, 0);
         if kind != FrameKind::Method
             && missing == 0
             && let Some(start) = message.take()
             && !is_harmless
         {
-            kept.truncate(start);
+            harmless_frames.truncate(start);
         }
     }
     if let Some(start) = message {
-        kept.truncate(start);
+        harmless_frames.truncate(start);
     }
-    kept
+    harmless_frames
 }
 
 #[cfg(test)]
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn whole_messages_and_plain_declarations_are_kept_and_nothing_else() {
         let declare = |kind| method(exchange::Declare { exchange: "e", kind, ..Default::default() });
-        let kept = [declare("direct"), message(b"first"), message(b"")].concat();
-        let held = [
+        let harmless_frames = [declare("direct"), message(b"first"), message(b"")].concat();
+        let queued = [
             method(basic::Consume { no_ack: true, ..Default::default() }),
             declare("direct"),
             declare("bogus"),
@@ -193,21 +193,21 @@ mod tests {
             message(b""),
         ]
         .concat();
-        assert_eq!(harmless(&held, false, false), kept);
+        assert_eq!(harmless(&queued, false, false), harmless_frames);
         let mut reply =
             method(basic::Publish { routing_key: "amq.rabbitmq.reply-to.x.y", ..Default::default() });
         reply.extend(&message(b"reply")[method(basic::Publish::default()).len()..]);
-        assert_eq!(harmless(&[reply, held.clone()].concat(), false, false), kept);
+        assert_eq!(harmless(&[reply, queued.clone()].concat(), false, false), harmless_frames);
         let half = message(b"half a message");
         for cut in [half.len() - 10, method(basic::Publish::default()).len()] {
-            assert_eq!(harmless(&[&held[..], &half[..cut]].concat(), false, false), kept);
+            assert_eq!(harmless(&[&queued[..], &half[..cut]].concat(), false, false), harmless_frames);
         }
     }
 
     #[test]
     fn what_was_never_committed_is_not_handed_over() {
-        let held = [message(b"before"), method(tx::Select {}), message(b"uncommitted")].concat();
-        assert_eq!(harmless(&held, false, false), message(b"before"));
+        let queued = [message(b"before"), method(tx::Select {}), message(b"uncommitted")].concat();
+        assert_eq!(harmless(&queued, false, false), message(b"before"));
     }
 
     #[test]

@@ -13,9 +13,9 @@ mod output;
 mod passing;
 mod placement;
 mod recovery;
-mod room;
 mod secret;
 mod side;
+mod staging_wait;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -66,7 +66,7 @@ pub(crate) const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 /// Sans-IO: the client's own task calls it with the time, and it answers through outboxes. It reads no clock and starts
 /// no task; the pool opens connections, verifies secrets and hands over leftovers in the background, and reports back by
 /// events. The order of the calls: [`Self::handle_frame`] for each frame of a batch, then [`Self::flush`];
-/// [`Self::handle_nudge`] and [`Self::handle_room`] when the transport says so; [`Self::close`] when the client closes
+/// [`Self::handle_nudge`] and [`Self::handle_capacity`] when the transport says so; [`Self::close`] when the client closes
 /// its connection, and [`Self::end`] finally, in every case.
 ///
 /// | state | event | next state |
@@ -119,9 +119,9 @@ pub struct ProxySession {
     /// The client's share of the room for incomplete messages.
     budget: BudgetShare,
     /// Bytes of frames whose channels wait for placement.
-    held: usize,
-    /// `held` at the end of the last batch, in the quota of all clients.
-    held_share: QuotaShare,
+    queued: usize,
+    /// `queued` at the end of the last batch, in the quota of all clients.
+    queued_share: QuotaShare,
     next_lease: u64,
     /// Since when upstream connections have been lost without the broker answering anything in between.
     in_trouble_since: Option<Instant>,
@@ -156,7 +156,7 @@ impl ProxySession {
     /// a fault other than 320 CONNECTION_FORCED may be another client's.
     #[must_use]
     pub fn without_replay(mut self, is_isolated: bool) -> Self {
-        self.link.kept.keep_no_messages();
+        self.link.replay_buffer.keep_no_messages();
         self.suspect = is_isolated;
         self
     }
@@ -172,14 +172,15 @@ impl ProxySession {
         pool.counters().clients.fetch_add(1, Ordering::Relaxed);
         let announced = ClientProperties::of(info, &client.client_properties);
         let frame_max = client.negotiated.frame_max;
-        let kept = pool.kept().clone();
+        let replay_totals = pool.replay_totals().clone();
         let waiting = pool.waiting().clone();
         let declarer = Declarer::new(pool.topologies().clone(), virtual_host, credentials.clone());
-        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting)
-            .with_declarer(declarer);
+        let link =
+            ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, replay_totals, waiting)
+                .with_declarer(declarer);
         Self {
             budget: BudgetShare::new(pool.staging().clone()),
-            held_share: QuotaShare::new(pool.held(), 0),
+            queued_share: QuotaShare::new(pool.queued(), 0),
             pool,
             credentials,
             virtual_host: virtual_host.into(),
@@ -201,7 +202,7 @@ impl ProxySession {
             unproven: Vec::new(),
             spare: Vec::new(),
             staged: 0,
-            held: 0,
+            queued: 0,
             next_lease: 1,
             in_trouble_since: None,
             pause: Duration::ZERO,
@@ -253,10 +254,10 @@ impl ProxySession {
         self.output.hand_over();
         self.output.count(self.pool.counters());
         self.spare = Vec::new();
-        self.held_share.set(self.held);
+        self.queued_share.set(self.queued);
         if !self.budget.settle(self.staged, &self.link, now) && self.life == Life::Open {
             // Handled as an event, because it may lead to a fault.
-            self.link.notify(Event::NoRoom);
+            self.link.notify(Event::NoCapacity);
         }
     }
 
@@ -270,7 +271,7 @@ impl ProxySession {
                 channel.prove(&mut self.output);
             }
         }
-        if !self.link.kept.may_add() {
+        if !self.link.replay_buffer.may_add() {
             self.channels
                 .iter_mut()
                 .filter(|(_, channel)| !channel.is_closing())
@@ -290,7 +291,7 @@ impl ProxySession {
     }
 
     /// The client's outbox has room again: reading from its own upstream connection and from the client resumes.
-    pub fn handle_room(&mut self) {
+    pub fn handle_capacity(&mut self) {
         self.link.outbox.nudge();
         if let UpstreamLink::Ready(upstream) = &self.own {
             upstream.outbox.nudge();
@@ -299,21 +300,21 @@ impl ProxySession {
 
     /// Whether more frames can be taken. If not, the client's outbox is nudged when they can. Waits only for
     /// upstream connections where a channel of this client is, or would be placed next.
-    pub fn has_room(&self) -> bool {
+    pub fn has_capacity(&self) -> bool {
         !self.budget.waits()
             // If not, something waits for placement, and an event follows once it is placed.
-            && self.pool.held().admits(self.held)
+            && self.pool.queued().admits(self.queued)
             && self.link.may_ask()
-            && self.link.kept.may_add()
+            && self.link.replay_buffer.may_add()
             && self.attached.iter().all(|upstream| {
                 let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
                 let share = (!is_own).then(|| self.output.share(upstream.id));
-                let has_room = match &share {
+                let has_capacity = match &share {
                     Some(share) => share.may_send(upstream.line()),
-                    None => upstream.outbox.has_room(),
+                    None => upstream.outbox.has_capacity(),
                 };
                 let waits_there = || self.sends_to(upstream) && !self.may_pass_by(upstream, share.as_ref());
-                has_room || !waits_there() || upstream.has_room(&self.link, share.as_ref())
+                has_capacity || !waits_there() || upstream.has_capacity(&self.link, share.as_ref())
             })
     }
 
@@ -341,7 +342,7 @@ impl ProxySession {
         let sides = self.channels.iter().flat_map(|(_, channel)| channel.sides());
         let unconfirmed = sides.filter(|side| !confirmed(side)).count();
         let incomplete = self.channels.iter().any(|(_, channel)| channel.incoming().is_some());
-        unconfirmed == 0 && !incomplete && self.held == 0
+        unconfirmed == 0 && !incomplete && self.queued == 0
     }
 
     /// Whether frames from the client may go to this connection.

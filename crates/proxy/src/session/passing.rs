@@ -20,16 +20,16 @@ impl ProxySession {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let before = channel.in_line.len();
             channel.line_up(kind, payload);
-            self.held += channel.in_line.len() - before;
+            self.queued += channel.in_line.len() - before;
             return Ok(());
         }
         self.find_place(number, needs_own, turn.role())?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let side = channel.side_to_send(turn.role());
-        let before = side.held.len();
+        let before = side.queued.len();
         let result = side.send(&mut self.output, kind, payload);
-        self.held += side.held.len() - before;
-        if side.is_held_back() {
+        self.queued += side.queued.len() - before;
+        if side.is_deferred() {
             self.line_up(number);
         }
         result
@@ -45,7 +45,7 @@ impl ProxySession {
         if !self.is_next(number, FrameTurn::Publishes, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             channel.in_line.extend_from_slice(stored);
-            self.held += stored.len();
+            self.queued += stored.len();
             return Ok(());
         }
         self.send_stored(number, FrameTurn::Publishes, stored, needs_own)
@@ -61,10 +61,10 @@ impl ProxySession {
         self.find_place(number, needs_own, turn.role())?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let side = channel.side_to_send(turn.role());
-        let before = side.held.len();
+        let before = side.queued.len();
         let result = side.send_stored(&mut self.output, stored);
-        self.held += side.held.len() - before;
-        if side.is_held_back() {
+        self.queued += side.queued.len() - before;
+        if side.is_deferred() {
             self.line_up(number);
         }
         result
@@ -105,11 +105,11 @@ impl ProxySession {
     fn go_on_with(&mut self, number: u16) -> Result<(), Fault> {
         self.close_left(number);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let before = channel.general.held.len();
+        let before = channel.general.queued.len();
         let mut result = channel.general.go_on(&mut self.output);
-        self.held -= before - channel.general.held.len();
+        self.queued -= before - channel.general.queued.len();
         let mut stored = std::mem::take(&mut channel.in_line);
-        self.held -= stored.len();
+        self.queued -= stored.len();
         let mut sent = 0;
         while result.is_ok()
             && let Some((turn, length)) = first_unit(&stored[sent..])
@@ -123,9 +123,9 @@ impl ProxySession {
         }
         stored.drain(..sent);
         let Some(channel) = self.channels.get_mut(number) else { return result };
-        self.held += stored.len();
+        self.queued += stored.len();
         channel.in_line = stored;
-        if !channel.in_line.is_empty() || channel.general.is_held_back() || channel.is_to_be_left() {
+        if !channel.in_line.is_empty() || channel.general.is_deferred() || channel.is_to_be_left() {
             self.line_up(number);
         } else if channel.is_closing() {
             self.close_sides(number);

@@ -86,7 +86,7 @@ impl ProxySession {
             self.leave(number, Role::General, true)?;
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        channel.general.held.extend_from_slice(&in_line);
+        channel.general.queued.extend_from_slice(&in_line);
         if let Some(publishing) = &mut channel.publishing {
             match &publishing.place {
                 SidePlacement::Placed(_) if publishing.under_way().is_some() => {
@@ -153,13 +153,13 @@ impl ProxySession {
             match upstream.lease(side.new_lease(&self.link, lease, number, self.output.now), confirm, role) {
                 Placed::On(leased) => {
                     self.next_lease += 1;
-                    let before = side.held.len();
+                    let before = side.queued.len();
                     self.pool.counters().count_lease(leased.fresh);
                     let route = Route { upstream, channel: leased.channel, own };
                     let result = side.start(&mut self.output, route, leased, lease);
-                    self.held -= before - side.held.len();
+                    self.queued -= before - side.queued.len();
                     result?;
-                    if side.is_held_back() || channel.is_closing() {
+                    if side.is_deferred() || channel.is_closing() {
                         // Not at once: the frames it was placed for may still be on their way to it.
                         self.line_up(number);
                     }
@@ -186,7 +186,7 @@ impl ProxySession {
     fn turn_publishing(&mut self, number: u16) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return false };
         let Some(publishing) = &mut channel.publishing else { return false };
-        let is_new = publishing.held.is_empty()
+        let is_new = publishing.queued.is_empty()
             && matches!(publishing.place, SidePlacement::Waiting { own: false, .. });
         if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, UpstreamLink::None) {
             return false;
@@ -290,9 +290,9 @@ impl ProxySession {
         let route = route.clone();
         let was_own = route.own;
         side.place = SidePlacement::Leaving { route, own, close_sent: false };
-        let before = side.held.len();
+        let before = side.queued.len();
         side.drop_stale();
-        self.held -= before - side.held.len();
+        self.queued -= before - side.queued.len();
         self.close_left(number);
         Some(was_own)
     }
@@ -361,7 +361,7 @@ impl ProxySession {
                     channel.prove_lease(lease, &mut self.output);
                 }
             }
-            Event::NoRoom => return self.find_room(),
+            Event::NoCapacity => return self.wait_for_staging(),
             Event::GiveWay => return self.give_way(self.output.now),
         }
         Ok(())
@@ -397,14 +397,14 @@ impl ProxySession {
             return self.retry_consumers(number, role, &fault);
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let (held, staged) = (channel.held(), channel.staged());
+        let (queued, staged) = (channel.queued(), channel.staged());
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
             side.place = SidePlacement::Nowhere;
         }
         self.staged -= staged;
-        self.held -= held;
+        self.queued -= queued;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(side) = channel.side_mut(role)
             && let Some(route) = side.route().cloned()
@@ -415,7 +415,7 @@ impl ProxySession {
             side.place = SidePlacement::Nowhere;
         }
         channel.in_line = Vec::new();
-        channel.sides_mut().for_each(|side| side.held = Vec::new());
+        channel.sides_mut().for_each(|side| side.queued = Vec::new());
         if channel.is_closing() {
             // The client's requests on the other side continue.
             self.close_sides(number);
@@ -495,7 +495,7 @@ impl ProxySession {
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let Some(role) = channel.role_of(lease) else { return Ok(()) };
-        let is_over = channel.is_closing() && channel.held() == 0;
+        let is_over = channel.is_closing() && channel.queued() == 0;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let SidePlacement::Leaving { route: Route { own: was_own, .. }, own, .. } = side.place else {
             side.place = SidePlacement::Nowhere;

@@ -19,7 +19,7 @@ impl ProxySession {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
         let now = self.output.now;
         let opened_at = lost.map(|place| self.attached.swap_remove(place).opened_at);
-        let held_for = opened_at.map(|opened_at| now.saturating_duration_since(opened_at));
+        let queued_for = opened_at.map(|opened_at| now.saturating_duration_since(opened_at));
         let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
         if is_own {
             self.own = UpstreamLink::None;
@@ -50,7 +50,7 @@ impl ProxySession {
             return Ok(());
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
-        if !self.link.kept.keeps_messages() {
+        if !self.link.replay_buffer.keeps_messages() {
             return Err(fault);
         }
         if fault.code != ReplyCode::ConnectionForced && !is_own {
@@ -73,7 +73,9 @@ impl ProxySession {
         if lost_exclusive && self.life == Life::Open {
             return Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"));
         }
-        if nothing_asked && held_for.is_some_and(|held| held > STEADY.min(self.pool.config().outage_max)) {
+        if nothing_asked
+            && queued_for.is_some_and(|queued| queued > STEADY.min(self.pool.config().outage_max))
+        {
             self.in_trouble_since = None;
             self.pause = Duration::ZERO;
         }
@@ -133,10 +135,10 @@ impl ProxySession {
         let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(what) = not_carried(channel, &remains) {
-            self.held -= channel.held();
+            self.queued -= channel.queued();
             // Frames of a transaction are not kept, and frames behind half a message are useless.
             channel.in_line = Vec::new();
-            channel.sides_mut().for_each(|side| side.held = Vec::new());
+            channel.sides_mut().for_each(|side| side.queued = Vec::new());
             if channel.is_closing() {
                 self.finish_channel(number);
             } else {
@@ -150,7 +152,7 @@ impl ProxySession {
         }
         add(&self.pool.counters().messages_replayed, remains.messages);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let before = channel.held();
+        let before = channel.queued();
         let ends = channel.is_closing() || !is_open;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let was_own = side.route().is_some_and(|route| route.own);
@@ -159,7 +161,7 @@ impl ProxySession {
             // It goes to shared connections, now or when there is something to do again.
             channel.divide();
         }
-        self.held += channel.held() - before;
+        self.queued += channel.queued() - before;
         // Frames that waited for this side may wait for nothing now.
         self.line_up(number);
         if goes_on {

@@ -33,12 +33,12 @@ pub(super) struct Side {
     /// Number of the present lease, to match events.
     pub(super) lease: u64,
     /// Frames that wait for placement, or for answers to methods in front of them ([`Ledger::lets_pass`]).
-    pub(super) held: Vec<u8>,
+    pub(super) queued: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
+    /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost again.
     pub(super) refused_since: Option<Instant>,
     /// When the last such refusal came. Set until a pause is over: it is not placed before.
     pub(super) paused_since: Option<Instant>,
@@ -138,14 +138,14 @@ impl Side {
                 self.is_resuming() || (self.touched && matches!(self.place, SidePlacement::Leaving { .. }));
             let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
             if !is_stale {
-                put_frame(&mut self.held, kind, 0, payload, 0);
+                put_frame(&mut self.queued, kind, 0, payload, 0);
             }
             return Ok(());
         };
         let frame_max = route.upstream.frame_max;
         check_fits(kind, payload, frame_max)?;
-        if !self.held.is_empty() || self.has_to_wait(kind, payload, &mut output.closed) {
-            put_frame(&mut self.held, kind, 0, payload, 0);
+        if !self.queued.is_empty() || self.has_to_wait(kind, payload, &mut output.closed) {
+            put_frame(&mut self.queued, kind, 0, payload, 0);
             return Ok(());
         }
         if kind == FrameKind::Method && !is_publish(payload) {
@@ -185,7 +185,7 @@ impl Side {
         acks: impl Iterator<Item = basic::Ack>,
     ) -> Option<usize> {
         let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return None };
-        if !self.held.is_empty() {
+        if !self.queued.is_empty() {
             return None;
         }
         let (channel, delivered) = (route.channel, ledger.gathers_up_to());
@@ -218,7 +218,7 @@ impl Side {
         self.behind = closed;
     }
 
-    /// Whether a frame waits for answers to methods in front of it: late ones, or the one that tells the name of the queue
+    /// Whether a frame waits for answers to methods in front of it: late ones, or the one that has the name of the queue
     /// that it means; or for the broker to process messages of closed channels. Then an event follows.
     fn has_to_wait(&self, kind: FrameKind, payload: &[u8], closed: &mut ClosedChannels) -> bool {
         if kind != FrameKind::Method || is_publish(payload) || is_settling(payload) {
@@ -242,8 +242,8 @@ impl Side {
     }
 
     /// Whether it is placed, and frames wait for such answers.
-    pub(super) fn is_held_back(&self) -> bool {
-        self.is_placed() && !self.held.is_empty()
+    pub(super) fn is_deferred(&self) -> bool {
+        self.is_placed() && !self.queued.is_empty()
     }
 
     /// Whether it is moving, and its old upstream channel has still to be closed.
@@ -260,29 +260,29 @@ impl Side {
 
     /// Passes on the frames that have waited for answers and may go now.
     pub(super) fn go_on(&mut self, output: &mut Output) -> Result<(), Fault> {
-        if !self.is_held_back() {
+        if !self.is_deferred() {
             return Ok(());
         }
-        let mut held = std::mem::take(&mut self.held);
+        let mut queued = std::mem::take(&mut self.queued);
         let (mut sent, mut result) = (0, Ok(()));
-        for (kind, payload) in stored_frames(&held) {
+        for (kind, payload) in stored_frames(&queued) {
             if result.is_err() || self.has_to_wait(kind, payload, &mut output.closed) {
                 break;
             }
             result = self.send(output, kind, payload);
             sent += payload.len() + OVERHEAD;
         }
-        held.drain(..sent);
-        self.held = held;
+        queued.drain(..sent);
+        self.queued = queued;
         result
     }
 
     /// Drops the held frames that settle deliveries of an upstream channel that is left or lost.
     pub(super) fn drop_stale(&mut self) {
-        if !self.touched || self.held.is_empty() {
+        if !self.touched || self.queued.is_empty() {
             return;
         }
-        self.held = without_settling(&self.held);
+        self.queued = without_settling(&self.queued);
     }
 
     /// Passes on held frames: all of them, or none if one does not fit.
@@ -442,8 +442,8 @@ impl Side {
             self.carried.consumers.clear();
         }
         self.drop_stale();
-        self.held.splice(..0, remains.frames);
-        let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
+        self.queued.splice(..0, remains.frames);
+        let goes_on = !self.queued.is_empty() || !self.carried.consumers.is_empty();
         // If nothing is left, nothing has to be undone either.
         self.touched &= goes_on;
         self.place =
@@ -462,7 +462,7 @@ impl Side {
             Some(ledger) => ledger.is_consuming(tag),
             None => self.carried.is_consuming(tag),
         };
-        asked_for(stored_frames(&self.held), is_there, tag)
+        asked_for(stored_frames(&self.queued), is_there, tag)
     }
 
     /// Whether the meaning of an empty queue name is known here.
@@ -486,7 +486,7 @@ impl Side {
         self.carried = remains.carried;
         self.carried.consumers.clear();
         self.carried.lost_since.get_or_insert(now);
-        self.held = without_removals(&remains.frames);
+        self.queued = without_removals(&remains.frames);
         self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
     }
 
@@ -537,8 +537,8 @@ impl Side {
         self.is_last_untold = false;
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
-        let held = std::mem::take(&mut self.held);
-        self.send_stored(output, &held)
+        let queued = std::mem::take(&mut self.queued);
+        self.send_stored(output, &queued)
     }
 
     /// The old upstream channel is closed; the next one starts afresh.
@@ -559,10 +559,10 @@ impl Side {
     pub(super) fn is_quiet(&self) -> bool {
         match &self.place {
             SidePlacement::Nowhere => true,
-            SidePlacement::Waiting { .. } => self.held.is_empty(),
+            SidePlacement::Waiting { .. } => self.queued.is_empty(),
             SidePlacement::Leaving { .. } => false,
             SidePlacement::Placed(_) | SidePlacement::Closing(_) => {
-                self.held.is_empty() && self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet())
+                self.queued.is_empty() && self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet())
             }
         }
     }
@@ -574,7 +574,7 @@ impl Side {
         else {
             return self.is_quiet();
         };
-        if !self.held.is_empty() {
+        if !self.queued.is_empty() {
             // They wait for answers, which are awaited already.
             return false;
         }
@@ -698,8 +698,8 @@ impl Side {
         if !may_name_last_queue(&payload) {
             return payload;
         }
-        let told = if self.needs_name(&payload) { upstream.last_queue(channel) } else { None };
-        let Some(queue) = self.last_queue.as_ref().or(told.as_ref()) else { return payload };
+        let queue_name = if self.needs_name(&payload) { upstream.last_queue(channel) } else { None };
+        let Some(queue) = self.last_queue.as_ref().or(queue_name.as_ref()) else { return payload };
         let Ok(method) = Method::decode(&payload) else { return payload };
         if !names_last_queue(&method) {
             return payload;

@@ -11,8 +11,8 @@ use transport::Outbox;
 
 use super::*;
 use crate::PoolConfig;
-use crate::config::HELD_CLIENT_MAX;
-use crate::staging::ROOM_PROGRESS;
+use crate::config::QUEUED_CLIENT_MAX;
+use crate::staging::STAGED_PROGRESS;
 
 /// A session whose upstream does not answer, so that its frames wait for placement.
 fn session() -> ProxySession {
@@ -61,14 +61,14 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     take(&mut session, &frames(&[1, 2, 2, 1]));
     assert!(session.spare.capacity() > 0, "within a batch there is one for the next message");
     session.flush(transport::now());
-    let held = |session: &ProxySession| {
+    let queued = |session: &ProxySession| {
         let partial = session
             .channels
             .iter()
-            .map(|(_, channel)| channel.incoming().map_or(0, |message| message.held().len()));
+            .map(|(_, channel)| channel.incoming().map_or(0, |message| message.queued().len()));
         partial.sum::<usize>() + session.spare.capacity()
     };
-    assert_eq!(held(&session), 0);
+    assert_eq!(queued(&session), 0);
 
     // Only the incomplete message is kept.
     let half = frames(&[2]);
@@ -78,8 +78,8 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     assert_eq!((session.staged, session.spare.capacity()), (body, 0));
     take(&mut session, &half[body..]);
     session.flush(transport::now());
-    assert_eq!(held(&session), 0);
-    assert_eq!(session.held, 5 * frames(&[1]).len());
+    assert_eq!(queued(&session), 0);
+    assert_eq!(session.queued, 5 * frames(&[1]).len());
 }
 
 const FRAME: usize = 32 * 1024;
@@ -130,14 +130,14 @@ fn three_that_began() -> [ProxySession; 3] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
+async fn s2_whoever_finds_no_capacity_is_not_read_until_there_is_some() {
     let [mut holder, stream, mut waiting] = three_that_began();
     assert!(stream.budget.has_stream() && stream.staged == 0);
-    assert!(holder.has_room() && stream.has_room() && !waiting.has_room());
+    assert!(holder.has_capacity() && stream.has_capacity() && !waiting.has_capacity());
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     assert_eq!(holder.staged, 0);
     waiting.handle_nudge(transport::now()).unwrap();
-    assert!(waiting.has_room());
+    assert!(waiting.has_capacity());
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +176,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     waiting = session_of(holder.pool.clone());
     take(&mut waiting, &open);
     batch(&mut waiting, &beginning(1));
-    assert!(client.has_room() && !waiting.has_room());
+    assert!(client.has_capacity() && !waiting.has_capacity());
     let after = |secs| transport::now() + Duration::from_secs(secs);
     // A limited rate: a quarter of the largest message within the patience.
     take(&mut client, &bodies(8));
@@ -186,7 +186,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     for secs in [1000, 2000, 3000, 4000] {
         assert_eq!(client.give_way(after(secs)), Ok(()));
     }
-    assert!(client.has_room() && client.pool.staging().counts().0 == 1);
+    assert!(client.has_capacity() && client.pool.staging().counts().0 == 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,9 +196,9 @@ async fn p2_nobody_gives_way_for_having_been_unread() {
     let after = |secs| now + Duration::from_secs(secs);
     // An upstream that answers nothing for long.
     let unanswered = holder.pool.config().replay_client_max;
-    holder.link.kept.add(unanswered);
+    holder.link.replay_buffer.add(unanswered);
     assert_eq!(holder.give_way(after(100)), Ok(()));
-    holder.link.kept.release(unanswered);
+    holder.link.replay_buffer.release(unanswered);
     assert_eq!(holder.give_way(after(109)), Ok(()), "its time begins when it was read again");
     assert_eq!(holder.give_way(after(111)), Ok(()), "it is warned");
     assert!(holder.give_way(after(113)).is_err());
@@ -209,7 +209,7 @@ async fn p2_a_message_that_stays_incomplete_is_not_excused_by_others_for_ever() 
     let [mut holder, _stream, _waiting] = three_that_began();
     let now = transport::now();
     let mut give_way = |secs| {
-        holder.budget.count_came(ROOM_PROGRESS);
+        holder.budget.count_came(STAGED_PROGRESS);
         holder.give_way(now + Duration::from_secs(secs))
     };
     for secs in [10, 20, 30, 40, 49] {
@@ -231,11 +231,11 @@ async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way(
     holder.flush(transport::now());
     assert_eq!(holder.staged, 0);
     waiting.handle_nudge(transport::now()).unwrap();
-    assert!(waiting.has_room());
+    assert!(waiting.has_capacity());
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_room() {
+async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_capacity() {
     let mut session = session();
     let frames = STAGING_LIMIT as usize / FRAME - 1;
     let most = STAGING_BUDGET / STAGING_LIMIT as usize;
@@ -255,22 +255,22 @@ async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_room() {
 
 #[tokio::test(start_paused = true)]
 async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
-    let pool = Pool::new(PoolConfig { held_total_max: 3 * FRAME, ..PoolConfig::new(Vec::new()) });
+    let pool = Pool::new(PoolConfig { queued_total_max: 3 * FRAME, ..PoolConfig::new(Vec::new()) });
     let mut large = Vec::new();
     write_method(&mut large, 1, channel_methods::Open::default());
     large.extend(beginning_of(FRAME as u64, 1));
     let [mut first, mut second] = [0; 2].map(|_| session_of(pool.clone()));
     batch(&mut first, &large);
     batch(&mut second, &large);
-    assert!(first.has_room() && second.has_room());
+    assert!(first.has_capacity() && second.has_capacity());
     batch(&mut first, &beginning_of(FRAME as u64, 1));
-    assert!(!first.has_room() && !second.has_room(), "more than all clients together may have");
-    assert!(session_of(pool).has_room(), "it has nothing yet");
+    assert!(!first.has_capacity() && !second.has_capacity(), "more than all clients together may have");
+    assert!(session_of(pool).has_capacity(), "it has nothing yet");
     let mut alone = session();
     batch(&mut alone, &large[..large.len() - beginning_of(FRAME as u64, 1).len()]);
-    while alone.has_room() {
+    while alone.has_capacity() {
         batch(&mut alone, &beginning_of(FRAME as u64, 1));
-        assert!(alone.held < HELD_CLIENT_MAX + 2 * FRAME);
+        assert!(alone.queued < QUEUED_CLIENT_MAX + 2 * FRAME);
     }
 }
 
@@ -282,7 +282,7 @@ async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_nee
     write_method(&mut more, 2, channel_methods::Open::default());
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
     take(&mut waiting, &more);
-    assert!(!waiting.has_room() && matches!(waiting.own, UpstreamLink::Opening));
+    assert!(!waiting.has_capacity() && matches!(waiting.own, UpstreamLink::Opening));
     drop(stream);
     waiting.handle_nudge(transport::now()).unwrap();
     assert!(

@@ -39,7 +39,7 @@ impl ProxySession {
         } else {
             return Ok(None);
         };
-        if side.is_held_back() {
+        if side.is_deferred() {
             return Ok(None);
         }
         let SidePlacement::Placed(route) = &side.place else { return Ok(None) };

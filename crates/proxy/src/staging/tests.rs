@@ -58,7 +58,7 @@ impl Client {
 }
 
 /// Room with plenty of connection permits for streaming.
-fn room(most: usize, streams_max: usize, patience: Duration) -> Arc<Staging> {
+fn capacity(most: usize, streams_max: usize, patience: Duration) -> Arc<Staging> {
     Staging::new(most, streams_max, patience, Arc::new(Semaphore::new(100)))
 }
 
@@ -67,7 +67,7 @@ fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
 }
 
 /// Whether a client would find room for this number of counted bytes.
-fn finds_room(staging: &Arc<Staging>, counted: usize) -> bool {
+fn finds_capacity(staging: &Arc<Staging>, counted: usize) -> bool {
     let mut client = Client::new(staging);
     let found = client.settle(ALWAYS + counted);
     client.leave();
@@ -76,17 +76,17 @@ fn finds_room(staging: &Arc<Staging>, counted: usize) -> bool {
 
 /// Whether nobody waits or holds anything of room for `most` bytes.
 fn is_all_free(staging: &Arc<Staging>, most: usize) -> bool {
-    let is_exact = finds_room(staging, most) && !finds_room(staging, most + 1);
+    let is_exact = finds_capacity(staging, most) && !finds_capacity(staging, most + 1);
     is_exact && staging.counts() == (0, 0) && staging.bytes() == 0
 }
 
 #[test]
 fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
-    let staging = room(4 * PIECE, 1, PATIENCE);
+    let staging = capacity(4 * PIECE, 1, PATIENCE);
     let mut clients = many(&staging, 10);
-    let held = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
-    assert_eq!(held, 4);
-    assert!(!finds_room(&staging, 1));
+    let staged = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
+    assert_eq!(staged, 4);
+    assert!(!finds_capacity(&staging, 1));
     let mut small = Client::new(&staging);
     assert!(small.settle(ALWAYS), "however much others hold");
     clients.push(small);
@@ -96,8 +96,8 @@ fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
 }
 
 #[test]
-fn those_in_line_go_on_in_turn_when_room_comes() {
-    let staging = room(2 * PIECE, 0, PATIENCE);
+fn those_in_line_go_on_in_turn_when_capacity_comes() {
+    let staging = capacity(2 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 2);
     assert!(holders.iter_mut().all(Client::stop_in_message));
     let mut line = many(&staging, 3);
@@ -105,21 +105,21 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
     assert!(line.iter_mut().all(|client| client.grant().is_none() && client.budget.waits()));
     for (at, holder) in holders.iter_mut().enumerate() {
         assert!(holder.settle(0), "it is complete");
-        assert_eq!(line[at].grant(), Some(Grant::Room));
+        assert_eq!(line[at].grant(), Some(Grant::Capacity));
         assert_eq!(line[at + 1].grant(), None);
     }
-    assert!(!finds_room(&staging, 1), "nobody comes before those in line");
+    assert!(!finds_capacity(&staging, 1), "nobody comes before those in line");
     line[0].leave();
-    assert_eq!(line[2].grant(), Some(Grant::Room));
+    assert_eq!(line[2].grant(), Some(Grant::Capacity));
     assert_eq!(staging.counts(), (0, 0));
-    assert!(!finds_room(&staging, 1), "two of them hold all of it");
+    assert!(!finds_capacity(&staging, 1), "two of them hold all of it");
     line[1..].iter_mut().for_each(Client::leave);
     assert!(is_all_free(&staging, 2 * PIECE));
 }
 
 #[test]
-fn no_room_is_lost_with_those_who_leave() {
-    let staging = room(PIECE, 1, PATIENCE);
+fn no_capacity_is_lost_with_those_who_leave() {
+    let staging = capacity(PIECE, 1, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let mut line = many(&staging, 5);
@@ -132,15 +132,15 @@ fn no_room_is_lost_with_those_who_leave() {
     assert_eq!(line[1].grant(), Some(Grant::Stream));
     assert_eq!(staging.counts(), (1, 1));
     line[3].leave();
-    assert_eq!(line[4].grant(), Some(Grant::Room));
+    assert_eq!(line[4].grant(), Some(Grant::Capacity));
     line[1].leave();
     line[4].leave();
     assert!(is_all_free(&staging, PIECE));
 }
 
 #[test]
-fn only_so_many_stream_for_want_of_room() {
-    let staging = room(PIECE, 3, PATIENCE);
+fn only_so_many_stream_for_want_of_capacity() {
+    let staging = capacity(PIECE, 3, PATIENCE);
     assert!(Client::new(&staging).stop_in_message());
     let mut line = many(&staging, 10);
     line.iter_mut().for_each(Client::wait);
@@ -169,12 +169,12 @@ fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
     }
     assert_eq!(line[0].grant(), Some(Grant::Stream));
     holder.leave();
-    assert_eq!(line[2].grant(), Some(Grant::Room));
+    assert_eq!(line[2].grant(), Some(Grant::Capacity));
 }
 
 #[test]
-fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
-    let staging = room(5 * PIECE, 0, PATIENCE);
+fn those_who_hold_capacity_longest_give_way_and_no_more_than_are_needed() {
+    let staging = capacity(5 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 5);
     let before = transport::now() + Duration::from_secs(60);
     for (holder, age) in holders.iter_mut().zip([30, 40, 20, 50, 5].map(Duration::from_secs)) {
@@ -203,17 +203,17 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
 
 #[test]
 fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
-    let staging = room(2 * PIECE, 0, PATIENCE);
+    let staging = capacity(2 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 2);
     assert!(holders.iter_mut().all(Client::stop_in_message));
     let mut line = many(&staging, 3);
     line.iter_mut().for_each(Client::wait);
     assert!(holders[0].settle(0));
-    assert_eq!(line[0].grant(), Some(Grant::Room));
+    assert_eq!(line[0].grant(), Some(Grant::Capacity));
     // It has more of the same message; the room that comes next is enough for it, or for one of the others.
     line[0].wait_with_more(1);
     assert!(holders[1].settle(0));
-    assert_eq!((line[0].grant(), line[1].grant(), line[2].grant()), (Some(Grant::Room), None, None));
+    assert_eq!((line[0].grant(), line[1].grant(), line[2].grant()), (Some(Grant::Capacity), None, None));
 }
 
 #[test]
@@ -226,13 +226,13 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
         assert!(clients.iter_mut().all(Client::stop_in_message));
         clients.iter_mut().for_each(|client| client.wait_with_more(1));
         let [first, second] = &mut clients[..] else { unreachable!() };
-        assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
+        assert_eq!((first.grant(), second.grant()), (Some(Grant::Capacity), None));
         // Alone with more than the maximum, it continues read by read.
         for more in 2..5 {
             first.wait_with_more(more);
             assert_eq!(
                 first.grant(),
-                Some(Grant::Room),
+                Some(Grant::Capacity),
                 "the one that has waited with its message comes first"
             );
         }
@@ -240,7 +240,7 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
             second.leave();
         }
         assert!(first.settle(0));
-        assert_eq!(second.grant(), (!leaves).then_some(Grant::Room));
+        assert_eq!(second.grant(), (!leaves).then_some(Grant::Capacity));
         assert!(second.settle(0));
         assert!(is_all_free(&staging, 2 * PIECE));
     }
@@ -250,18 +250,18 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
 struct Stopped {
     client: Client,
     began: Instant,
-    holds_room: bool,
+    is_staged: bool,
     connection: Option<OwnedSemaphorePermit>,
 }
 
 impl Stopped {
     fn new(staging: &Arc<Staging>, now: Instant) -> Self {
         let mut client = Client { now, ..Client::new(staging) };
-        let holds_room = client.stop_in_message();
-        if !holds_room {
+        let is_staged = client.stop_in_message();
+        if !is_staged {
             client.budget.line_up(&client.link);
         }
-        Self { client, began: now, holds_room, connection: None }
+        Self { client, began: now, is_staged, connection: None }
     }
 
     /// Collects its grant, and opens a connection if it may stream.
@@ -272,7 +272,7 @@ impl Stopped {
                 let permit = permits.clone().try_acquire_owned();
                 self.connection = Some(permit.expect("streams are granted as far as permits are free"));
             }
-            Some(Grant::Room) => self.holds_room = true,
+            Some(Grant::Capacity) => self.is_staged = true,
             None => {}
         }
     }
@@ -285,21 +285,21 @@ impl Stopped {
 }
 
 #[test]
-fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_turn() {
+fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_in_turn() {
     const CLIENTS: usize = 15_000;
     const CONNECTIONS: usize = 4096;
     const STREAMS: usize = CONNECTIONS / 8;
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let most = 256 * 1024 * 1024;
     let staging = Staging::new(most, STREAMS, PATIENCE, permits.clone());
-    let (begin, step) = (transport::now(), PATIENCE / LOOKS_IN_PATIENCE);
+    let (begin, step) = (transport::now(), PATIENCE / CHECKS_IN_PATIENCE);
     let mut hostile: Vec<_> = (0..CLIENTS).map(|_| Stopped::new(&staging, begin)).collect();
     let (mut polite, mut waits_since, mut served) = (None::<Client>, begin, 0);
     for turn in 1..=60 {
         let now = begin + step * turn;
         hostile.iter_mut().for_each(|stopped| stopped.go_on(&permits, now));
         assert!(permits.available_permits() >= CONNECTIONS - STREAMS, "the rest is for others");
-        let holders = hostile.iter().filter(|stopped| stopped.holds_room).count();
+        let holders = hostile.iter().filter(|stopped| stopped.is_staged).count();
         assert!(holders * PIECE <= most, "{holders} hold room");
         // A client that completes its message as soon as it is read again, then another one.
         let client = polite.get_or_insert_with(|| {
@@ -316,7 +316,7 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_t
         assert!(now - waits_since <= PATIENCE * 6, "everyone's turn comes");
         staging.press(now);
         for stopped in hostile.iter_mut().filter_map(|stopped| stopped.gives_way(now).then_some(stopped)) {
-            // It is closed, and comes again at once.
+            // It is closed, and returns at once.
             stopped.client.leave();
             stopped.connection = None;
             *stopped = Stopped::new(&staging, now);
@@ -327,7 +327,7 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_t
 
 #[tokio::test(start_paused = true)]
 async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
-    let staging = room(PIECE, 0, PATIENCE);
+    let staging = capacity(PIECE, 0, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -341,7 +341,7 @@ async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
         assert!(holder.is_asked());
         holder.leave();
         waiter.now = transport::now();
-        assert_eq!(waiter.grant(), Some(Grant::Room));
+        assert_eq!(waiter.grant(), Some(Grant::Capacity));
         tokio::time::sleep(PATIENCE).await;
         assert_eq!(tasks(), 0, "nobody waits");
         holder = Client { now: transport::now(), ..Client::new(&staging) };

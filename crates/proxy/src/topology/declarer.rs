@@ -80,7 +80,7 @@ impl Declarer {
             TopologyChange::Settled(node) => {
                 self.names.lock().forget(&node).settled.push(hash(&node));
                 self.topologies.with(&self.virtual_host, |vhost| vhost.settle(&node));
-                self.forget_lasting_bindings(&node);
+                self.forget_durable_bindings(&node);
             }
             TopologyChange::Exclusive(node) => {
                 self.names.lock().forget(&node).exclusive.push(hash(&node));
@@ -179,7 +179,7 @@ impl Declarer {
 
     /// Forgets the client's bindings to a durable entity that last as well: they may have been sent with no-wait, before the
     /// declaration was answered.
-    fn forget_lasting_bindings(&self, to: &Node) {
+    fn forget_durable_bindings(&self, to: &Node) {
         let sources = self.topologies.with(&self.virtual_host, |vhost| vhost.sources_of(self.id, to));
         let mut sources = sources.unwrap_or_default();
         if sources.is_empty() {
@@ -205,15 +205,15 @@ impl Declarer {
         let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return false };
         let vhost = state.enter(&self.virtual_host);
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
-        let has_room = self.topologies.bytes() < TOTAL_BYTES_MAX;
+        let has_capacity = self.topologies.bytes() < TOTAL_BYTES_MAX;
         self.topologies.change(&mut state, &self.virtual_host, |vhost| {
-            if has_room {
+            if has_capacity {
                 change(self.id, vhost);
             } else {
                 vhost.lose(self.id, "all clients together declared too much of that");
             }
         });
-        has_room
+        has_capacity
     }
 }
 

@@ -35,7 +35,7 @@ impl OtherBindings {
 }
 
 /// Exchanges of one virtual host, 8 bytes each. Above that, as when applications make up a name for each request, it begins
-/// anew: that makes a difference only for an exchange whose clients all have gone, and that is declared again.
+/// again: that makes a difference only for an exchange whose clients all have gone, and that is declared again.
 const EXCHANGES_MAX: usize = 1024;
 /// Virtual hosts of which nothing else is known, some of which may not exist any more; likewise.
 pub(super) const VHOSTS_MAX: usize = 256;

@@ -342,11 +342,11 @@ fn a_long_chain_of_auto_delete_exchanges_can_go_at_once() {
 fn what_lasts_and_is_declared_again_keeps_its_bindings() {
     let topologies = Arc::<Topologies>::default();
     let (client, other) = (Client::new(&topologies), Client::new(&topologies));
-    let lasting = [
+    let durable_objects = [
         Method::from(queue::Declare { durable: true, ..queue("q") }),
         exchange::Declare { durable: true, ..exchange("d") }.into(),
     ];
-    let declare = |client: &Client| lasting.iter().for_each(|method| client.did(*method));
+    let declare = |client: &Client| durable_objects.iter().for_each(|method| client.did(*method));
     client.did(auto_delete_exchange("e"));
     declare(&client);
     client.did(bind("q", "e"));
@@ -441,11 +441,11 @@ fn a_binding_that_comes_before_the_answers_to_its_ends_is_forgotten_with_them() 
         client.did(bind("q", "others"));
     }
     declare(&client);
-    let [lasting, others] =
+    let [durable_objects, others] =
         ["amq.topic", "others"].map(|from| format!("a binding of queue 'q' to exchange '{from}'"));
     assert_eq!(
         all(&topologies),
-        [lasting, others.clone()],
+        [durable_objects, others.clone()],
         "the other client may not know that the queue lasts"
     );
     declare(&other);

@@ -3,8 +3,8 @@
 use amqp::frame::HEADER_LEN;
 use amqp::{Frame, FrameKind};
 
+use super::client_batch::ClientBatch;
 use super::ledger::{has_headers, stream_offset};
-use super::run::Run;
 use super::slot::{Lease, Missing};
 use crate::link::Event;
 
@@ -29,7 +29,7 @@ pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
         let payload_at = at + HEADER_LEN;
         let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
         let end = payload_at + length + 1;
-        if end > HELD_MAX {
+        if end > MAX_BUFFERED {
             return false;
         }
         if head[0] == FrameKind::Header as u8 {
@@ -38,7 +38,7 @@ pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
         } else if head[0] == FrameKind::Body as u8 {
             missing = missing.map(|missing| missing.saturating_sub(length as u64));
         }
-        if missing.is_some_and(|missing| missing.saturating_add(end as u64) > HELD_MAX as u64) {
+        if missing.is_some_and(|missing| missing.saturating_add(end as u64) > MAX_BUFFERED as u64) {
             return false;
         }
         if end > input.len() {
@@ -55,7 +55,13 @@ pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
 impl Lease {
     /// Passes on a method that content follows. `behind` is the input received after it.
     #[inline]
-    pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
+    pub(super) fn begin_content(
+        &mut self,
+        run: &mut ClientBatch,
+        frame: &Frame<'_>,
+        wire: &[u8],
+        behind: &[u8],
+    ) {
         self.missing = Missing::Header;
         self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run, announced(behind));
         self.consumer_tag.clear();
@@ -87,7 +93,7 @@ impl Lease {
     /// Whether a delivery of this size must be withheld because the client's backlog would exceed its bound
     /// on a shared connection (P3).
     #[inline]
-    fn overflows(&mut self, run: &Run, size: u64) -> bool {
+    fn overflows(&mut self, run: &ClientBatch, size: u64) -> bool {
         if !self.overflowed && run.is_over_budget(&self.link, size) {
             self.overflowed = true;
             let (channel, lease) = (self.client_channel, self.id);
@@ -98,7 +104,7 @@ impl Lease {
 
     /// Passes on a content frame.
     #[inline]
-    pub(super) fn go_on_with_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
+    pub(super) fn go_on_with_content(&mut self, run: &mut ClientBatch, frame: &Frame<'_>, wire: &[u8]) {
         let missing = match self.missing {
             Missing::Header => frame
                 .payload
@@ -173,7 +179,7 @@ const DELIVER: [u8; 4] = [0, 60, 0, 60];
 const GET_OK: [u8; 4] = [0, 60, 0, 71];
 /// Bytes of a message, frames included, up to which it is held until complete: the read loop's buffer limit
 /// for a protocol.
-const HELD_MAX: usize = transport::MAX_UNCONSUMED;
+const MAX_BUFFERED: usize = transport::MAX_UNCONSUMED;
 
 #[cfg(test)]
 mod tests {
@@ -206,7 +212,7 @@ mod tests {
         }
         assert!(!is_worth_waiting_for(&whole));
         assert!(!is_worth_waiting_for(&message(0)));
-        assert!(!is_worth_waiting_for(&message(HELD_MAX)[..1000]), "too large");
+        assert!(!is_worth_waiting_for(&message(MAX_BUFFERED)[..1000]), "too large");
         let method = whole.iter().position(|byte| *byte == amqp::frame::FRAME_END).unwrap() + 1;
         let mut mixed = whole[..method].to_vec();
         write_method(&mut mixed, 4, basic::QosOk {});

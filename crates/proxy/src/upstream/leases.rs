@@ -81,18 +81,18 @@ impl Upstream {
             return None;
         }
         let rests = state.resting.has(confirm);
-        let has_room = rests || state.used_numbers() < usize::from(self.shared_channel_max);
+        let has_capacity = rests || state.used_numbers() < usize::from(self.shared_channel_max);
         let change = if state.role.is_none() { ROLE_CHANGE } else { 0 };
-        let load = has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE + change);
+        let load = has_capacity.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE + change);
         Some(Shared { load, rests, opening: state.opening })
     }
 
     /// Whether clients share the connection, and whether it has a channel for one more.
     pub(crate) fn is_shared(&self) -> (bool, bool) {
         let state = self.state.lock();
-        let has_room =
+        let has_capacity =
             state.resting.has(false) || state.used_numbers() < usize::from(self.shared_channel_max);
-        (state.is_shared(), state.is_shared() && has_room)
+        (state.is_shared(), state.is_shared() && has_capacity)
     }
 
     /// Completes when a channel has come to rest, or was opened; wakes one waiter.
@@ -242,7 +242,7 @@ impl Upstream {
         let is_settling = matches!(slot, Slot::Settling(_));
         let Some(settling) = slot.given_back(link, lease) else { return true };
         let quiet = settling.await_quiet();
-        // On a channel that is being closed the reply to that tells.
+        // On a channel that is being closed the reply to that says so.
         if quiet == Quiet::Asking && is_settling {
             settling.prove();
             self.send(number, channel::Flow { active: true });

@@ -40,7 +40,7 @@ use crate::topology::Declarer;
 /// The record of one lease.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    kept: Arc<ReplayBuffer>,
+    replay_buffer: Arc<ReplayBuffer>,
     /// Whether the frames of messages are kept: [`ReplayBuffer::keeps_messages`].
     keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
@@ -130,11 +130,19 @@ impl Ledger {
     pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
-        let kept = link.kept.clone();
+        let replay_buffer = link.replay_buffer.clone();
         let (declarer, link) = (link.declarer().cloned(), Arc::downgrade(link));
-        let keeps_messages = kept.keeps_messages();
+        let keeps_messages = replay_buffer.keeps_messages();
         let (last_delivered, has_cancelled) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { keeps_messages, kept, link, declarer, last_delivered, has_cancelled, record })
+        Arc::new(Self {
+            keeps_messages,
+            replay_buffer,
+            link,
+            declarer,
+            last_delivered,
+            has_cancelled,
+            record,
+        })
     }
 
     /// Whether it is of a lease of this client.
@@ -191,7 +199,7 @@ impl Ledger {
         if let Some(last) = record.entries.back_mut() {
             let before = last.bytes();
             if last.join_messages(&what, frames) {
-                self.kept.add(last.bytes() - before);
+                self.replay_buffer.add(last.bytes() - before);
                 return wants_proof;
             }
         }
@@ -271,11 +279,11 @@ impl Ledger {
         {
             *too_large = true;
             *frames = Vec::new();
-            self.kept.release(before - entry.bytes());
+            self.replay_buffer.release(before - entry.bytes());
             return;
         }
         put_frame(frames, kind, 0, payload, 0);
-        self.kept.add(entry.bytes() - before);
+        self.replay_buffer.add(entry.bytes() - before);
     }
 
     /// Records a method other than `basic.publish`; `has_answer` is false with no-wait. `prefetch` holds for
@@ -350,7 +358,7 @@ impl Ledger {
                 self.change(&oldest);
             }
             let change = PendingChange::new(record.published, record.asked, payload);
-            self.kept.add(change.bytes());
+            self.replay_buffer.add(change.bytes());
             record.changes.push(change);
         }
         record.unproven += payload.len();
@@ -366,7 +374,7 @@ impl Ledger {
     }
 
     fn change(&self, change: &PendingChange) {
-        self.kept.release(change.bytes());
+        self.replay_buffer.release(change.bytes());
         if let Ok(method) = Method::decode(&change.payload) {
             self.carried_out(&method, None);
         }
@@ -403,7 +411,7 @@ impl Ledger {
         if !entry.forget_first()
             && let Some(entry) = record.entries.remove(oldest)
         {
-            self.kept.release(entry.bytes());
+            self.replay_buffer.release(entry.bytes());
         }
     }
 
@@ -412,7 +420,7 @@ impl Ledger {
         if let Some(last) = record.entries.back_mut() {
             let before = last.bytes();
             if last.join(&what, payload, record.answered) {
-                self.kept.add(last.bytes() - before);
+                self.replay_buffer.add(last.bytes() - before);
                 return;
             }
         }
@@ -430,7 +438,7 @@ impl Ledger {
     }
 
     fn push(&self, record: &mut Record, entry: SentEntry) {
-        self.kept.add(entry.bytes());
+        self.replay_buffer.add(entry.bytes());
         record.entries.push_back(entry);
     }
 
@@ -577,8 +585,8 @@ impl Ledger {
             record.entries.pop_front();
         }
         if freed > 0 {
-            record.give_back_room();
-            self.kept.release(freed);
+            record.shrink_entries();
+            self.replay_buffer.release(freed);
         }
     }
 
@@ -603,14 +611,14 @@ impl Ledger {
     pub(crate) fn take(&self) -> Remains {
         let mut record = std::mem::take(&mut *self.record.lock());
         self.notify(record.awaited);
-        self.kept.release(record.bytes());
+        self.replay_buffer.release(record.bytes());
         record.remains()
     }
 }
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        self.kept.release(self.record.get_mut().bytes());
+        self.replay_buffer.release(self.record.get_mut().bytes());
     }
 }
 
@@ -625,10 +633,10 @@ impl Record {
     }
 
     /// Releases excess capacity of the queue of entries after a burst.
-    fn give_back_room(&mut self) {
-        let (len, room) = (self.entries.len(), self.entries.capacity());
-        if room > ENTRIES_ROOM && len <= room / 4 {
-            self.entries.shrink_to((2 * len).max(ENTRIES_ROOM));
+    fn shrink_entries(&mut self) {
+        let (len, capacity) = (self.entries.len(), self.entries.capacity());
+        if capacity > SMALL_CAPACITY && len <= capacity / 4 {
+            self.entries.shrink_to((2 * len).max(SMALL_CAPACITY));
         }
     }
 
@@ -774,9 +782,9 @@ const UNANSWERED_MAX: u64 = 256;
 /// work for the broker.
 const PROOF_DUE: usize = 64 * 1024;
 /// Minimum capacity that the queue of entries keeps: the number a client usually has in flight.
-const ENTRIES_ROOM: usize = 16;
+const SMALL_CAPACITY: usize = 16;
 
 #[cfg(test)]
-mod model;
+mod model_tests;
 #[cfg(test)]
 mod tests;

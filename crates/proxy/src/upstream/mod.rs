@@ -1,19 +1,19 @@
 //! One connection to a broker: its channels, their leases, and its owner.
 
+mod client_batch;
 mod connect;
 mod content;
 mod declaring;
 mod handshake;
 mod leases;
 mod ledger;
-#[cfg(test)]
-mod peer;
 mod role;
-mod run;
 mod secret;
 mod share;
 mod slot;
 mod task;
+#[cfg(test)]
+mod test_peer;
 mod view;
 
 use std::sync::Arc;
@@ -35,13 +35,13 @@ pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{
     Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
 };
-#[cfg(test)]
-pub(crate) use peer::{ChannelDeliveries, Effect, Peer};
 pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
 pub(crate) use slot::{Lease, Left, Slot, Usage};
+#[cfg(test)]
+pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
 use self::slot::Missing;
 pub use self::view::UpstreamView;
@@ -251,19 +251,19 @@ impl Upstream {
 
     /// Whether a client may send more; `share` is `None` if it owns the connection. If not, its outbox is
     /// nudged when it may.
-    pub(crate) fn has_room(&self, link: &Arc<ClientLink>, share: Option<&Share>) -> bool {
-        let has_room = || match share {
+    pub(crate) fn has_capacity(&self, link: &Arc<ClientLink>, share: Option<&Share>) -> bool {
+        let has_capacity = || match share {
             Some(share) => share.may_send(self.line()),
-            None => self.outbox.has_room(),
+            None => self.outbox.has_capacity(),
         };
-        if has_room() {
+        if has_capacity() {
             return true;
         }
         let due = match share.map(|share| share.due(self.id)) {
             Some(due) if due > self.line().written => due,
             // The outbox is too full for any client; it reports room once it was asked.
             _ => {
-                self.outbox.has_room();
+                self.outbox.has_capacity();
                 u64::MAX
             }
         };
@@ -274,7 +274,7 @@ impl Upstream {
         }
         drop(state);
         // Room may have become free before the client was on the list, without a notification.
-        has_room()
+        has_capacity()
     }
 
     /// Notifies sessions whose data has been written far enough.

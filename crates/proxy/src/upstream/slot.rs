@@ -368,7 +368,7 @@ impl Confirms {
 }
 
 #[cfg(test)]
-mod states;
+mod state_tests;
 
 #[cfg(test)]
 mod tests {

@@ -13,12 +13,12 @@ use sync::Mutex;
 use tokio::sync::Notify;
 use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 
+use super::client_batch::ClientBatch;
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::TunedLimits;
 use super::leases::Resting;
 use super::ledger::ConfirmedNumber;
 use super::role::Role;
-use super::run::Run;
 use super::slot::{Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
 use crate::ack_frames::{WIRE_LEN, acks_in, decode, is_ack};
@@ -168,7 +168,7 @@ impl Protocol for UpstreamConnection {
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
         let mut state = upstream.state.lock();
-        let mut run = Run::new(state.owner.is_none(), self.consumer_budget);
+        let mut run = ClientBatch::new(state.owner.is_none(), self.consumer_budget);
         let (mut taken, mut frames) = (0, 0);
         while !self.finished {
             match Frame::parse(&input[taken..], upstream.frame_max) {
@@ -220,7 +220,7 @@ impl Protocol for UpstreamConnection {
 
     fn handle_nudge(&mut self, _now: Instant) {}
 
-    fn handle_room(&mut self) {
+    fn handle_capacity(&mut self) {
         let waiting = std::mem::take(&mut self.upstream.state.lock().waiting);
         waiting.iter().for_each(|(link, _)| link.outbox.nudge());
     }
@@ -346,7 +346,7 @@ impl UpstreamConnection {
         let state = self.upstream.state.lock();
         state.phase == Phase::Open
             && !state.returning
-            && state.owner.as_ref().is_some_and(|owner| !owner.has_room())
+            && state.owner.as_ref().is_some_and(|owner| !owner.has_capacity())
     }
 
     /// Ends the connection after a protocol violation of the broker.
@@ -363,7 +363,7 @@ impl UpstreamConnection {
     fn frame(
         &mut self,
         state: &mut UpstreamState,
-        run: &mut Run,
+        run: &mut ClientBatch,
         frame: &Frame<'_>,
         wire: &[u8],
         behind: &[u8],
@@ -394,7 +394,7 @@ impl UpstreamConnection {
     }
 
     /// Handles a method that changes the state of a leased channel.
-    fn validated_method(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
+    fn validated_method(&mut self, state: &mut UpstreamState, run: &mut ClientBatch, frame: &Frame<'_>) {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
         // Passed on unchanged: RabbitMQ truncates long texts in the middle of a character, and echoes invalid
@@ -526,7 +526,7 @@ impl UpstreamConnection {
     }
 
     #[cold]
-    fn connection_frame(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
+    fn connection_frame(&mut self, state: &mut UpstreamState, run: &mut ClientBatch, frame: &Frame<'_>) {
         if frame.kind == FrameKind::Heartbeat {
             return;
         }
@@ -572,7 +572,7 @@ fn answers_method(payload: &[u8]) -> bool {
 impl Lease {
     /// Passes on the broker's confirms that stand one behind the other, as one with `multiple` where all messages up to the
     /// last of them are confirmed. Returns how many there were behind the first.
-    fn pass_on_confirms(&mut self, run: &mut Run, first: &Frame<'_>, behind: &[u8]) -> usize {
+    fn pass_on_confirms(&mut self, run: &mut ClientBatch, first: &Frame<'_>, behind: &[u8]) -> usize {
         let (mut taken, mut gathered) = (0, None);
         for ack in std::iter::once(decode(first.payload)).chain(acks_in(first.channel, behind)) {
             taken += 1;

@@ -28,7 +28,7 @@ use self::server_end::ServerEnd;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The pause between two looks at a condition: short for a test, long for the processor.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits for something that must happen.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
@@ -48,7 +48,7 @@ const QUIET: Duration = Duration::from_millis(10);
 pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let looking = async {
         while !so() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     soon(what, looking).await;
@@ -155,7 +155,7 @@ pub(crate) struct Broker {
 /// How pools reach a broker.
 enum Listening {
     Port(JoinHandle<()>),
-    Cable(Arc<Cable>),
+    InProcessConnector(Arc<InProcessConnector>),
 }
 
 /// The port of a broker within the process, and beside it one that accepts connections and says nothing; at any other
@@ -166,13 +166,13 @@ pub(crate) const REFUSING_PORT: u16 = 5674;
 
 /// Connects pools to a broker within the process.
 #[derive(Debug)]
-struct Cable {
+struct InProcessConnector {
     manners: Arc<Manners>,
     open: mpsc::UnboundedSender<BrokerEnd>,
     is_plugged: AtomicBool,
 }
 
-impl Connector for Cable {
+impl Connector for InProcessConnector {
     fn connect(&self, socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
         Box::pin(async move {
             let (near, far) = tokio::io::duplex(64 * 1024);
@@ -226,8 +226,8 @@ impl Broker {
         let manners = Arc::new(manners);
         let (open, opened) = mpsc::unbounded_channel();
         let is_plugged = AtomicBool::new(true);
-        let cable = Cable { manners: manners.clone(), open: open.clone(), is_plugged };
-        Self { address, manners, opened, open, listening: Listening::Cable(Arc::new(cable)) }
+        let connector = InProcessConnector { manners: manners.clone(), open: open.clone(), is_plugged };
+        Self { address, manners, opened, open, listening: Listening::InProcessConnector(Arc::new(connector)) }
     }
 
     /// Stops listening, like a broker that is stopped. The caller drops its connections.
@@ -237,7 +237,7 @@ impl Broker {
                 accepting.abort();
                 let _ = accepting.await;
             }
-            Listening::Cable(cable) => cable.is_plugged.store(false, Ordering::SeqCst),
+            Listening::InProcessConnector(connector) => connector.is_plugged.store(false, Ordering::SeqCst),
         }
     }
 
@@ -248,14 +248,14 @@ impl Broker {
                 let listener = TcpListener::bind(("127.0.0.1", self.address.port)).await.unwrap();
                 *accepting = tokio::spawn(accept(listener, self.manners.clone(), self.open.clone()));
             }
-            Listening::Cable(cable) => cable.is_plugged.store(true, Ordering::SeqCst),
+            Listening::InProcessConnector(connector) => connector.is_plugged.store(true, Ordering::SeqCst),
         }
     }
 
     pub(crate) fn config(&self) -> PoolConfig {
         let mut config = PoolConfig::new(vec![self.address.clone()]);
-        if let Listening::Cable(cable) = &self.listening {
-            config.connector = cable.clone();
+        if let Listening::InProcessConnector(connector) = &self.listening {
+            config.connector = connector.clone();
         }
         config
     }
@@ -600,7 +600,7 @@ impl Client {
         self.outbox.nudge();
     }
 
-    /// Waits for that, and goes on in the pool of another process.
+    /// Waits for that, and continues in the pool of another process.
     pub(crate) async fn go_on_in(mut self, pool: &Arc<Pool>) -> Self {
         self.leave();
         let (far, state, transit) = soon("the session to leave", self.left.recv()).await.expect("it leaves");

@@ -50,9 +50,9 @@ impl ServerEnd {
         self.intent = Intent::Finish;
     }
 
-    fn check_room(&mut self) {
+    fn check_capacity(&mut self) {
         if self.intent != Intent::Finish {
-            self.intent = if self.session.has_room() { Intent::Run } else { Intent::Pause };
+            self.intent = if self.session.has_capacity() { Intent::Run } else { Intent::Pause };
         }
     }
 }
@@ -83,7 +83,7 @@ impl Protocol for ServerEnd {
             self.validate(result.map(|more| taken += more));
         }
         self.session.flush(now);
-        self.check_room();
+        self.check_capacity();
         self.leave(now);
         taken
     }
@@ -103,12 +103,12 @@ impl Protocol for ServerEnd {
         {
             self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
         }
-        self.check_room();
+        self.check_capacity();
         self.leave(now);
     }
 
-    fn handle_room(&mut self) {
-        self.session.handle_room();
+    fn handle_capacity(&mut self) {
+        self.session.handle_capacity();
     }
 
     fn handle_written(&mut self, _now: Instant) {}

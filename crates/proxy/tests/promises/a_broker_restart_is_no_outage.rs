@@ -444,13 +444,13 @@ async fn p7_who_has_nothing_under_way_does_not_notice() {
 
 #[tokio::test(start_paused = true)]
 async fn p7_what_is_kept_is_bounded_and_a_client_above_it_is_not_read() {
-    const MOST: usize = 100_000;
+    const MAX_BYTES: usize = 100_000;
     const MESSAGES: u64 = 5_000;
     let mut broker = Broker::start(Manners::default());
     for all in [false, true] {
         let mut config = broker.config();
         let limit = if all { &mut config.replay_total_max } else { &mut config.replay_client_max };
-        *limit = MOST;
+        *limit = MAX_BYTES;
         let pool = Pool::new(config);
         let (mut client, mut upstream) = publisher(&mut broker, &pool, &[]).await;
         let flooding = tokio::spawn(async move {
@@ -461,7 +461,7 @@ async fn p7_what_is_kept_is_bounded_and_a_client_above_it_is_not_read() {
         for confirmed in 1..=MESSAGES {
             upstream.expect_message().await;
             // One batch of reads may come on top.
-            assert!(pool.metrics().bytes_kept < MOST + 600_000);
+            assert!(pool.metrics().bytes_kept < MAX_BYTES + 600_000);
             upstream.send(1, ack(confirmed, true));
         }
         let mut client = soon("everything to be read", flooding).await.unwrap();

@@ -23,7 +23,7 @@ use crate::common::{Client, Manners, OwnedFrame, handshake, obedient_answer, rea
 #[derive(Debug)]
 struct Brokers {
     began: Instant,
-    dice: Mutex<u64>,
+    random: Mutex<u64>,
     is_down: Mutex<bool>,
     /// The messages in the order in which a broker has taken them, those that came twice included, and when that was.
     taken: Mutex<Vec<(Duration, Vec<u8>)>>,
@@ -53,7 +53,7 @@ impl Brokers {
     fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
-            dice: Mutex::new(seed),
+            random: Mutex::new(seed),
             is_down: Mutex::new(false),
             taken: Mutex::default(),
             connections: Mutex::default(),
@@ -72,9 +72,9 @@ impl Brokers {
 
     /// A random number (splitmix64).
     fn below(&self, limit: u64) -> u64 {
-        let mut dice = self.dice.lock();
-        *dice = dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = *dice;
+        let mut random = self.random.lock();
+        *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = *random;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % limit

@@ -97,17 +97,17 @@ async fn p10_consumers_go_on_and_whoever_comes_is_served() {
         consumer.send(1, basic::Ack { delivery_tag: tag, multiple: false }).await;
         expect_settled(&mut general, tag).await;
     }
-    let mut newcomer = Client::connect(&pool).await;
-    newcomer.open_channel(2).await;
-    newcomer.send(2, queue::Declare { queue: "q", ..Default::default() }).await;
-    newcomer.expect("queue.declare-ok").await;
+    let mut latecomer = Client::connect(&pool).await;
+    latecomer.open_channel(2).await;
+    latecomer.send(2, queue::Declare { queue: "q", ..Default::default() }).await;
+    latecomer.expect("queue.declare-ok").await;
     general.expect("channel.open").await;
     general.expect("queue.declare").await;
-    consume(&mut newcomer).await;
+    consume(&mut latecomer).await;
     general.expect("channel.open").await;
     // A client that needs its own connection also finds one that is read.
-    newcomer.open_channel(3).await;
-    newcomer.send(3, basic::Get { queue: "q", ..Default::default() }).await;
+    latecomer.open_channel(3).await;
+    latecomer.send(3, basic::Get { queue: "q", ..Default::default() }).await;
     let mut own = broker.next_connection().await;
     own.expect("channel.open").await;
     own.expect("basic.get").await;

@@ -10,7 +10,7 @@ use crate::common::{Broker, BrokerEnd, Client, Manners, until};
 
 const LONG: Duration = Duration::from_secs(600);
 /// Channels that a broker may have pending to open before other clients wait.
-const MOST: u16 = 128;
+const MAX_OPENING: u16 = 128;
 
 /// A pool in front of a broker that has been silent since it was asked to open channels 1 to `opening`, and
 /// the client that published a message on each.
@@ -52,7 +52,7 @@ async fn publish(pool: &Arc<Pool>) -> Client {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_waits_for_a_channel_that_rests_and_its_close_for_the_message() {
-    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST + 2).await;
+    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MAX_OPENING + 2).await;
     let mut client = publish(&pool).await;
     upstream.send(7, channel::OpenOk::default());
     upstream.send(7, basic::QosOk {});
@@ -64,9 +64,9 @@ async fn a_client_waits_for_a_channel_that_rests_and_its_close_for_the_message()
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_does_not_prove_a_channel_clean_is_not_enough() {
-    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST).await;
+    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MAX_OPENING).await;
     let _client = publish(&pool).await;
-    for number in 1..=MOST {
+    for number in 1..=MAX_OPENING {
         upstream.send(number, channel::OpenOk::default());
     }
     upstream.send(7, basic::QosOk {});
@@ -75,17 +75,17 @@ async fn an_answer_that_does_not_prove_a_channel_clean_is_not_enough() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_opens_a_channel_when_the_broker_has_fewer_to_open() {
-    let (_broker, pool, mut upstream, _holder) = slow_broker(MOST, LONG).await;
+    let (_broker, pool, mut upstream, _holder) = slow_broker(MAX_OPENING, LONG).await;
     let mut client = publish(&pool).await;
     upstream.send(7, channel::OpenOk::default());
-    assert_eq!(upstream.expect("channel.open").await.channel, MOST + 1);
-    assert_eq!(upstream.expect_message().await, (MOST + 1, b"late".to_vec()));
+    assert_eq!(upstream.expect("channel.open").await.channel, MAX_OPENING + 1);
+    assert_eq!(upstream.expect_message().await, (MAX_OPENING + 1, b"late".to_vec()));
     client.expect("channel.close-ok").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_vanishes_while_it_waits_has_published() {
-    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST + 2).await;
+    let (_broker, pool, mut upstream) = slow_broker_and_no_client(MAX_OPENING + 2).await;
     drop(publish(&pool).await);
     until("it to be gone", || pool.metrics().clients == 0).await;
     upstream.send(7, channel::OpenOk::default());
@@ -95,12 +95,12 @@ async fn a_client_that_vanishes_while_it_waits_has_published() {
 
 #[tokio::test(start_paused = true)]
 async fn no_client_waits_for_longer_than_its_patience() {
-    let (_broker, pool, mut upstream, _holder) = slow_broker(MOST, Duration::from_millis(1)).await;
+    let (_broker, pool, mut upstream, _holder) = slow_broker(MAX_OPENING, Duration::from_millis(1)).await;
     let mut client = Client::connect(&pool).await;
     client.open_channel(1).await;
     client.publish(1, b"late").await;
-    assert_eq!(upstream.expect("channel.open").await.channel, MOST + 1);
-    assert_eq!(upstream.expect_message().await, (MOST + 1, b"late".to_vec()));
+    assert_eq!(upstream.expect("channel.open").await.channel, MAX_OPENING + 1);
+    assert_eq!(upstream.expect_message().await, (MAX_OPENING + 1, b"late".to_vec()));
 }
 
 #[tokio::test(start_paused = true)]

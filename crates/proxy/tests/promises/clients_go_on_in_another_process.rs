@@ -1,4 +1,4 @@
-//! A client whose process is replaced goes on in the pool of the next one, as after the loss of an upstream connection: with
+//! A client whose process is replaced continues in the pool of the next one, as after the loss of an upstream connection: with
 //! its channels, its numbers and its consumers, and without a duplicate of what was confirmed or acknowledged.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! P7: a consumer of a stream goes on behind the last message that its client received, whatever connection it is on.
+//! P7: a consumer of a stream continues behind the last message that its client received, whatever connection it is on.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -106,7 +106,7 @@ async fn a_close_is_answered_once_changes_without_an_answer_are_done() {
     client.send(1, exchange::Delete { exchange: "x", no_wait: true, ..Default::default() }).await;
     upstream.expect("channel.open").await;
     let delete = upstream.expect("exchange.delete").await;
-    // A later answer on the channel tells that this one is done.
+    // A later answer on the channel shows that this one is done.
     client.send(2, queue::Bind { queue: "q", exchange: "y", no_wait: true, ..Default::default() }).await;
     client.send(2, queue::Declare { queue: "q", ..Default::default() }).await;
     client.expect("queue.declare-ok").await;

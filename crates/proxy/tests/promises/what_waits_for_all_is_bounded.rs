@@ -35,7 +35,7 @@ async fn channel_of_consumer(end: &mut BrokerEnd) -> u16 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p3_consumers_that_do_not_read_share_what_room_there_is_and_leave_some_to_who_does() {
+async fn p3_consumers_that_do_not_read_share_what_capacity_there_is_and_leave_some_to_who_does() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { consumer_budget: BUDGET, waiting_total_max: Some(TOTAL), ..broker.config() };
     let pool = Pool::new(config);
@@ -144,7 +144,7 @@ async fn s2_what_waited_for_a_client_that_went_away_does_not_count() {
 #[tokio::test(start_paused = true)]
 async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
     let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(PoolConfig { held_total_max: 1, ..broker.config() });
+    let pool = Pool::new(PoolConfig { queued_total_max: 1, ..broker.config() });
     let mut neighbour = Client::connect(&pool).await;
     let _shared = broker.next_connection().await;
     neighbour.open_channel(1).await;

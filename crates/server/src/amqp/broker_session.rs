@@ -23,11 +23,11 @@ use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries, Departure, TracePublisher};
 use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
-use super::room::DiskRoom;
+use super::publish_gate::PublishGate;
 use super::session::{BackendSession, Deferral};
 use crate::backend::Backend;
 use crate::client::{BackendRequest, OutboxWaiter};
-use crate::question::OpenQuestion;
+use crate::pending_authorisation::OpenQuestion;
 use crate::registry::{OpenChannel, OpenConnection};
 use crate::server::Shared;
 
@@ -47,9 +47,9 @@ pub(crate) struct BrokerSession {
     incomplete: Holding,
     /// Publishes the traces of its consumers' deliveries to the firehose.
     traces: TracePublisher,
-    /// A new secret that is being checked by another authority.
+    /// A new secret that is being checked by another auth backend.
     renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
-    /// Asks the user's authority about the operation that is under way, which is then repeated.
+    /// Asks the user's auth backend about the operation that is under way, which is then repeated.
     question: OpenQuestion,
     /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
     deferral: Option<Deferral>,
@@ -70,13 +70,13 @@ pub(crate) struct ChannelContext {
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
-    pub(crate) held: AnswersWaitingForDisk,
+    pub(crate) pending_answers: AnswersWaitingForDisk,
     /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
     late_get: RefCell<Option<LateGet>>,
-    /// A publish with its content whose user's authority is being asked. Nothing is read from the client meanwhile.
+    /// A publish with its content whose user's auth backend is being asked. Nothing is read from the client meanwhile.
     waiting_publish: RefCell<Option<Box<WaitingPublish>>>,
     /// Pauses publishing while the disk falls behind.
-    room: DiskRoom,
+    publish_gate: PublishGate,
     /// Nudges the outbox.
     nudge: Arc<dyn Waiter>,
     /// Time of the current input.
@@ -92,13 +92,13 @@ pub(crate) struct LateGet {
 
 impl ChannelContext {
     pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
-        self.held.send(&self.outbox, channel, method.into());
+        self.pending_answers.send(&self.outbox, channel, method.into());
     }
 
     /// Holds later answers until these changes are on disk.
     pub(crate) fn hold_until(&self, point: impl Into<DiskPoint>) {
         if let Some(store) = self.store() {
-            self.held.hold_until(point.into(), store, &self.nudge);
+            self.pending_answers.hold_until(point.into(), store, &self.nudge);
         }
     }
 
@@ -109,7 +109,7 @@ impl ChannelContext {
 
     /// Called after a flush of a channel's publishes. Pauses publishing if there is no room, or if a queue holds the publisher.
     pub(crate) fn handed_over(&self, flushed: &Flushed, channel: &OpenChannel) {
-        if self.room.after(flushed, &self.vhost, self.now) {
+        if self.publish_gate.after(flushed, &self.vhost, self.now) {
             self.view.in_flow(self.now);
             channel.in_flow(self.now);
         }
@@ -132,7 +132,7 @@ impl ChannelContext {
         *self.late_get.borrow_mut() = Some(get);
     }
 
-    /// Defers a publish until its user's authority has answered.
+    /// Defers a publish until its user's auth backend has answered.
     pub(crate) fn publish_later(&self, publish: WaitingPublish) {
         *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
     }
@@ -175,10 +175,10 @@ impl BrokerSession {
             authorised,
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
-            held: AnswersWaitingForDisk::default(),
+            pending_answers: AnswersWaitingForDisk::default(),
             late_get: RefCell::default(),
             waiting_publish: RefCell::default(),
-            room: DiskRoom::new(Arc::clone(&outbox)),
+            publish_gate: PublishGate::new(Arc::clone(&outbox)),
             nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
             outbox,
             view,
@@ -220,7 +220,7 @@ impl BrokerSession {
         }
     }
 
-    /// Answers connection.update-secret once another authority has decided.
+    /// Answers connection.update-secret once another auth backend has decided.
     fn after_renewal(&mut self) -> Result<(), Fault> {
         let Some(outcome) = self.renewing.as_ref().and_then(BackendRequest::take_answer) else {
             return Ok(());
@@ -324,7 +324,7 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// Called once the user's authority has answered. A frame that waits for that is shown again.
+    /// Called once the user's auth backend has answered. A frame that waits for that is shown again.
     fn after_question(&mut self) -> Result<(), Fault> {
         if !self.question.take_answered() {
             return Ok(());
@@ -345,7 +345,7 @@ impl BrokerSession {
         if self.deferral.take().is_some() { Ok(()) } else { settled }
     }
 
-    /// Whether the outcome is none, since the user's authority is asked first. The operation has changed nothing.
+    /// Whether the outcome is none, since the user's auth backend is asked first. The operation has changed nothing.
     fn defers(&mut self, fault: &Fault) -> bool {
         let identity = self.context.authorised.identity();
         if !self.question.ask(fault.is_unasked, identity, &self.context.outbox) {
@@ -394,7 +394,7 @@ impl BrokerSession {
     /// changes are on disk.
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
-        context.room.resume(&context.vhost);
+        context.publish_gate.resume(&context.vhost);
         let Some(store) = context.store() else { return };
         let durable = store.durable();
         unconfirmed.retain(|number| {
@@ -403,13 +403,13 @@ impl BrokerSession {
                 channel.has_unconfirmed()
             })
         });
-        context.held.release(store, &context.outbox);
+        context.pending_answers.release(store, &context.outbox);
     }
 
     /// Publishes traces of deliveries to the firehose, within the turn.
     fn report_traced(&mut self) {
         let Self { context, traces, .. } = self;
-        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
+        traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
     }
 
     /// Answers the deferred basic.get, if its message is in memory.
@@ -474,7 +474,7 @@ impl BackendSession for BrokerSession {
             }
         }
         if !self.published.is_empty() {
-            self.context.room.pause_for_turn();
+            self.context.publish_gate.pause_for_turn();
         }
     }
 
@@ -487,9 +487,9 @@ impl BackendSession for BrokerSession {
             // The next frame must see the effects of earlier publishes.
             self.flush(now);
         }
-        self.context.room.is_there()
+        self.context.publish_gate.is_open()
             && !self.context.is_fetching()
-            && self.context.held.lets_pass(frame)
+            && self.context.pending_answers.lets_pass(frame)
             && self.blocking.lets_pass(frame, &self.context)
             && (frame.kind != FrameKind::Body || self.incomplete.takes(frame.payload.len()))
     }
@@ -517,7 +517,7 @@ impl BackendSession for BrokerSession {
         Ok(())
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         self.context.set_time(now);
         self.context.consumers.resume(self.context.now);
     }
@@ -563,11 +563,11 @@ impl BackendSession for BrokerSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.context.room.is_there()
+    fn has_capacity(&self) -> bool {
+        self.context.publish_gate.is_open()
             && !self.context.is_fetching()
-            && self.context.held.has_room()
-            && self.incomplete.has_room()
+            && self.context.pending_answers.has_capacity()
+            && self.incomplete.has_capacity()
             && !self.blocking.is_blocked()
             && !self.question.is_open()
     }
@@ -594,7 +594,7 @@ impl BackendSession for BrokerSession {
     fn is_settled(&self) -> bool {
         self.unconfirmed.is_empty()
             && self.published.is_empty()
-            && self.context.held.is_empty()
+            && self.context.pending_answers.is_empty()
             && !self.question.is_open()
     }
 
@@ -604,7 +604,7 @@ impl BackendSession for BrokerSession {
     }
 
     fn is_closed(&self) -> bool {
-        self.ended && self.context.held.is_empty()
+        self.ended && self.context.pending_answers.is_empty()
     }
 
     fn end(&mut self, now: Instant) {

@@ -209,7 +209,7 @@ impl DeliverySettlement {
     }
 }
 
-/// Settles deliveries with their queues: those that come back with one call for each queue, which delivers them again only
+/// Settles deliveries with their queues: those that return with one call for each queue, which delivers them again only
 /// once it has all of them, and others with one call for each run of deliveries of the same queue.
 fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context: &ChannelContext) {
     match how {

@@ -316,7 +316,7 @@ impl AmqpConnection {
         self.count_channels();
         if let AmqpPhase::Open(session) = &mut self.phase {
             session.flush(now);
-            self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
+            self.intent = if session.has_capacity() { Intent::Run } else { Intent::Pause };
         }
         self.leave_when_settled(now);
         taken
@@ -576,7 +576,7 @@ impl ProtocolState for AmqpConnection {
         if let AmqpPhase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
                 Ok(()) => {
-                    self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
+                    self.intent = if session.has_capacity() { Intent::Run } else { Intent::Pause };
                     self.count_channels();
                 }
                 Err(fault) => self.fail(fault, now),
@@ -585,9 +585,9 @@ impl ProtocolState for AmqpConnection {
         self.leave_when_settled(now);
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
-            session.handle_room(now);
+            session.handle_capacity(now);
         }
     }
 

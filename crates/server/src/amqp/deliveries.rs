@@ -5,7 +5,7 @@
 //! entries first, and calls their queues after it has released the lock.
 //!
 //! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot
-//! take more tells its queue and waits for what it lacks: credit of its own (settling one of its deliveries
+//! take more notifies its queue and waits for what it lacks: credit of its own (settling one of its deliveries
 //! resumes it), the channel's credit (in a wait queue here), or room in the outbox ([`ConnectionConsumers`]).
 
 mod connection;
@@ -13,7 +13,7 @@ mod consumer;
 mod departure;
 mod inner;
 #[cfg(feature = "loom")]
-pub mod interleavings;
+pub mod loom_models;
 #[cfg(test)]
 mod tests;
 mod traces;
@@ -115,7 +115,7 @@ impl Deliveries {
         let Some(inner) = inner.as_mut().filter(|inner| inner.has(key)) else { return };
         match inner.consumers.remove(key.place).standing {
             Standing::Waiting(ticket) => _ = inner.waiting.remove(&ticket),
-            Standing::OutOfRoom(ticket) => self.connection.leave(ticket),
+            Standing::OutboxFull(ticket) => self.connection.leave(ticket),
             Standing::Served | Standing::Exhausted => {}
         }
     }
@@ -246,7 +246,7 @@ impl Deliveries {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return Vec::new() };
         for credit in inner.consumers.drain() {
-            if let Standing::OutOfRoom(ticket) = credit.standing {
+            if let Standing::OutboxFull(ticket) = credit.standing {
                 self.connection.leave(ticket);
             }
         }

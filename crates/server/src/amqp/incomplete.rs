@@ -2,7 +2,7 @@
 //!
 //! Each connection may hold [`FREE`] bytes regardless of the others; a connection with more counts towards a
 //! total. When the total is reached, a connection whose client sends more of a body is no longer read and joins
-//! a wait queue. The first in the queue is *admitted*: it goes on in spite of the total until its messages are
+//! a wait queue. The first in the queue is *admitted*: it continues in spite of the total until its messages are
 //! complete, and then the next one is. Large messages that come at once are thus received one after another, and only
 //! one connection's messages exceed the total. Connections that hold room without using it are ended after
 //! [`PATIENCE`], which runs only while the total is reached, and not while they wait.
@@ -53,7 +53,7 @@ struct Table {
     /// The waiting connections, by their tickets.
     line: BTreeMap<u64, u64>,
     next_ticket: u64,
-    /// The connection that goes on in spite of the total.
+    /// The connection that continues in spite of the total.
     admitted: Option<u64>,
 }
 
@@ -155,7 +155,7 @@ impl Holding {
     }
 
     /// Whether a piece of a body can be taken now. If not, the outbox is nudged when it is worth calling
-    /// [`Holding::has_room`].
+    /// [`Holding::has_capacity`].
     pub(crate) fn takes(&mut self, piece: usize) -> bool {
         if !self.all.is_full() || self.bytes + piece <= FREE {
             return true;
@@ -182,7 +182,7 @@ impl Holding {
     }
 
     /// Whether it is not waiting.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.ticket.is_none()
     }
 
@@ -225,7 +225,7 @@ impl Holding {
         }
     }
 
-    /// Called after a nudge: goes on if it need not wait any more, and records since when it holds room that
+    /// Called after a nudge: continues if it need not wait any more, and records since when it holds room that
     /// others lack.
     pub(crate) fn look(&mut self, now: Instant) {
         if !self.is_known {
@@ -307,7 +307,7 @@ mod tests {
         let mut holders: Vec<_> = (0..100).map(|_| holding(&all)).collect();
         let taken = holders.iter_mut().filter_map(|holder| send(holder, MIB).then_some(())).count();
         assert_eq!(taken, 5, "four, and the one that is admitted");
-        assert!(holders[5..].iter().all(|waiting| !waiting.has_room()));
+        assert!(holders[5..].iter().all(|waiting| !waiting.has_capacity()));
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
         assert!(others.iter_mut().all(|other| !send(other, MIB)));
         first.changed(MIB + FREE, 0);
         others.iter_mut().for_each(|other| other.look(now));
-        assert!(others.iter().all(Holding::has_room), "there is room");
+        assert!(others.iter().all(Holding::has_capacity), "there is room");
         assert!(others.iter_mut().all(|other| send(other, MIB)), "and the second of them is admitted");
     }
 
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_ends_makes_room() {
+    fn a_connection_that_ends_frees_capacity() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let (mut first, mut second, mut third) = (holding(&all), holding(&all), holding(&all));
@@ -357,7 +357,7 @@ mod tests {
         assert!(!send(&mut third, MIB));
         drop(second);
         third.look(now);
-        assert!(third.has_room(), "admitted in its place");
+        assert!(third.has_capacity(), "admitted in its place");
         drop(third);
         drop(first);
         assert_eq!(all.bytes.load(Ordering::Relaxed), 0);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_is_not_used_is_given_back_after_a_while_and_those_in_line_are_not_blamed() {
+    fn capacity_that_is_not_used_is_given_back_after_a_while_and_those_in_line_are_not_blamed() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let (mut idle, mut admitted, mut waiting) = (holding(&all), holding(&all), holding(&all));
@@ -384,6 +384,6 @@ mod tests {
         drop(idle);
         drop(admitted);
         waiting.look(late);
-        assert!(waiting.has_room() && waiting.check(late + PATIENCE).is_ok());
+        assert!(waiting.has_capacity() && waiting.check(late + PATIENCE).is_ok());
     }
 }

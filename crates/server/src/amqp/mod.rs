@@ -12,7 +12,7 @@ pub(crate) mod broker_session;
 pub(crate) mod connection;
 pub(crate) mod content;
 pub(crate) mod deliveries;
-pub(crate) mod room;
+pub(crate) mod publish_gate;
 pub(crate) mod session;
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use broker::{DiskPoint, Store, Waiter};
 use transport::Outbox;
 
 /// Bytes of waiting answers at which the client is no longer read.
-const MAX_HELD: usize = 64 * 1024;
+const MAX_PENDING_ANSWERS: usize = 64 * 1024;
 
 /// Class ids of exchange.* and queue.*, and the method id of queue.purge, which concerns messages.
 const EXCHANGE: u16 = 40;
@@ -23,7 +23,7 @@ const QUEUE_PURGE: u16 = 30;
 /// The waiting answers of one connection, in order.
 #[derive(Default)]
 pub(crate) struct AnswersWaitingForDisk {
-    held: RefCell<PendingAnswer>,
+    pending: RefCell<PendingAnswer>,
 }
 
 #[derive(Default)]
@@ -44,9 +44,9 @@ impl PendingAnswer {
 impl AnswersWaitingForDisk {
     /// Sends a method to the client, behind any waiting answers.
     pub(crate) fn send(&self, outbox: &Outbox, channel: u16, method: Method<'_>) {
-        let mut held = self.held.borrow_mut();
-        if held.waits() {
-            frame::write_method(&mut held.bytes, channel, method);
+        let mut pending = self.pending.borrow_mut();
+        if pending.waits() {
+            frame::write_method(&mut pending.bytes, channel, method);
         } else {
             outbox.append(|buf| frame::write_method(buf.tail(), channel, method));
         }
@@ -54,38 +54,38 @@ impl AnswersWaitingForDisk {
 
     /// Holds later answers until everything in `point` is on disk.
     pub(crate) fn hold_until(&self, point: DiskPoint, store: &Store, waiter: &Arc<dyn Waiter>) {
-        let mut held = self.held.borrow_mut();
-        let until = held.until.and(store.missing(point));
-        if until != held.until {
-            held.until = until;
+        let mut pending = self.pending.borrow_mut();
+        let until = pending.until.and(store.missing(point));
+        if until != pending.until {
+            pending.until = until;
             store.wait_for(until, waiter);
         }
     }
 
     /// Whether a frame may be taken while answers wait. If not, it has to be shown again once none does.
     pub(crate) fn lets_pass(&self, frame: &Frame<'_>) -> bool {
-        let mut held = self.held.borrow_mut();
-        let passes = !held.waits() || (held.bytes.len() < MAX_HELD && is_declaration(frame));
-        held.blocking |= !passes;
+        let mut pending = self.pending.borrow_mut();
+        let passes = !pending.waits() || (pending.bytes.len() < MAX_PENDING_ANSWERS && is_declaration(frame));
+        pending.blocking |= !passes;
         passes
     }
 
     /// Whether the client's next frame can be taken, as far as known.
-    pub(crate) fn has_room(&self) -> bool {
-        let held = self.held.borrow();
-        !held.waits() || (!held.blocking && held.bytes.len() < MAX_HELD)
+    pub(crate) fn has_capacity(&self) -> bool {
+        let pending = self.pending.borrow();
+        !pending.waits() || (!pending.blocking && pending.bytes.len() < MAX_PENDING_ANSWERS)
     }
 
     /// Whether no answer waits.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.held.borrow().waits()
+        !self.pending.borrow().waits()
     }
 
     /// Sends the waiting answers if everything they wait for is on disk.
     pub(crate) fn release(&self, store: &Store, outbox: &Outbox) {
-        let mut held = self.held.borrow_mut();
-        if held.waits() && store.missing(held.until).is_empty() {
-            let answers = std::mem::take(&mut *held);
+        let mut pending = self.pending.borrow_mut();
+        if pending.waits() && store.missing(pending.until).is_empty() {
+            let answers = std::mem::take(&mut *pending);
             outbox.append(|buf| buf.tail().extend_from_slice(&answers.bytes));
         }
     }

@@ -15,15 +15,15 @@ pub(crate) trait BackendSession: Send {
     /// A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
     /// Called after an error of [`BackendSession::handle_frame`]: whether that is none, since the frame waits for an answer of
-    /// somebody else. [`BackendSession::has_room`] returns false until it has come.
+    /// somebody else. [`BackendSession::has_capacity`] returns false until it has come.
     fn take_deferral(&mut self) -> Option<Deferral> {
         None
     }
-    /// Whether a frame can be taken now. If not, it is shown again once [`BackendSession::has_room`] returns true; the
+    /// Whether a frame can be taken now. If not, it is shown again once [`BackendSession::has_capacity`] returns true; the
     /// outbox is nudged then.
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
     /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
-    /// into the turn follow in the next, before [`BackendSession::has_room`] allows more.
+    /// into the turn follow in the next, before [`BackendSession::has_capacity`] allows more.
     fn flush(&mut self, now: Instant);
     /// Called after another task has nudged the outbox.
     ///
@@ -31,7 +31,7 @@ pub(crate) trait BackendSession: Send {
     /// A fault that ends the connection.
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
     /// Called when the connection's outbox has room again.
-    fn handle_room(&mut self, now: Instant);
+    fn handle_capacity(&mut self, now: Instant);
     /// The latest time at which to call [`BackendSession::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
     /// Called at the time of [`BackendSession::next_deadline`].
@@ -40,7 +40,7 @@ pub(crate) trait BackendSession: Send {
     /// A fault that ends the connection.
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault>;
     /// Whether more frames can be taken. If not, the outbox is nudged when they can.
-    fn has_room(&self) -> bool;
+    fn has_capacity(&self) -> bool;
     /// connection.update-secret: a new password or token for the same user. Returns true if the client is to be
     /// answered now; otherwise the session answers or faults later.
     ///
@@ -55,7 +55,7 @@ pub(crate) trait BackendSession: Send {
     }
     /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking again.
     fn is_settled(&self) -> bool;
-    /// Takes the next step on the client's way to another process, which goes on with its socket.
+    /// Takes the next step on the client's way to another process, which continues with its socket.
     fn export(&mut self, _now: Instant) -> Export {
         Export::Impossible("its session is in this process alone")
     }
@@ -103,8 +103,8 @@ impl BackendSession for proxy::ProxySession {
         Self::handle_nudge(self, now)
     }
 
-    fn handle_room(&mut self, _now: Instant) {
-        Self::handle_room(self);
+    fn handle_capacity(&mut self, _now: Instant) {
+        Self::handle_capacity(self);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -115,8 +115,8 @@ impl BackendSession for proxy::ProxySession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        Self::has_room(self)
+    fn has_capacity(&self) -> bool {
+        Self::has_capacity(self)
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {

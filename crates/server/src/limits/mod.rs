@@ -304,7 +304,7 @@ impl ConnectionLease {
     ///
     /// # Errors
     /// Returns the limit that refuses a connection from that address.
-    pub fn locate(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
+    pub(crate) fn set_client_address(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
         let (counter, now) = (&self.counter, Instant::now());
         let mut counts = counter.counts.lock();
         let ip = counter.add_ip(&mut counts, ip, now)?;

@@ -37,13 +37,13 @@ fn a_mapped_address_counts_as_the_one_that_it_maps() {
 fn a_place_is_counted_where_its_client_is() {
     let counter = counter(0, 1, 0);
     let mut first = counter.enter(None).unwrap();
-    first.locate(Some(HERE)).unwrap();
+    first.set_client_address(Some(HERE)).unwrap();
     let mut second = counter.enter(None).unwrap();
-    assert_eq!(second.locate(Some(HERE)), Err(reached(Limited::Connections, Scope::PerIp, 1)));
+    assert_eq!(second.set_client_address(Some(HERE)), Err(reached(Limited::Connections, Scope::PerIp, 1)));
     let there = Ipv4Addr::new(192, 0, 2, 1).into();
-    second.locate(Some(there)).unwrap();
-    first.locate(Some(Ipv4Addr::new(192, 0, 2, 2).into())).unwrap();
-    second.locate(Some(HERE)).unwrap();
+    second.set_client_address(Some(there)).unwrap();
+    first.set_client_address(Some(Ipv4Addr::new(192, 0, 2, 2).into())).unwrap();
+    second.set_client_address(Some(HERE)).unwrap();
     drop((first, second));
     assert!(counter.counts.lock().by_ip.members.is_empty());
 }

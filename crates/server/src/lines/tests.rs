@@ -80,7 +80,7 @@ fn a_flush_waits_for_all_lines_so_far() {
     assert_eq!(std::fs::read_to_string(path).unwrap().lines().count(), 1000);
 }
 
-/// Queues a line for each that it is given, as clients may that go on logging.
+/// Queues a line for each that it is given, as clients may that continue logging.
 struct Echo(Arc<std::sync::OnceLock<Arc<LineQueue>>>);
 
 impl Write for Echo {

@@ -16,7 +16,7 @@ use crate::upstream::client::{AmqpClient, ClientEvent};
 /// How long the other broker may take for an answer.
 pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// Interval of looks at the time.
-pub(super) const LOOK: Duration = Duration::from_millis(20);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
@@ -107,7 +107,7 @@ async fn answer(client: &mut AmqpClient) -> Result<QueueThere, Fault> {
             }
         });
         // Elapsed, it is time for another look.
-        if let Ok(answered) = tokio::time::timeout(LOOK, answered).await {
+        if let Ok(answered) = tokio::time::timeout(CHECK_INTERVAL, answered).await {
             return answered;
         }
     }

@@ -19,7 +19,7 @@ use amqp::{Fault, Method, ReplyCode};
 use serde::{Deserialize, Serialize};
 
 use super::MoveContext;
-use super::counting::{ANSWER_TIME, LOOK};
+use super::counting::{ANSWER_TIME, CHECK_INTERVAL};
 use super::origin::exchange_for;
 use super::run::{CHANNEL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
@@ -246,7 +246,7 @@ impl<'n> Deletions<'n> {
                 }
             });
             // Elapsed, it is time for another look.
-            if let Ok(Err(fault)) = tokio::time::timeout(LOOK, turn).await {
+            if let Ok(Err(fault)) = tokio::time::timeout(CHECK_INTERVAL, turn).await {
                 return tracing::warn!(%fault, "exchanges for moves stay at the other broker");
             }
             if self.answered > answered {
@@ -272,7 +272,7 @@ impl<'n> Deletions<'n> {
             }
         }
         client.put_back(received);
-        while self.sent < self.names.len() && self.sent < self.answered + WINDOW && client.has_room() {
+        while self.sent < self.names.len() && self.sent < self.answered + WINDOW && client.has_capacity() {
             if !std::mem::replace(&mut self.is_open, true) {
                 client.send(CHANNEL, channel::Open { reserved_1: "" });
             }

@@ -69,7 +69,7 @@ pub(super) struct IncomingMove<'m> {
     /// Set when the queue there has messages, until they are asked for.
     is_wanted: bool,
     /// The messages of this run, after which another one begins: no more than the queue here has room for, since their own
-    /// queue may count how often they come back. They are acknowledged together at the end. `None` for any number.
+    /// queue may count how often they return. They are acknowledged together at the end. `None` for any number.
     limit: Option<u64>,
     /// The delivery tag up to which that is due.
     to_acknowledge: Option<u64>,
@@ -151,7 +151,7 @@ impl<'m> IncomingMove<'m> {
 
     /// Whether messages may come: no publisher is read here otherwise.
     fn is_blocked(&self) -> bool {
-        self.moving.context.alarms.stand() || !self.moving.vhost.has_room()
+        self.moving.context.alarms.stand() || !self.moving.vhost.has_capacity()
     }
 
     fn receive(&mut self, now: Instant) -> Result<usize, RunEnd> {
@@ -195,11 +195,12 @@ impl<'m> IncomingMove<'m> {
                     (true, _) if queue.properties().auto_delete => {
                         Err(RunEnd::Refused(AUTO_DELETE.to_owned()))
                     }
-                    (true, _) if queue.room_before_refusal() == Some(0) => Err(RunEnd::Full),
+                    (true, _) if queue.capacity_before_refusal() == Some(0) => Err(RunEnd::Full),
                     (true, _) => {
                         let is_careful = self.moving.care().messages > 0;
-                        let room = queue.room_before_refusal().map(|room| room.min(PREFETCH.into()));
-                        self.limit = if is_careful { Some(1) } else { room };
+                        let prefetch =
+                            queue.capacity_before_refusal().map(|prefetch| prefetch.min(PREFETCH.into()));
+                        self.limit = if is_careful { Some(1) } else { prefetch };
                         self.is_wanted = true;
                         Ok(())
                     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use broker::Queue;
 
 use super::counting::{AskError, ask};
-use super::{LookPause, MoveContext};
+use super::{MoveContext, SurveyPause};
 
 /// A queue is asked for this often in the time after which it would be deleted.
 const ASKED: u32 = 4;
@@ -16,7 +16,7 @@ const ASKED: u32 = 4;
 /// Asks for the queues until the move is stopped.
 pub(super) async fn keep(context: &MoveContext) {
     let mut asked: HashMap<(Arc<str>, Arc<str>), Instant> = HashMap::new();
-    let mut pause = LookPause::default();
+    let mut pause = SurveyPause::default();
     while !context.is_stopped() {
         for vhost in context.vhosts() {
             let now = transport::now();

@@ -1,5 +1,5 @@
 //! Moving out, and the way in: the messages of this broker's queues move to another broker's queues of the same names, or from
-//! there to here, while clients go on.
+//! there to here, while clients continue.
 //!
 //! - [`window`]: how many messages are in flight, in order. Sans-IO.
 //! - [`origin`]: headers with what a message loses by its move.
@@ -56,17 +56,17 @@ use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 const AT_ONCE: usize = 16;
 
 /// Pause between two looks at all queues; it is longer if the looks take long.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const MIN_SURVEY_PAUSE: Duration = Duration::from_millis(100);
 /// The longest one, however many queues there are: new messages wait for it.
-const MAX_LOOK_PAUSE: Duration = Duration::from_secs(2);
+const MAX_SURVEY_PAUSE: Duration = Duration::from_secs(2);
 /// A look takes at most this share of the time, if that is not longer.
-const LOOK_SHARE: u32 = 10;
+const SURVEY_SHARE: u32 = 10;
 
 /// The time that looks at queues take, by which the pause between them is measured. Waits are none of it.
 #[derive(Default)]
-struct LookPause(Duration);
+struct SurveyPause(Duration);
 
-impl LookPause {
+impl SurveyPause {
     /// Looks at queues.
     fn look<T>(&mut self, look: impl FnOnce() -> T) -> T {
         let begun = transport::now();
@@ -77,7 +77,7 @@ impl LookPause {
 
     /// The pause after the looks since the last one.
     fn take(&mut self) -> Duration {
-        (mem::take(&mut self.0) * LOOK_SHARE).clamp(LOOK_PAUSE, MAX_LOOK_PAUSE)
+        (mem::take(&mut self.0) * SURVEY_SHARE).clamp(MIN_SURVEY_PAUSE, MAX_SURVEY_PAUSE)
     }
 }
 
@@ -360,7 +360,7 @@ impl MoveContext {
 
     /// Starts a task for each queue that has something to move and may be tried, again and again.
     async fn start_moves(self: &Arc<Self>) {
-        let mut pause = LookPause::default();
+        let mut pause = SurveyPause::default();
         while !self.is_stopped() {
             for vhost in self.vhosts() {
                 let due = pause.look(|| {

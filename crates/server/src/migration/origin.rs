@@ -10,7 +10,7 @@ use broker::{Delivery, Queue};
 
 /// The exchange that it was published to; empty for the default one.
 pub(super) const EXCHANGE: &str = "x-leveret-exchange";
-/// Set if it had been delivered before: the flag `redelivered` begins anew.
+/// Set if it had been delivered before: the flag `redelivered` begins again.
 const REDELIVERED: &str = "x-leveret-redelivered";
 /// Its id, by which duplicates can be recognised: they have the same.
 const ID: &str = "x-leveret-move-id";
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_that_leave_no_room_stay_alone() {
+    fn properties_that_leave_no_space_stay_alone() {
         let own: FieldTable = [("n", FieldValue::text("x".repeat(MAX_PROPERTIES)))].into_iter().collect();
         let encoded = own.encode();
         let mut bytes = Vec::new();

@@ -214,8 +214,8 @@ impl<'m> OutgoingMove<'m> {
         let mut published = 0;
         let wake = waker.clone();
         let waiter: Arc<dyn Waiter> = Arc::new(move || wake.wake_by_ref());
-        while self.is_open && self.window.has_room() && !self.is_ending(now) {
-            if work::is_turn_over() || !self.has_room(now)? {
+        while self.is_open && self.window.has_capacity() && !self.is_ending(now) {
+            if work::is_turn_over() || !self.has_capacity(now)? {
                 break;
             }
             let Some(message) = self.next.take().or_else(|| self.fetch(&waiter, now)) else { break };
@@ -235,12 +235,12 @@ impl<'m> OutgoingMove<'m> {
         Ok(published)
     }
 
-    fn has_room(&mut self, now: Instant) -> Result<bool, RunEnd> {
+    fn has_capacity(&mut self, now: Instant) -> Result<bool, RunEnd> {
         let Some(client) = &mut self.client else { return Ok(false) };
-        if !client.has_room() {
+        if !client.has_capacity() {
             let flushed = client.flush(now);
-            let has_room = client.has_room();
-            return flushed.map(|()| has_room).map_err(|fault| self.fault(&fault));
+            let has_capacity = client.has_capacity();
+            return flushed.map(|()| has_capacity).map_err(|fault| self.fault(&fault));
         }
         Ok(true)
     }

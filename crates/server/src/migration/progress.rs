@@ -28,7 +28,7 @@ pub enum MovedQueueState {
     /// It is to be tried again soon: the queue of the receiving side is full or missing, the other broker does not answer, or
     /// other queues have their turns.
     Waiting,
-    /// Its next message is refused for good.
+    /// Its next message is refused permanently.
     Refused,
 }
 
@@ -196,7 +196,7 @@ impl ProgressTable {
             _ => 0,
         };
         let is_isolated = matches!(end, RunEnd::Suspect(_) | RunEnd::Refused(_));
-        // RabbitMQ 4 may go on to list a binding by which it routes nothing.
+        // RabbitMQ 4 may continue to list a binding by which it routes nothing.
         let renews_exchange = end == RunEnd::Missing;
         progress.care = Care { messages, is_isolated, renews_exchange };
         progress.shown.cause = end.cause();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use amqp::method::channel;
 use amqp::{Fault, ReplyCode};
-use spool::{Blame, MessageRefusal};
+use spool::{FaultCertainty, MessageRefusal};
 use sync::work;
 
 use super::MovingQueue;
@@ -20,7 +20,7 @@ pub(super) const RUN_TIME: Duration = Duration::from_secs(10);
 pub(super) const CHANNEL: u16 = 1;
 
 /// Interval of looks at the queue and at the time.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long answers are waited for at the end.
 pub(super) const CLOSE_TIME: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ pub(super) enum RunEnd {
     OtherConsumers,
     /// All messages have moved that this run was for, or its time is over.
     Limited,
-    /// The next message, or the whole queue, is refused for good.
+    /// The next message, or the whole queue, is refused permanently.
     Refused(String),
     /// One of the messages that were in flight, whose number this is, is refused, or has cost the connection.
     Suspect(usize),
@@ -87,8 +87,8 @@ impl RunEnd {
     /// be of a message of theirs.
     pub(super) fn of_fault(fault: &Fault, in_flight: usize, is_isolated: bool) -> Self {
         let refusal = MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
-        match (refusal.blame(), in_flight) {
-            (Blame::None, _) | (_, 0) => Self::lost(fault),
+        match (refusal.certainty(), in_flight) {
+            (FaultCertainty::None, _) | (_, 0) => Self::lost(fault),
             (_, 1) if is_isolated => Self::Refused(refusal.text),
             _ => Self::Suspect(in_flight),
         }
@@ -101,7 +101,7 @@ impl RunEnd {
 
     /// The end by a channel that the other broker has closed, with messages in flight on it.
     pub(super) fn closed(close: &channel::Close<'_>, in_flight: usize) -> Self {
-        let is_for_good = [
+        let is_permanent = [
             ReplyCode::AccessRefused,
             ReplyCode::PreconditionFailed,
             ReplyCode::ContentTooLarge,
@@ -109,7 +109,7 @@ impl RunEnd {
         ];
         match close.reply_code {
             code if code == ReplyCode::NotFound.code() => Self::Missing,
-            code if is_for_good.iter().all(|known| known.code() != code) => {
+            code if is_permanent.iter().all(|known| known.code() != code) => {
                 Self::Lost(close.reply_text.to_owned())
             }
             _ if in_flight > 1 => Self::Suspect(in_flight),
@@ -153,7 +153,7 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
             busy_turn = None;
             if step == Ok(MoveStep::Idle) { Poll::Pending } else { Poll::Ready(step) }
         });
-        match tokio::time::timeout(LOOK, step).await {
+        match tokio::time::timeout(CHECK_INTERVAL, step).await {
             Ok(Ok(MoveStep::TurnOver)) => busy_turn = transport::next_busy_turn().await,
             Ok(Err(end)) => return end,
             // Time for another look.

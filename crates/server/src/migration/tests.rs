@@ -246,7 +246,7 @@ async fn an_exchange_is_on_record_until_it_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_is_tried_until_there_is_room() {
+async fn a_full_queue_is_tried_until_there_is_capacity() {
     let limits = [("x-max-length", FieldValue::I64(10)), ("x-overflow", FieldValue::text("reject-publish"))];
     let brokers = Brokers::new(MoveDirection::Out, &limits.into_iter().collect());
     brokers.publish_here(0..35);
@@ -384,7 +384,7 @@ async fn a_wait_for_a_turn_delays_no_later_message() {
     let is_empty = |queue: &Queue| queue.message_count() + queue.unacked_count() == 0;
     until(|| queues.iter().all(|queue| is_empty(queue))).await;
     fill(&queues[0], 1);
-    pass(EMPTY_PAUSE + 2 * MAX_LOOK_PAUSE).await;
+    pass(EMPTY_PAUSE + 2 * MAX_SURVEY_PAUSE).await;
     assert!(is_empty(&queues[0]));
 }
 
@@ -458,7 +458,7 @@ async fn a_retry_is_at_once_and_ends_a_refusal() {
     brokers.context.progress.retry();
     assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "it is not known yet");
     brokers.context.retried.notify_one();
-    pass(LOOK_PAUSE / 2).await;
+    pass(MIN_SURVEY_PAUSE / 2).await;
     assert_eq!(brokers.shown().state, MovedQueueState::Refused, "and again");
 }
 

@@ -47,7 +47,7 @@ impl<T> Window<T> {
     }
 
     /// Whether any message may be published now.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         let is_alone = self.in_flight.back().is_some_and(|(_, last, _)| is_alone(last));
         !self.is_full && !is_alone && self.in_flight.len() < self.limit && self.bytes < BYTES
     }
@@ -158,7 +158,7 @@ mod tests {
         (1..=4).for_each(|item| window.published(message(item, 1)));
         assert_eq!(items(window.answered(1, false, true)), [1]);
         assert_eq!(items(window.answered(2, false, false)), [0; 0]);
-        assert!(!window.has_room() && !window.is_over());
+        assert!(!window.has_capacity() && !window.is_over());
         // A consumer there has made room meanwhile.
         assert_eq!(items(window.answered(3, false, true)), [3]);
         window.answered(4, true, false);
@@ -170,13 +170,13 @@ mod tests {
     fn a_careful_run_publishes_one_by_one_at_first() {
         let mut window = Window::new(2);
         for tag in 1..=2 {
-            assert!(window.has_room());
+            assert!(window.has_capacity());
             window.published(message(1, 1));
-            assert!(!window.has_room());
+            assert!(!window.has_capacity());
             window.answered(tag, false, true);
         }
         window.published(message(1, 1));
-        assert!(window.has_room(), "two were confirmed");
+        assert!(window.has_capacity(), "two were confirmed");
     }
 
     #[test]
@@ -188,16 +188,16 @@ mod tests {
         window.answered(1, false, true);
         assert!(window.takes(&large));
         window.published(large);
-        assert!(!window.has_room());
+        assert!(!window.has_capacity());
         window.answered(2, false, true);
-        assert!(window.takes(&InFlight { item: 3, bytes: 1, is_doubtful: true }) && window.has_room());
+        assert!(window.takes(&InFlight { item: 3, bytes: 1, is_doubtful: true }) && window.has_capacity());
     }
 
     #[test]
     fn unanswered_messages_may_have_arrived() {
         let mut window = Window::new(0);
         (1..=3).for_each(|item| window.published(message(item, BYTES)));
-        assert!(!window.has_room(), "bytes count as well");
+        assert!(!window.has_capacity(), "bytes count as well");
         assert_eq!((window.unanswered(), window.end()), (3, vec![1, 2, 3]));
     }
 }

@@ -10,7 +10,7 @@ use crate::client::ConnectionCore;
 
 /// A client that is about to be admitted. Nothing is read from it meanwhile.
 pub(super) trait Admission: Send {
-    /// Goes on as far as possible. The outbox is nudged when another call is worth it.
+    /// Continues as far as possible. The outbox is nudged when another call is worth it.
     fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting;
     /// The connection ends before the client is admitted: releases everything.
     fn leave(&mut self);

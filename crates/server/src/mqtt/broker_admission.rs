@@ -7,24 +7,24 @@ use broker::{AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, Logi
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::admission::{Admission, Admitting, Entering, write};
-use super::claims::{Claim, Owner, SessionUser};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::repeating::Returning;
 use super::session::MqttSession;
+use super::session_ownership::{Claim, Owner, SessionUser};
 use crate::client::{BackendRequest, ConnectionCore};
-use crate::question::OpenQuestion;
+use crate::pending_authorisation::OpenQuestion;
 
 /// A client whose login is checked, and which is admitted as soon as it has its session.
 pub(super) struct BrokerAdmission {
     hub: Arc<Hub>,
     login: MqttLogin,
     version: MqttVersion,
-    /// Another authority is being asked about the login.
+    /// Another auth backend is being asked about the login.
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
-    /// Asks the user's authority about the subscriptions of the session that the client returns to.
+    /// Asks the user's auth backend about the subscriptions of the session that the client returns to.
     question: OpenQuestion,
     /// That session, meanwhile.
     granted: Option<Option<Box<DetachedSession>>>,
@@ -115,10 +115,10 @@ impl BrokerAdmission {
         Ok(Accepted { user, authorised: Some(authorised), owner, claim: Some(claim) })
     }
 
-    /// Makes the session of the client, which has `kept` from before.
+    /// Makes the session of the client, which has `detached_session` from before.
     fn admit(
         &mut self,
-        kept: Option<Box<DetachedSession>>,
+        detached_session: Option<Box<DetachedSession>>,
         claim: Arc<BrokerClaim>,
         authorised: AuthorisedSession,
         entering: &mut Entering<'_>,
@@ -138,12 +138,16 @@ impl BrokerAdmission {
         let at = core.shared.clock.timestamp(*now);
         let mut client = Box::new(MqttClient::new(&core.shared, hub, &core.outbox, admitted, at));
         let mut session = None;
-        match kept {
+        match detached_session {
             // The session of a deleted user is ended, and so is one that has expired together with its queue.
-            Some(kept) if engine.wants_session() && kept.belongs_to(user) && !kept.is_over(at) => {
-                session = Some(client.adopt(*kept));
+            Some(detached_session)
+                if engine.wants_session()
+                    && detached_session.belongs_to(user)
+                    && !detached_session.is_over(at) =>
+            {
+                session = Some(client.adopt(*detached_session));
             }
-            Some(kept) => hub.end(owner, client.vhost(), *kept, at),
+            Some(detached_session) => hub.end(owner, client.vhost(), *detached_session, at),
             None => {}
         }
         let is_resumed = session.is_some();
@@ -177,17 +181,17 @@ impl Admission for BrokerAdmission {
         if self.question.is_open() && !self.question.take_answered() {
             return Admitting::Waits;
         }
-        let Some(kept) = self.granted.take().or_else(|| claim.take_granted()) else {
+        let Some(detached_session) = self.granted.take().or_else(|| claim.take_granted()) else {
             return Admitting::Waits;
         };
         let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
         let identity = authorised.identity();
         if identity.is_asked() {
-            let wanted = kept.as_ref().filter(|_| entering.engine.wants_session());
+            let wanted = detached_session.as_ref().filter(|_| entering.engine.wants_session());
             let returning = Returning {
                 client_id: &accepted.owner.client_id,
                 exchange: &self.hub.config.exchange,
-                session: wanted.map(|kept| &kept.session),
+                session: wanted.map(|detached_session| &detached_session.session),
                 will_key: self.login.will_key.as_deref(),
             };
             let core = &mut *entering.core;
@@ -195,12 +199,12 @@ impl Admission for BrokerAdmission {
                 // The client has done its part in time, and there may be many questions.
                 core.deadline = Some(entering.now + core.shared.config.handshake_timeout);
                 accepted.authorised = Some(authorised);
-                self.granted = Some(kept);
+                self.granted = Some(detached_session);
                 return Admitting::Waits;
             }
         }
         accepted.claim = None;
-        self.admit(kept, claim, authorised, entering)
+        self.admit(detached_session, claim, authorised, entering)
     }
 
     fn leave(&mut self) {
@@ -222,7 +226,7 @@ fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(),
     authorised.check_read_queue(&queue)
 }
 
-/// Asks the user's authority about [`check_adoption`].
+/// Asks the user's auth backend about [`check_adoption`].
 async fn ask_to_adopt(broker: &Broker, identity: &Identity, owner: &Owner) {
     if let Ok(authorised) = broker.authorised(identity, &owner.vhost) {
         // A refusal is left to the claim.

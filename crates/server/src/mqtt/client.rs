@@ -25,7 +25,6 @@ use mqtt::{QoS, ReasonCode, packet};
 use sync::work;
 use transport::Outbox;
 
-use super::claims::{Owner, SessionUser};
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
 use super::hub::{BrokerClaim, Hub};
@@ -37,13 +36,14 @@ use super::received::{Note, PartialMessages, received_key};
 use super::repeating::WaitingRequest;
 use super::retained::Full;
 use super::session::{
-    ClientIdentity, Dismissal, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
 };
+use super::session_ownership::{Owner, SessionUser};
 use super::subscriptions::Subscriptions;
 use super::waiting::PendingAnswers;
-use crate::amqp::room::DiskRoom;
+use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
-use crate::question::OpenQuestion;
+use crate::pending_authorisation::OpenQuestion;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -65,13 +65,13 @@ pub(super) struct MqttClient {
     pub(super) tracer: Option<Box<Tracer>>,
     /// Publishes since the last flush.
     published: Vec<Published>,
-    pub(super) room: DiskRoom,
+    pub(super) publish_gate: PublishGate,
     pub(super) inbox: Arc<Inbox>,
     pub(super) sources: Vec<ConsumedQueue>,
     /// Serial number of the next source.
     pub(super) next_serial: u64,
     pub(super) subscriptions: Subscriptions,
-    pub(super) held: HashMap<u64, UnackedDelivery>,
+    pub(super) unacked: HashMap<u64, UnackedDelivery>,
     pub(super) restored: HashSet<u64>,
     pub(super) next_tag: u64,
     pub(super) groups: Vec<Box<str>>,
@@ -95,9 +95,9 @@ pub(super) struct MqttClient {
     pub(super) is_bridge: bool,
     /// Whether the exchange of clients' messages was missing when the client needed it: as in RabbitMQ its connection ends.
     misses_exchange: bool,
-    /// Asks the user's authority about the request that is under way, which is then repeated.
+    /// Asks the user's auth backend about the request that is under way, which is then repeated.
     pub(super) question: OpenQuestion,
-    /// That request, or one that goes on in the next turn. Nothing is read from the client while it waits.
+    /// That request, or one that continues in the next turn. Nothing is read from the client while it waits.
     pub(super) repeated: Option<WaitingRequest>,
     /// Why the session could not be resumed, once that is known.
     pub(super) not_resumed: Option<Refusal>,
@@ -147,12 +147,12 @@ impl MqttClient {
             session_user: Some(SessionUser::of(authorised.identity())),
             authorised,
             published: Vec::new(),
-            room: DiskRoom::new(Arc::clone(outbox)),
+            publish_gate: PublishGate::new(Arc::clone(outbox)),
             inbox: Inbox::new(outbox),
             sources: Vec::new(),
             next_serial: 0,
             subscriptions: Subscriptions::default(),
-            held: HashMap::new(),
+            unacked: HashMap::new(),
             restored: HashSet::new(),
             next_tag: super::detached::OWN_TAGS,
             groups: Vec::new(),
@@ -193,10 +193,10 @@ impl MqttClient {
     }
 
     /// Takes over a detached session, except its subscriptions; returns the engine's part.
-    pub(super) fn adopt(&mut self, kept: DetachedSession) -> Session {
+    pub(super) fn adopt(&mut self, detached_session: DetachedSession) -> Session {
         let DetachedSession {
             session,
-            held,
+            unacked,
             restored,
             next_tag,
             pending_retained,
@@ -206,8 +206,8 @@ impl MqttClient {
             user,
             merged_below,
             ..
-        } = kept;
-        (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
+        } = detached_session;
+        (self.unacked, self.restored, self.next_tag, self.groups) = (unacked, restored, next_tag, groups);
         (self.pending_retained, self.partial, self.moving, self.session_user) =
             (pending_retained, partial, moving, user);
         self.merged_below = merged_below;
@@ -220,7 +220,7 @@ impl MqttClient {
     }
 
     /// Whether the session is stored on disk.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn is_persistent(&self) -> bool {
         self.outlives() && self.store().is_some()
     }
 
@@ -247,13 +247,14 @@ impl MqttClient {
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
         }
-        let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_kept();
+        let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_persistent();
         if exactly_once {
             self.flush_published();
         }
         let hub = Arc::clone(&self.hub);
         // The note of a message of QoS 2 gets to the disk no later than the message.
-        let together = hub.store().filter(|_| exactly_once).map(|store| store.together());
+        let begin_ordered_round =
+            hub.store().filter(|_| exactly_once).map(|store| store.begin_ordered_round());
         // A large body, or one that is retained too, is shared; a small one is copied into the message.
         let payload =
             (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
@@ -270,9 +271,9 @@ impl MqttClient {
                 checked.inspect_err(|error| self.note_refused(error))?;
                 let payload = payload.clone();
                 let ticket = hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?;
-                if hub.store().is_some_and(|store| !store.has_room()) {
+                if hub.store().is_some_and(|store| !store.has_capacity()) {
                     // At QoS 0 nothing else makes the client wait for the disk.
-                    self.room.pause(self.vhost());
+                    self.publish_gate.pause(self.vhost());
                 }
                 ticket
             }
@@ -285,7 +286,7 @@ impl MqttClient {
             let matched = published.inspect_err(|error| self.note_refused(error))?;
             self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
         }
-        drop(together);
+        drop(begin_ordered_round);
         Ok(())
     }
 
@@ -342,7 +343,7 @@ impl MqttClient {
     }
 
     fn handed_over(&self, flushed: &Flushed) {
-        if self.room.after(flushed, self.vhost(), self.now)
+        if self.publish_gate.after(flushed, self.vhost(), self.now)
             && let Some(view) = &self.view
         {
             view.in_flow(self.now);
@@ -356,7 +357,7 @@ impl MqttClient {
 
     /// Like [`Self::write_down`], together with other changes that belong to it.
     pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
-        if !self.is_kept() {
+        if !self.is_persistent() {
             return None;
         }
         work::charge(WRITTEN_SUBSCRIPTION, session.subscription_count());
@@ -433,7 +434,7 @@ impl MqttSession for MqttClient {
 
     fn released(&mut self, packet_id: u16) {
         let key = received_key(&self.owner, packet_id);
-        let vhost = self.is_kept().then(|| self.vhost());
+        let vhost = self.is_persistent().then(|| self.vhost());
         let ticket =
             vhost.and_then(|vhost| vhost.note(|catalogue| catalogue.delete(Section::MqttReceived, key)));
         self.wait(Then::Complete { packet_id }, ticket.into());
@@ -460,7 +461,7 @@ impl MqttSession for MqttClient {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
-                return self.room.pause_for_turn();
+                return self.publish_gate.pause_for_turn();
             }
             self.flushed(&flushed);
         }
@@ -492,8 +493,8 @@ impl MqttSession for MqttClient {
         self.has_arrivals(engine) && self.may_be_traced()
     }
 
-    fn has_room(&self) -> bool {
-        self.room.is_there() && self.waiting.len() < MAX_WAITING && self.repeated.is_none()
+    fn has_capacity(&self) -> bool {
+        self.publish_gate.is_open() && self.waiting.len() < MAX_WAITING && self.repeated.is_none()
     }
 
     fn is_settled(&self) -> bool {
@@ -504,29 +505,29 @@ impl MqttSession for MqttClient {
         self.authorised.expires_at().map(|end| self.shared.clock.instant(end))
     }
 
-    fn handle_nudge(&mut self) -> Option<Dismissal> {
+    fn handle_nudge(&mut self) -> Option<CloseReason> {
         if self.authorised.identity().is_expired(self.now) {
             // MQTT has no way to renew a token (RabbitMQ 4 ends the connection likewise).
-            return Some(Dismissal::new(ReasonCode::MaximumConnectTime, "the token has expired"));
+            return Some(CloseReason::new(ReasonCode::MaximumConnectTime, "the token has expired"));
         }
         let is_superseded = self.claim.is_superseded();
         if is_superseded && !self.vhost().is_gone() {
-            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
+            return Some(CloseReason::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
         if is_superseded {
-            return Some(Dismissal::new(ReasonCode::AdministrativeAction, "the virtual host was deleted"));
+            return Some(CloseReason::new(ReasonCode::AdministrativeAction, "the virtual host was deleted"));
         }
         if self.has_lost_a_queue() {
             let text = "a queue of the session was deleted";
-            return Some(Dismissal::new(ReasonCode::AdministrativeAction, text));
+            return Some(CloseReason::new(ReasonCode::AdministrativeAction, text));
         }
         if self.misses_exchange {
-            return Some(Dismissal::new(ReasonCode::ImplementationSpecificError, MISSING_EXCHANGE));
+            return Some(CloseReason::new(ReasonCode::ImplementationSpecificError, MISSING_EXCHANGE));
         }
         if let Some(Refusal { reason, text }) = self.not_resumed {
-            return Some(Dismissal::new(reason, format!("the session cannot be resumed: {text}")));
+            return Some(CloseReason::new(reason, format!("the session cannot be resumed: {text}")));
         }
-        self.room.resume(self.vhost());
+        self.publish_gate.resume(self.vhost());
         self.repeat_publish()
     }
 
@@ -560,9 +561,9 @@ impl MqttSession for MqttClient {
             self.hub.publish_will(&self.owner, self.vhost(), author, &will, view, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
-        let kept = DetachedSession {
+        let detached_session = DetachedSession {
             session,
-            held: std::mem::take(&mut self.held),
+            unacked: std::mem::take(&mut self.unacked),
             restored: std::mem::take(&mut self.restored),
             next_tag: self.next_tag,
             pending_retained: std::mem::take(&mut self.pending_retained),
@@ -577,12 +578,12 @@ impl MqttSession for MqttClient {
             will: will.map(|will| PendingWill { will, user, external, due }),
         };
         // Before the release, as another connection may claim the session at once.
-        let left = if kept.expiry == 0 {
-            self.hub.end(&self.owner, self.vhost(), kept, self.now);
+        let left = if detached_session.expiry == 0 {
+            self.hub.end(&self.owner, self.vhost(), detached_session, self.now);
             None
         } else {
-            self.hub.write_down(&self.owner, self.vhost(), &kept);
-            Some(Box::new(kept))
+            self.hub.write_down(&self.owner, self.vhost(), &detached_session);
+            Some(Box::new(detached_session))
         };
         self.hub.release(&self.owner, &self.claim, left);
     }

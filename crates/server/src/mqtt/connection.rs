@@ -16,7 +16,7 @@ use super::admission::{Admission, Admitting, Entering, write};
 use super::delivering::Out;
 use super::login::{MqttLogin, MqttRefused};
 use super::message::MessageMapping;
-use super::session::{ClientIdentity, Dismissal, MqttSession, Refusal, Request, Then};
+use super::session::{ClientIdentity, CloseReason, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{ClientSession, OpenConnection, Opening};
@@ -199,7 +199,7 @@ impl MqttConnection {
             }
             self.core.outbox.append(|buf| buf.tail().extend_from_slice(&out));
             client.deliver(&mut self.engine);
-            if !self.core.outbox.has_room() || !client.has_deliverable(&self.engine) {
+            if !self.core.outbox.has_capacity() || !client.has_deliverable(&self.engine) {
                 break;
             }
         }
@@ -219,7 +219,7 @@ impl MqttConnection {
     /// Sets whether the client is read.
     fn set_intent(&mut self) {
         let MqttPhase::Open(client) = &self.phase else { return };
-        let reads = client.has_room() && self.blocked.is_none();
+        let reads = client.has_capacity() && self.blocked.is_none();
         self.intent = if reads { Intent::Run } else { Intent::Pause };
     }
 
@@ -244,9 +244,9 @@ impl MqttConnection {
     }
 
     /// Ends the connection from the server's side.
-    fn disconnect(&mut self, dismissal: &Dismissal) {
+    fn disconnect(&mut self, close_reason: &CloseReason) {
         let mut out = Vec::new();
-        let end = self.engine.disconnect(dismissal.reason, &dismissal.text, &mut out);
+        let end = self.engine.disconnect(close_reason.reason, &close_reason.text, &mut out);
         write(&self.core, out);
         if let Some(end) = end {
             self.ended(end);
@@ -292,7 +292,7 @@ impl MqttConnection {
         }
         let deadline = self.core.settle_deadline(now, SETTLE_TIMEOUT);
         if client.is_settled() || deadline <= now {
-            self.disconnect(&Dismissal::new(ReasonCode::ServerShuttingDown, "server is shutting down"));
+            self.disconnect(&CloseReason::new(ReasonCode::ServerShuttingDown, "server is shutting down"));
         }
     }
 }
@@ -458,11 +458,11 @@ impl ProtocolState for MqttConnection {
         self.advance(now);
         let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
-        if let Some(dismissal) = client.handle_nudge() {
-            return self.disconnect(&dismissal);
+        if let Some(close_reason) = client.handle_nudge() {
+            return self.disconnect(&close_reason);
         }
         if let Some(why) = self.core.take_close_reason() {
-            return self.disconnect(&Dismissal::new(ReasonCode::AdministrativeAction, String::from(why)));
+            return self.disconnect(&CloseReason::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
         if !self.core.shared.alarms.stand() {
             self.blocked = None;
@@ -470,7 +470,7 @@ impl ProtocolState for MqttConnection {
         self.after_batch(now);
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
             self.answer(now);

@@ -74,7 +74,7 @@ impl MqttClient {
         if !self.waiting.holds_messages() {
             self.deliver_retained(engine, &mut noted);
             let mut progress = true;
-            while progress && self.has_room(&noted) {
+            while progress && self.has_capacity(&noted) {
                 progress = false;
                 for at in 0..self.sources.len() {
                     progress |= self.deliver_from(at, engine, &mut noted);
@@ -101,7 +101,7 @@ impl MqttClient {
             return DiskPoint::default();
         }
         let Some(store) = self.store().cloned() else { return DiskPoint::default() };
-        let _together = store.together();
+        let _ordered = store.begin_ordered_round();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let lsn = self.move_out(moved);
         // Together: a topic that is no longer pending while no session has its message would be lost.
@@ -115,9 +115,9 @@ impl MqttClient {
     fn move_out(&mut self, mut moved: Vec<(u64, UnackedDelivery)>) -> Option<Lsn> {
         let mut until = None;
         for source in &self.sources {
-            let of_source = moved.extract_if(.., |(_, held)| Arc::ptr_eq(&held.queue, &source.queue));
+            let of_source = moved.extract_if(.., |(_, unacked)| Arc::ptr_eq(&unacked.queue, &source.queue));
             let (tags, deliveries): (Vec<u64>, Vec<Delivery>) =
-                of_source.map(|(tag, held)| (tag, held.delivery)).unzip();
+                of_source.map(|(tag, unacked)| (tag, unacked.delivery)).unzip();
             if tags.is_empty() {
                 continue;
             }
@@ -132,14 +132,14 @@ impl MqttClient {
         until
     }
 
-    pub(super) fn has_room(&self, noted: &Noted) -> bool {
-        noted.bytes.len() < MAX_NOTED && self.outbox.has_room() && self.may_be_traced()
+    pub(super) fn has_capacity(&self, noted: &Noted) -> bool {
+        noted.bytes.len() < MAX_NOTED && self.outbox.has_capacity() && self.may_be_traced()
     }
 
     /// Whether more messages can be delivered as far as tracing is concerned: always if nothing is traced, else
     /// while the turn lasts and there is room.
     pub(super) fn may_be_traced(&self) -> bool {
-        self.tracer.is_none() || (self.room.is_there() && !work::is_turn_over())
+        self.tracer.is_none() || (self.publish_gate.is_open() && !work::is_turn_over())
     }
 
     /// Traces a message that was taken from a queue.
@@ -158,9 +158,9 @@ impl MqttClient {
         let Some(tracer) = &mut self.tracer else { return };
         let flushed = tracer.flush(self.now);
         if flushed.unfinished || work::is_turn_over() {
-            self.room.pause_for_turn();
+            self.publish_gate.pause_for_turn();
         } else if flushed.full {
-            self.room.pause(self.authorised.vhost());
+            self.publish_gate.pause(self.authorised.vhost());
         } else if !self.authorised.vhost().is_traced() {
             self.tracer = None;
         }
@@ -171,7 +171,7 @@ impl MqttClient {
         let (key, needs_window) =
             (self.sources[at].key, self.sources[at].kind != SourceKind::Own(Class::Qos0));
         let mut taken = 0;
-        while taken < TURN && self.has_room(noted) && (!needs_window || engine.room() > 0) {
+        while taken < TURN && self.has_capacity(noted) && (!needs_window || engine.free_window() > 0) {
             let Some(delivery) = self.inbox.take(key) else { break };
             taken += 1;
             if self.vhost().is_traced() {
@@ -202,44 +202,44 @@ impl MqttClient {
                 let sent = self.outbox.append(|buf| {
                     engine.deliver_at_most_once(topic, retain, properties, payload, &mut Out(buf))
                 });
-                sent.unwrap_or(Err(Undeliverable::NoRoom))
+                sent.unwrap_or(Err(Undeliverable::NoCapacity))
             } else {
                 engine.deliver_at_most_once(topic, retain, properties, payload, &mut noted.bytes)
             };
             // A message too large for the client counts as sent (section 3.1.2.11.4), as does one for a closed
             // connection.
-            debug_assert!(sent != Err(Undeliverable::NoRoom) || self.outbox.is_closed());
+            debug_assert!(sent != Err(Undeliverable::NoCapacity) || self.outbox.is_closed());
             self.settle(at, delivery);
             return true;
         }
         let is_own = kind == SourceKind::Own(Class::Qos1);
         let tag = if is_own { delivery.position() } else { self.own_tag() };
-        let is_noted = message.qos == QoS::ExactlyOnce && self.is_kept();
+        let is_noted = message.qos == QoS::ExactlyOnce && self.is_persistent();
         let sent = if is_noted || !noted.bytes.is_empty() {
             engine.deliver(message, tag, &mut noted.bytes)
         } else {
             let sent = self.outbox.append(|buf| engine.deliver(message.clone(), tag, &mut Out(buf)));
-            sent.unwrap_or(Err(Undeliverable::NoRoom))
+            sent.unwrap_or(Err(Undeliverable::NoCapacity))
         };
-        let held = UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery };
+        let unacked = UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery };
         match sent {
             Ok(_) => {
                 noted.exactly_once |= is_noted;
                 if is_noted && !is_own {
                     // The session has it once that is recorded: until then, a crash would make its queue
                     // deliver it to another client.
-                    noted.moved.push((tag, held));
+                    noted.moved.push((tag, unacked));
                 } else {
-                    self.held.insert(tag, held);
+                    self.unacked.insert(tag, unacked);
                 }
                 true
             }
             Err(Undeliverable::TooLarge) => {
-                self.settle(at, held.delivery);
+                self.settle(at, unacked.delivery);
                 true
             }
-            Err(Undeliverable::NoRoom) => {
-                let UnackedDelivery { queue, delivery } = held;
+            Err(Undeliverable::NoCapacity) => {
+                let UnackedDelivery { queue, delivery } = unacked;
                 self.inbox.settled(self.sources[at].key, 1);
                 queue.requeue(vec![delivery], Returned::Failed, self.now);
                 false
@@ -253,7 +253,8 @@ impl MqttClient {
         let is_awaited = |stage: &Stage| matches!(stage, Stage::Published(_));
         let entry = engine.session().in_flight().find(|entry| entry.tag == tag);
         if entry.is_some_and(|entry| is_awaited(&entry.stage)) {
-            self.held.insert(tag, UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery });
+            self.unacked
+                .insert(tag, UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery });
         } else {
             self.settle(at, delivery);
         }
@@ -287,7 +288,7 @@ impl MqttClient {
             },
             SourceKind::Shared(subscription) => Verdict::of(&subscription),
         };
-        let expires = amqp.traits().expiration.and_then(|_| delivery.expires());
+        let expires = amqp.broker_properties().expiration.and_then(|_| delivery.expires());
         if expires.is_some_and(|at| at <= self.now) {
             return None;
         }
@@ -319,11 +320,11 @@ impl MqttClient {
     pub(super) fn give_up_positions(&mut self, engine: &mut Engine) {
         self.restored.clear();
         self.merged_below = 0;
-        let Self { held, next_tag, .. } = self;
+        let Self { unacked, next_tag, .. } = self;
         engine.session_mut().retag(|before| {
             let tag = (before < OWN_TAGS).then(|| take_tag(next_tag))?;
-            if let Some(unacked) = held.remove(&before) {
-                held.insert(tag, unacked);
+            if let Some(delivery) = unacked.remove(&before) {
+                unacked.insert(tag, delivery);
             }
             Some(tag)
         });
@@ -331,8 +332,8 @@ impl MqttClient {
 
     /// Called when the client has a message.
     pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
-        if let Some(held) = self.held.remove(&tag) {
-            self.done_with(held);
+        if let Some(unacked) = self.unacked.remove(&tag) {
+            self.done_with(unacked);
         }
         if let Some(topic) = self.pending_retained.acknowledged(tag) {
             self.clear_pending_retained(&topic);
@@ -345,10 +346,10 @@ impl MqttClient {
     }
 
     /// Acknowledges a message to its queue.
-    fn done_with(&mut self, held: UnackedDelivery) {
-        match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
-            Some(at) => self.settle(at, held.delivery),
-            None => _ = held.queue.ack(vec![held.delivery], self.now),
+    fn done_with(&mut self, unacked: UnackedDelivery) {
+        match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &unacked.queue)) {
+            Some(at) => self.settle(at, unacked.delivery),
+            None => _ = unacked.queue.ack(vec![unacked.delivery], self.now),
         }
     }
 
@@ -380,7 +381,7 @@ impl MqttClient {
 
     /// Whether a message has arrived that can be sent.
     pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
-        let window = engine.room() > 0;
+        let window = engine.free_window() > 0;
         !self.waiting.holds_messages()
             && !self.is_resuming()
             && self.sources.iter().any(|source| {

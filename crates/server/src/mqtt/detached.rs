@@ -8,15 +8,15 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
-use super::claims::{Detached, SessionUser};
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
+use super::session_ownership::{Detached, SessionUser};
 
 /// A session with its unsettled deliveries and pending messages.
 pub(super) struct DetachedSession {
     pub(super) session: Session,
     /// Messages in flight that their queues still count, by tag.
-    pub(super) held: HashMap<u64, UnackedDelivery>,
+    pub(super) unacked: HashMap<u64, UnackedDelivery>,
     /// Tags of messages that were in flight before a restart, and that their queue has not redelivered yet.
     pub(super) restored: HashSet<u64>,
     /// The next tag for a message without a position in the client's own queue.
@@ -38,7 +38,7 @@ pub(super) struct DetachedSession {
     pub(super) merged_below: u64,
     /// An earlier version has written it, and [`super::merging`] has not handled it yet.
     pub(super) is_merged: bool,
-    /// Seconds that the session outlives its connection; `u32::MAX` for ever.
+    /// Seconds that the session outlives its connection; `u32::MAX` forever.
     pub(super) expiry: u32,
     /// When the connection ended.
     pub(super) since: Timestamp,
@@ -46,7 +46,7 @@ pub(super) struct DetachedSession {
 }
 
 /// `x-expires`, in milliseconds, of the queue of a session that outlives its connection by `expiry` seconds;
-/// `None` for ever.
+/// `None` forever.
 pub(super) fn lease(expiry: u32) -> Option<u64> {
     (expiry != u32::MAX).then(|| u64::from(expiry) * 1000)
 }
@@ -63,7 +63,7 @@ pub(super) struct PendingWill {
     pub(super) will: StoredWill,
     /// The user that publishes it.
     pub(super) user: Box<str>,
-    /// The same, if another authority than the broker's own list has let it in. Such a will is not written down, and a
+    /// The same, if another auth backend than the broker's own list has let it in. Such a will is not written down, and a
     /// restart loses it: nobody vouches for that user any more.
     pub(super) external: Option<Identity>,
     pub(super) due: Timestamp,
@@ -102,7 +102,7 @@ impl DetachedSession {
     pub(super) fn new() -> Self {
         Self {
             session: Session::new(),
-            held: HashMap::new(),
+            unacked: HashMap::new(),
             restored: HashSet::new(),
             next_tag: OWN_TAGS,
             pending_retained: PendingRetained::default(),
@@ -301,7 +301,7 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 /// First byte of a stored session: the version of its format.
 const FORM: u8 = 3;
 
-/// The same, of a user that another authority than the broker's own list has let in.
+/// The same, of a user that another auth backend than the broker's own list has let in.
 const OF_EXTERNAL: u8 = 4;
 
 /// The format before the user was recorded, when `.` and `/` in topics were not distinguished.
@@ -349,18 +349,23 @@ mod tests {
             will: Some(&will),
         };
         let bytes = written.encode();
-        let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
-        assert!(kept.belongs_to(&alice) && !kept.belongs_to(&SessionUser::named("guest")));
-        assert_eq!((kept.merged_below, kept.is_merged), (7, false));
-        assert!(kept.session.subscriptions().eq(session.subscriptions()));
-        assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
-        assert_eq!((kept.will.as_ref(), kept.moving), (Some(&will), moving.to_vec()));
+        let detached_session = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
+        assert!(
+            detached_session.belongs_to(&alice) && !detached_session.belongs_to(&SessionUser::named("guest"))
+        );
+        assert_eq!((detached_session.merged_below, detached_session.is_merged), (7, false));
+        assert!(detached_session.session.subscriptions().eq(session.subscriptions()));
+        assert_eq!(
+            (detached_session.ends(), detached_session.due()),
+            (Some(Timestamp(61_000)), Some(Timestamp(1500)))
+        );
+        assert_eq!((detached_session.will.as_ref(), detached_session.moving), (Some(&will), moving.to_vec()));
         for cut in 0..bytes.len() {
             assert!(DetachedSession::decode(&bytes[..cut], Timestamp(9)).is_none(), "{cut} bytes");
         }
         let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
-        let kept = DetachedSession::decode(&open.encode(), Timestamp(9)).unwrap();
-        assert_eq!((kept.since, kept.due()), (Timestamp(9), None));
+        let detached_session = DetachedSession::decode(&open.encode(), Timestamp(9)).unwrap();
+        assert_eq!((detached_session.since, detached_session.due()), (Timestamp(9), None));
     }
 
     #[test]
@@ -389,9 +394,11 @@ mod tests {
             since: Some(Timestamp(1000)),
             will: Some(&will),
         };
-        let kept = DetachedSession::decode(&written.encode(), Timestamp(9)).unwrap();
-        assert!(kept.belongs_to(&user) && !kept.belongs_to(&SessionUser::named("alice")));
-        assert_eq!((kept.will, kept.is_merged), (None, false));
+        let detached_session = DetachedSession::decode(&written.encode(), Timestamp(9)).unwrap();
+        assert!(
+            detached_session.belongs_to(&user) && !detached_session.belongs_to(&SessionUser::named("alice"))
+        );
+        assert_eq!((detached_session.will, detached_session.is_merged), (None, false));
     }
 
     #[test]
@@ -407,9 +414,12 @@ mod tests {
         let will = [&[1, 0, 0][..], &[0; 8], &[0, 0, 0, 5], b"guest", &[0, 0, 0, 1], b"t", &[0; 8]].concat();
         let with_will = [&[WITHOUT_USER][..], &expiry, &since, &will, &[0; 4], &rest].concat();
         for (bytes, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
-            let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
-            assert_eq!((kept.user, kept.is_merged), (user.map(SessionUser::named), true));
-            assert!(kept.session.subscriptions().eq(session.subscriptions()));
+            let detached_session = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
+            assert_eq!(
+                (detached_session.user, detached_session.is_merged),
+                (user.map(SessionUser::named), true)
+            );
+            assert!(detached_session.session.subscriptions().eq(session.subscriptions()));
         }
     }
 }

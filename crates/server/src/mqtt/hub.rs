@@ -2,7 +2,7 @@
 //!
 //! Connections [claim](super::claims) sessions. A detached session is kept until it expires ([`Hub::expire`]). A session
 //! belongs to a user: another user who connects with the same client name is refused, and the connection that has the
-//! session goes on.
+//! session continues.
 //!
 //! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its
 //! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
@@ -23,17 +23,17 @@ use sync::{Mutex, Rank, RwLock, work};
 use tokio::sync::Notify;
 
 use super::MqttConfig;
-use super::claims::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
 use super::leftovers;
-use super::message::{Incoming, MessageMapping, lasting, to_amqp};
+use super::message::{Incoming, MessageMapping, stored_properties, to_amqp};
 use super::missing_exchange::MissingExchange;
 use super::native;
 use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
 use super::retained::{self, Retained, RetainedMessage};
+use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use crate::backend::Clock;
 use crate::registry::OpenConnection;
 
@@ -146,7 +146,7 @@ impl Hub {
     ) -> Result<(), ForeignSession> {
         let is_foreign =
             |holder: &SessionHolder| matches!(holder, SessionHolder::User(user) if claim.is_foreign_to(user));
-        // Whether another authority still knows its user cannot be asked, and so its session stays its own.
+        // Whether another auth backend still knows its user cannot be asked, and so its session stays its own.
         let may_come_back = |user: &SessionUser| user.is_external || self.broker.has_user(&user.name);
         // Users and permissions are checked before the list of sessions is locked (ARCHITECTURE.md, "Lock order").
         let holder = self.sessions.lock().claims.holder(owner);
@@ -207,22 +207,22 @@ impl Hub {
             if self.is_stopped.load(Ordering::Relaxed) {
                 return false;
             }
-            let Some((owner, mut kept)) = sessions.claims.take_due(now) else { return false };
+            let Some((owner, mut detached_session)) = sessions.claims.take_due(now) else { return false };
             work::charge(DUE_SESSION, 1);
-            work::charge(DUE_SUBSCRIPTION, kept.session.subscription_count());
+            work::charge(DUE_SUBSCRIPTION, detached_session.session.subscription_count());
             // No other virtual host has its name while one of its sessions is listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
-            if kept.ends().is_some_and(|end| end <= now) {
+            if detached_session.ends().is_some_and(|end| end <= now) {
                 // A client that connects meanwhile waits, lest its queue be deleted.
-                let by = sessions.claims.ending(&owner, kept.user.clone());
+                let by = sessions.claims.ending(&owner, detached_session.user.clone());
                 drop(sessions);
-                self.end(&owner, &vhost, *kept, now);
+                self.end(&owner, &vhost, *detached_session, now);
                 self.release(&owner, &by, None);
                 continue;
             }
-            let will = kept.will.take();
-            self.write_down(&owner, &vhost, &kept);
-            sessions.claims.keep(&owner, kept);
+            let will = detached_session.will.take();
+            self.write_down(&owner, &vhost, &detached_session);
+            sessions.claims.keep(&owner, detached_session);
             drop(sessions);
             if let Some(will) = will {
                 self.publish_will(&owner, &vhost, will.author(), &will.will, None, now);
@@ -236,25 +236,31 @@ impl Hub {
     pub(crate) fn release_deliveries(&self, now: Timestamp) {
         let mut sessions = self.sessions.lock();
         self.is_stopped.store(true, Ordering::Relaxed);
-        let held: Vec<_> = sessions
+        let unacked: Vec<_> = sessions
             .claims
             .detached_mut()
-            .flat_map(|kept| std::mem::take(&mut kept.held).into_values())
+            .flat_map(|detached_session| std::mem::take(&mut detached_session.unacked).into_values())
             .collect();
         drop(sessions);
-        for held in held {
-            held.queue.requeue(vec![held.delivery], Returned::Failed, now);
+        for unacked in unacked {
+            unacked.queue.requeue(vec![unacked.delivery], Returned::Failed, now);
         }
     }
 
     /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
-    pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: DetachedSession, now: Timestamp) {
-        let DetachedSession { held, pending_retained, groups, will, .. } = kept;
+    pub(super) fn end(
+        &self,
+        owner: &Owner,
+        vhost: &Arc<VirtualHost>,
+        detached_session: DetachedSession,
+        now: Timestamp,
+    ) {
+        let DetachedSession { unacked, pending_retained, groups, will, .. } = detached_session;
         if let Some(will) = will {
             self.publish_will(owner, vhost, will.author(), &will.will, None, now);
         }
-        for held in held.into_values() {
-            held.queue.requeue(vec![held.delivery], Returned::Failed, now);
+        for unacked in unacked.into_values() {
+            unacked.queue.requeue(vec![unacked.delivery], Returned::Failed, now);
         }
         for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
             // It may be gone already, or belong to another client by now.
@@ -278,16 +284,16 @@ impl Hub {
         &self,
         owner: &Owner,
         vhost: &VirtualHost,
-        kept: &DetachedSession,
+        detached_session: &DetachedSession,
     ) -> Option<Ticket> {
         let written = Written {
-            session: &kept.session,
-            moving: &kept.moving,
-            user: kept.user.as_ref(),
-            merged_below: kept.merged_below,
-            expiry: kept.expiry,
-            since: Some(kept.since),
-            will: kept.will.as_ref(),
+            session: &detached_session.session,
+            moving: &detached_session.moving,
+            user: detached_session.user.as_ref(),
+            merged_below: detached_session.merged_below,
+            expiry: detached_session.expiry,
+            since: Some(detached_session.since),
+            will: detached_session.will.as_ref(),
         };
         self.put_session(owner, vhost, written.encode())
     }
@@ -423,7 +429,7 @@ impl Hub {
             return Ok(all.clear(topic));
         }
         let expiry = message.properties.message_expiry_interval();
-        let properties = lasting(&message.properties);
+        let properties = stored_properties(&message.properties);
         let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
         all.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
     }
@@ -454,12 +460,12 @@ impl Hub {
                 Some(([vhost, _], _)) if self.broker.vhost(vhost).is_none() => {
                     orphans.push((Section::MqttSessions, key.to_vec()));
                 }
-                Some(([vhost, client_id], mut kept)) => {
+                Some(([vhost, client_id], mut detached_session)) => {
                     let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
-                    if kept.forget_what_did_not_move(store.opened_at()) {
+                    if detached_session.forget_what_did_not_move(store.opened_at()) {
                         changed.push(owner.clone());
                     }
-                    found.insert(owner, kept);
+                    found.insert(owner, detached_session);
                 }
                 None => wrong = Some(key.to_vec()),
             }
@@ -468,8 +474,8 @@ impl Hub {
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
         self.load_queues(&mut found, &mut changed, now);
         for owner in changed {
-            if let Some((kept, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
-                self.write_down(&owner, &vhost, kept);
+            if let Some((detached_session, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
+                self.write_down(&owner, &vhost, detached_session);
             }
         }
         orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
@@ -491,19 +497,20 @@ impl Hub {
         changed: &mut Vec<Owner>,
         now: Timestamp,
     ) {
-        for (owner, kept) in found {
+        for (owner, detached_session) in found {
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             let queues = [0, 1].map(|qos| vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)).ok());
-            if kept.give_up_positions(queues[1].as_ref().map_or(0, |queue| queue.next_position())) {
+            if detached_session.give_up_positions(queues[1].as_ref().map_or(0, |queue| queue.next_position()))
+            {
                 changed.push(owner.clone());
             }
-            if kept.expiry == 0 {
+            if detached_session.expiry == 0 {
                 continue;
             }
-            self.declare_groups(&vhost, kept, now);
+            self.declare_groups(&vhost, detached_session, now);
             // A crash may have left a queue without its session's expiry; earlier versions never set it.
             for queue in queues.iter().flatten() {
-                vhost.set_queue_expires(queue, lease(kept.expiry), now);
+                vhost.set_queue_expires(queue, lease(detached_session.expiry), now);
             }
         }
     }
@@ -517,14 +524,15 @@ impl Hub {
     ) {
         let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();
-        for (owner, mut kept) in found {
-            let shared = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
-            kept.groups = shared.map(Into::into).collect();
-            kept.groups.extend(groups_before.get(&owner).into_iter().flatten().cloned());
-            for queue in &kept.groups {
+        for (owner, mut detached_session) in found {
+            let shared =
+                detached_session.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+            detached_session.groups = shared.map(Into::into).collect();
+            detached_session.groups.extend(groups_before.get(&owner).into_iter().flatten().cloned());
+            for queue in &detached_session.groups {
                 *sessions.groups.entry((Arc::clone(&owner.vhost), queue.clone())).or_default() += 1;
             }
-            sessions.claims.keep(&Arc::new(owner), Box::new(kept));
+            sessions.claims.keep(&Arc::new(owner), Box::new(detached_session));
         }
         let groups = sessions.groups.keys().cloned().collect();
         drop(sessions);
@@ -546,10 +554,12 @@ impl Hub {
             let received = received::read_key(key).zip(Note::decode(value));
             let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
             match (found.get_mut(&owner), note.after_crash(end.0)) {
-                (Some(kept), AfterCrash::There) => kept.session.restore_received(packet_id),
-                (Some(kept), AfterCrash::InSome(queues)) => {
+                (Some(detached_session), AfterCrash::There) => {
+                    detached_session.session.restore_received(packet_id)
+                }
+                (Some(detached_session), AfterCrash::InSome(queues)) => {
                     partial.push((key.to_vec(), Note::Partial(queues.clone()).encode()));
-                    kept.partial.insert(packet_id, queues);
+                    detached_session.partial.insert(packet_id, queues);
                 }
                 (None, _) | (Some(_), AfterCrash::Lost) => lost.push(key.to_vec()),
             }
@@ -596,7 +606,7 @@ fn load_pending_retained(
     let scanned = store.catalogue().scan(Section::MqttPendingRetained, |key, _| {
         let read = pending_retained::read_key(key);
         match read.and_then(|(owner, topic)| Some((found.get_mut(&owner)?, topic))) {
-            Some((kept, topic)) => kept.pending_retained.restore(topic),
+            Some((detached_session, topic)) => detached_session.pending_retained.restore(topic),
             None => nobodys.push(key.to_vec()),
         }
     });

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use broker::{Consumer, ConsumerRoom, Delivery, Offer};
+use broker::{Consumer, ConsumerCapacity, Delivery, Offer};
 use slab::Slab;
 use sync::{Mutex, Rank};
 use transport::Outbox;
@@ -32,7 +32,7 @@ struct InboxQueue {
     unsettled: usize,
     /// Most messages here and unsettled; `None` if none have to be settled.
     limit: Option<usize>,
-    /// Its queue was told that there is no room.
+    /// Its queue was notified that there is no capacity.
     starved: bool,
     /// The queue was deleted.
     gone: bool,
@@ -147,23 +147,23 @@ impl InboxQueue {
 }
 
 impl Consumer for QueueConsumer {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let mut sources = self.inbox.sources.lock();
-        let Some(source) = find(&mut sources, self.key) else { return ConsumerRoom::Full };
+        let Some(source) = find(&mut sources, self.key) else { return ConsumerCapacity::Full };
         let before = source.arrived.len();
-        let room = loop {
+        let space = loop {
             if source.is_full() {
                 source.starved = true;
-                break ConsumerRoom::Full;
+                break ConsumerCapacity::Full;
             }
-            let Some(delivery) = offer.next() else { break ConsumerRoom::More };
+            let Some(delivery) = offer.next() else { break ConsumerCapacity::More };
             source.bytes += delivery.message().body_len();
             source.arrived.push_back(delivery);
         };
         if source.arrived.len() > before {
             self.inbox.outbox.nudge();
         }
-        room
+        space
     }
 
     fn cancelled(&self) {

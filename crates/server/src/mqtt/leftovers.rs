@@ -5,8 +5,8 @@ use std::sync::Arc;
 use broker::{Broker, Queue};
 use hashbrown::HashSet;
 
-use super::claims::Owner;
 use super::hub::{GROUP_PREFIX, NOBODY, QUEUE_PREFIX};
+use super::session_ownership::Owner;
 
 /// Deletes queues of clients without a stored session, and queues of shared subscriptions that no stored session shares
 /// (`groups`). Must be called before any client is served.

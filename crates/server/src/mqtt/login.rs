@@ -6,9 +6,9 @@ use mqtt::server::split_user_name;
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::MqttConfig;
-use super::claims::Owner;
 use super::hub::QUEUE_PREFIX;
 use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, to_amqp};
+use super::session_ownership::Owner;
 use crate::client::{ConnectionCore, Ending};
 
 /// Bytes of the longest client identifier: with prefix and suffix it becomes the name of a queue.

@@ -13,9 +13,9 @@ use hashbrown::{HashMap, HashSet};
 use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
-use super::claims::Owner;
 use super::detached::DetachedSession;
 use super::hub::{Hub, NOBODY, group_queue, queue_name};
+use super::session_ownership::Owner;
 
 use std::sync::Arc;
 
@@ -40,22 +40,24 @@ impl Hub {
         // The name of an old queue may be the present name for another filter.
         let groups: HashSet<(Arc<str>, String)> = found
             .iter()
-            .flat_map(|(owner, kept)| {
-                let queues = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+            .flat_map(|(owner, detached_session)| {
+                let queues =
+                    detached_session.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
                 queues.map(|queue| (Arc::clone(&owner.vhost), queue))
             })
             .collect();
-        for (owner, kept) in found {
+        for (owner, detached_session) in found {
             let Some(vhost) = self.broker().vhost(&owner.vhost) else { continue };
-            let has_dots = kept.session.subscriptions().any(|(filter, _)| filter.contains('.'));
-            if has_dots && std::mem::take(&mut kept.is_merged) {
-                separate_own((&vhost, exchange), owner, kept);
+            let has_dots = detached_session.session.subscriptions().any(|(filter, _)| filter.contains('.'));
+            if has_dots && std::mem::take(&mut detached_session.is_merged) {
+                separate_own((&vhost, exchange), owner, detached_session);
                 changed.push(owner.clone());
             }
             let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1)).ok();
             // An empty queue may have restarted its positions.
-            kept.merged_below = kept.merged_below.min(queue.map_or(0, |queue| queue.next_position()));
-            for (filter, _) in kept.session.subscriptions() {
+            detached_session.merged_below =
+                detached_session.merged_below.min(queue.map_or(0, |queue| queue.next_position()));
+            for (filter, _) in detached_session.session.subscriptions() {
                 let Some(before) = merged_group_queue(filter) else { continue };
                 if !groups.contains(&(Arc::clone(&owner.vhost), before.clone()))
                     && let Ok(queue) = vhost.queue(NOBODY, &before)
@@ -70,8 +72,13 @@ impl Hub {
 
     /// Declares the queues of a loaded session's shared subscriptions that are missing: an earlier version let them end with
     /// the server if the first client that shared them had a session that ended with its connection.
-    pub(super) fn declare_groups(&self, vhost: &Arc<VirtualHost>, kept: &DetachedSession, now: Timestamp) {
-        for (filter, _) in kept.session.subscriptions() {
+    pub(super) fn declare_groups(
+        &self,
+        vhost: &Arc<VirtualHost>,
+        detached_session: &DetachedSession,
+        now: Timestamp,
+    ) {
+        for (filter, _) in detached_session.session.subscriptions() {
             if group_queue(filter).is_some_and(|name| vhost.queue(NOBODY, &name).is_err()) {
                 declare_group((vhost, &self.config.exchange), filter, now);
             }
@@ -83,13 +90,14 @@ impl Hub {
 type At<'a> = (&'a Arc<VirtualHost>, &'a str);
 
 /// Rebinds the client's own queue.
-fn separate_own(at: At<'_>, owner: &Owner, kept: &mut DetachedSession) {
+fn separate_own(at: At<'_>, owner: &Owner, detached_session: &mut DetachedSession) {
     let (vhost, _) = at;
     let name = queue_name(&owner.client_id, 1);
     let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
-    kept.merged_below = queue.next_position();
+    detached_session.merged_below = queue.next_position();
     let own = || {
-        let all = kept.session.subscriptions().filter(|(_, one)| one.options.qos != QoS::AtMostOnce);
+        let all =
+            detached_session.session.subscriptions().filter(|(_, one)| one.options.qos != QoS::AtMostOnce);
         all.map(|(filter, _)| filter).filter(|filter| group_queue(filter).is_none())
     };
     let keys: HashSet<String> = own().map(filter_to_binding_key).collect();

@@ -292,11 +292,11 @@ impl Addressed<'_> {
 }
 
 /// The properties of a message that are of use after its publish packet.
-pub(super) fn lasting(properties: &mqtt::PacketProperties<'_>) -> PropertyList {
-    let lasting = properties
+pub(super) fn stored_properties(properties: &mqtt::PacketProperties<'_>) -> PropertyList {
+    let stored_properties = properties
         .iter()
         .filter(|property| !matches!(property, Property::MessageExpiryInterval(_) | Property::TopicAlias(_)));
-    lasting.fold(PropertyList::new(), PropertyList::with)
+    stored_properties.fold(PropertyList::new(), PropertyList::with)
 }
 
 pub(super) fn push_expiry(list: &mut PropertyList, left: Option<Duration>) {

@@ -2,7 +2,8 @@
 //! clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
-//!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
+//!   from there to its session; [`session`]: that as the connection sees it;
+//!   [`session_ownership`]: which connection has each session.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
 //!   that a message belongs to, by a [`filter_index`]. [`on_demand`]: what few sessions need takes no memory of the others.
 //! - [`upstream`]: sessions in front of an upstream.
@@ -22,7 +23,6 @@
 
 mod admission;
 mod broker_admission;
-mod claims;
 mod client;
 mod connection;
 mod delivering;
@@ -45,6 +45,7 @@ mod received;
 mod repeating;
 mod retained;
 mod session;
+mod session_ownership;
 mod subscribing;
 mod subscriptions;
 mod upstream;

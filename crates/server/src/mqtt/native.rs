@@ -45,7 +45,7 @@ pub(super) enum StoredForm {
 
 impl StoredForm {
     pub(super) fn of(message: &Message, compatibility: Compatibility) -> Self {
-        match message.traits().is_annotated {
+        match message.broker_properties().is_annotated {
             true => Self::Annotation,
             false if compatibility.annotates_mqtt() => Self::Plain,
             false => Self::Headers,
@@ -56,7 +56,7 @@ impl StoredForm {
 /// Has a publisher publish for an MQTT client.
 pub(super) fn publisher(publisher: Publisher, vhost: &VirtualHost) -> Publisher {
     let publisher = publisher.of(FrontEnd::Mqtt);
-    if vhost.compatibility().annotates_mqtt() { publisher.annotating() } else { publisher }
+    if vhost.compatibility().annotates_mqtt() { publisher.with_mqtt_annotation() } else { publisher }
 }
 
 /// Encodes the AMQP properties (flags and list).
@@ -67,7 +67,7 @@ pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Time
         (StoredForm::Annotation, Some(annotation)) => {
             headers.insert(ANNOTATION, FieldValue::LongString(annotation));
         }
-        (StoredForm::AnnotationHeader, Some(annotation)) if !is_told_whole(message) => {
+        (StoredForm::AnnotationHeader, Some(annotation)) if !is_complete(message) => {
             headers.insert(ANNOTATION_HEADER, FieldValue::ByteArray(annotation));
         }
         _ => {}
@@ -102,7 +102,7 @@ pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Time
 }
 
 /// Whether the properties and headers tell all of a message. Brokers may sort headers.
-fn is_told_whole(message: &Incoming<'_>) -> bool {
+fn is_complete(message: &Incoming<'_>) -> bool {
     let properties = &message.properties;
     let names = || properties.user_properties().map(|(name, _)| name);
     message.qos != QoS::ExactlyOnce
@@ -122,7 +122,7 @@ fn is_told_whole(message: &Incoming<'_>) -> bool {
 ///      properties but Topic Alias and Message Expiry Interval
 /// ```
 fn annotation(message: &Incoming<'_>) -> Option<Vec<u8>> {
-    let properties = message::lasting(&message.properties);
+    let properties = message::stored_properties(&message.properties);
     let properties = properties.as_properties();
     let is_plain = message.qos != QoS::ExactlyOnce && !message.retain && message.client_id.is_none();
     if is_plain && properties.is_empty() {

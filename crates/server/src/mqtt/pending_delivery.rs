@@ -13,7 +13,7 @@ use super::pending_retained::{PendingCopy, pending_key};
 use super::subscriptions::Verdict;
 
 /// Topics with nothing for the client that are handled before others get their turn, as nothing else stops there.
-const MOST_FOR_NOTHING: usize = 1_000;
+const MAX_EMPTY_TOPICS: usize = 1_000;
 
 impl MqttClient {
     /// Sends the retained messages that the client can take now.
@@ -29,7 +29,7 @@ impl MqttClient {
         while let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
             self.pending_retained.first()
         {
-            if for_nothing == MOST_FOR_NOTHING {
+            if for_nothing == MAX_EMPTY_TOPICS {
                 return self.outbox.nudge();
             }
             // The message has been cleared, or the subscription is gone.
@@ -43,11 +43,11 @@ impl MqttClient {
                 ..message.to_subscriber(&verdict, self.now)
             });
             let qos = copy.as_ref().map_or(QoS::AtMostOnce, |copy| copy.qos);
-            if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
+            if !self.has_capacity(noted) || (qos != QoS::AtMostOnce && engine.free_window() == 0) {
                 return;
             }
             let sent = copy.map(|copy| self.send_retained(copy, engine, noted));
-            if sent == Some(Err(Undeliverable::NoRoom)) {
+            if sent == Some(Err(Undeliverable::NoCapacity)) {
                 // The connection has ended.
                 return;
             }
@@ -57,7 +57,7 @@ impl MqttClient {
                 _ if !is_noted => {}
                 Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.pending_retained.sent(tag, topic),
                 // The session holds it from the next write on.
-                Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_kept() => {
+                Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_persistent() => {
                     noted.settled_retained.push(topic)
                 }
                 // A message that is too large for the client counts as sent.
@@ -74,12 +74,12 @@ impl MqttClient {
         noted: &mut Noted,
     ) -> Result<u64, Undeliverable> {
         let tag = self.own_tag();
-        let is_noted = copy.qos == QoS::ExactlyOnce && self.is_kept();
+        let is_noted = copy.qos == QoS::ExactlyOnce && self.is_persistent();
         let sent = if is_noted || !noted.bytes.is_empty() {
             engine.deliver(copy, tag, &mut noted.bytes)
         } else {
             let sent = self.outbox.append(|buf| engine.deliver(copy, tag, &mut Out(buf)));
-            sent.unwrap_or(Err(Undeliverable::NoRoom))
+            sent.unwrap_or(Err(Undeliverable::NoCapacity))
         };
         noted.exactly_once |= is_noted && sent.is_ok();
         sent.map(|_| tag)

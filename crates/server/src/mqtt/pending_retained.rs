@@ -5,7 +5,7 @@
 //! message has been replaced meanwhile, the client gets the later one; if it was cleared, nothing; and no old
 //! message is kept for a slow client. Each filter that matches a topic gets a copy of its own (section
 //! 3.3.1.3), however often a client subscribes with it. The memory of a client's pending copies is bounded by
-//! the retained topics, and by [`MOST_COPIES`] beyond one copy of each; above that, and after a restart, one
+//! the retained topics, and by [`MAX_COPIES`] beyond one copy of each; above that, and after a restart, one
 //! copy of a topic stands for all matching filters.
 //!
 //! Messages pending at QoS 1 and 2 for a session that outlives its connection are on disk
@@ -15,8 +15,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::claims::Owner;
 use super::disk;
+use super::session_ownership::Owner;
 
 /// The pending retained messages of one client.
 #[derive(Default)]
@@ -62,7 +62,7 @@ impl PendingRetained {
             before.filters.push(Arc::clone(filter));
         } else if before.filters.is_empty() || before.filters.contains(filter) {
             // A copy for this filter is pending already.
-        } else if self.more_copies < MOST_COPIES {
+        } else if self.more_copies < MAX_COPIES {
             before.filters.push(Arc::clone(filter));
             self.more_copies += 1;
         } else {
@@ -79,7 +79,7 @@ impl PendingRetained {
 
     /// Whether another topic may be recorded on disk.
     pub(super) fn may_note(&self) -> bool {
-        self.noted + self.sent.len() < MOST_NOTED
+        self.noted + self.sent.len() < MAX_NOTED
     }
 
     /// The next copy to be sent.
@@ -144,10 +144,10 @@ impl PendingRetained {
 /// Pending topics that one client may have on disk. They are written before the next confirm of any client,
 /// which more of them, for a subscription to everything, would delay. Further topics are pending only while the
 /// connection lasts.
-const MOST_NOTED: usize = 10_000;
+const MAX_NOTED: usize = 10_000;
 
 /// Pending copies that one client may have beyond one per topic, for overlapping filters: some 16 bytes each.
-const MOST_COPIES: usize = 10_000;
+const MAX_COPIES: usize = 10_000;
 
 /// The key of a client's pending topic.
 pub(super) fn pending_key(owner: &Owner, topic: &str) -> Vec<u8> {
@@ -211,11 +211,11 @@ mod tests {
         assert!(
             pending_retained.is_empty() && !pending_retained.needs("t") && pending_retained.more_copies == 0
         );
-        for number in 0..=MOST_COPIES {
+        for number in 0..=MAX_COPIES {
             add(&mut pending_retained, "t", true, &number.to_string());
         }
         add(&mut pending_retained, "u", true, "u");
-        assert_eq!((pending_retained.more_copies, pending_retained.topics.len()), (MOST_COPIES, 2));
+        assert_eq!((pending_retained.more_copies, pending_retained.topics.len()), (MAX_COPIES, 2));
         add(&mut pending_retained, "t", true, "one more");
         assert_eq!((pending_retained.more_copies, filters(&mut pending_retained)), (0, None));
         assert_eq!(filters(&mut pending_retained).as_deref(), Some("u"));
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_bounded_number_of_topics_is_on_disk() {
         let mut pending_retained = PendingRetained::default();
-        for number in 0..MOST_NOTED {
+        for number in 0..MAX_NOTED {
             assert!(pending_retained.may_note());
             add(&mut pending_retained, &number.to_string(), true, "#");
             add(&mut pending_retained, &number.to_string(), true, "#");

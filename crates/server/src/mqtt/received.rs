@@ -1,6 +1,6 @@
 //! Records on disk of received messages of QoS 2 that their clients have not released.
 //!
-//! A note is on disk before its message, since the catalogue is committed first (`store::Store::together`). So
+//! A note is on disk before its message, since the catalogue is committed first (`store::Store::begin_ordered_round`). So
 //! it states the log position that the message log must have reached for it to count; if a crash left the log
 //! shorter, the client sends the message again. A message is logged with a separate record for each of its
 //! queues, and a torn log may hold only some of them: then the message is published to the other queues alone.
@@ -45,8 +45,8 @@
 use broker::Share;
 use hashbrown::HashMap;
 
-use super::claims::Owner;
 use super::disk;
+use super::session_ownership::Owner;
 
 /// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]

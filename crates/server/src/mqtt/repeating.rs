@@ -1,4 +1,4 @@
-//! Requests that are repeated once the authority of the client's user has been asked about them, and requests that take more
+//! Requests that are repeated once the auth backend of the client's user has been asked about them, and requests that take more
 //! than a turn.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use super::client::MqttClient;
 use super::hub::{NOBODY, group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::retained::RetainedSearch;
-use super::session::{Dismissal, MqttSession as _, Request};
+use super::session::{CloseReason, MqttSession as _, Request};
 use super::subscriptions::Class;
 
 /// A request that waits for the answer.
@@ -96,7 +96,7 @@ impl WaitingPacket {
 
 impl MqttClient {
     /// Repeats the PUBLISH that waits, once it has been asked about. Returns why the connection has to end, if it has.
-    pub(super) fn repeat_publish(&mut self) -> Option<Dismissal> {
+    pub(super) fn repeat_publish(&mut self) -> Option<CloseReason> {
         if !self.question.take_answered() {
             return None;
         }
@@ -104,7 +104,7 @@ impl MqttClient {
             WaitingRequest::Publish(waiting) => {
                 let refusal = self.publish(&waiting.packet()).err()?;
                 if waiting.packet_id == 0 {
-                    return Some(Dismissal::new(refusal.reason, refusal.text));
+                    return Some(CloseReason::new(refusal.reason, refusal.text));
                 }
                 self.refuse(waiting.packet_id, refusal);
             }
@@ -114,7 +114,7 @@ impl MqttClient {
         None
     }
 
-    /// Goes on with the request that waits, unless it waits for an answer, or the turn is over.
+    /// Continues with the request that waits, unless it waits for an answer, or the turn is over.
     pub(super) fn go_on(&mut self, engine: &mut Engine) {
         if self.question.is_open() || work::is_turn_over() {
             return;
@@ -141,7 +141,7 @@ impl MqttClient {
     /// Leaves the rest of a request to the next turn.
     pub(super) fn leave_for_turn(&mut self, rest: WaitingRequest) {
         self.repeated = Some(rest);
-        self.room.pause_for_turn();
+        self.publish_gate.pause_for_turn();
     }
 
     /// Whether the subscriptions of a resumed session are not all known yet: its messages have to wait.
@@ -167,7 +167,7 @@ pub(super) struct Returning<'a> {
 }
 
 impl Returning<'_> {
-    /// Has the user's authority asked about all that [`MqttClient::resume`] needs, which is not repeated: about the
+    /// Has the user's auth backend asked about all that [`MqttClient::resume`] needs, which is not repeated: about the
     /// subscriptions, and about queues that are there, even without a session. And about the will, which is then published
     /// as soon as the client has gone. All questions are left at once, but for a topic after its exchange.
     ///

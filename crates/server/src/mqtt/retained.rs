@@ -123,9 +123,9 @@ impl Retained {
     /// Fails if the limit is reached even after all messages that have expired by `now` are removed.
     pub(super) fn set(&self, message: RetainedMessage, now: Timestamp) -> Result<Option<Ticket>, Full> {
         let mut tree = self.tree.write();
-        if !tree.has_room(&message) {
+        if !tree.has_capacity(&message) {
             tree.sweep(now).iter().for_each(|topic| _ = self.write_cleared(topic));
-            if !tree.has_room(&message) {
+            if !tree.has_capacity(&message) {
                 return Err(Full);
             }
         }
@@ -246,7 +246,7 @@ impl RetainedTree {
     }
 
     /// Whether a message fits into the memory limit.
-    pub(super) fn has_room(&self, message: &RetainedMessage) -> bool {
+    pub(super) fn has_capacity(&self, message: &RetainedMessage) -> bool {
         let mut node = Some(&self.root);
         let mut wanted = message.weight();
         for level in message.topic.split('/') {
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn they_take_a_bounded_room() {
+    fn they_take_bounded_memory() {
         let retained = nothing_retained();
         let large = vec![0; MAX_BYTES / 2];
         retained.set(message("a", &large), Timestamp(0)).unwrap();
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_expired_makes_room_and_what_has_not_stays() {
+    fn what_has_expired_frees_space_and_what_has_not_stays() {
         let retained = nothing_retained();
         let payload = Bytes::from(vec![0; MAX_BYTES / 3]);
         let large = |topic, expires: Option<u64>| RetainedMessage {

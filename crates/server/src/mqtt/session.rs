@@ -49,11 +49,11 @@ pub(super) trait MqttSession: Send {
     /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
     fn has_deliverable(&self, engine: &Engine) -> bool;
     /// Whether the client may be read. If not, the outbox is nudged when it may.
-    fn has_room(&self) -> bool;
+    fn has_capacity(&self) -> bool;
     /// Whether everything that was asked has been answered.
     fn is_settled(&self) -> bool;
     /// Called after the outbox was nudged; unless the connection has to end, [`Self::flush`] follows.
-    fn handle_nudge(&mut self) -> Option<Dismissal>;
+    fn handle_nudge(&mut self) -> Option<CloseReason>;
     /// The latest time at which to call [`MqttSession::handle_nudge`], if nothing nudges the outbox before.
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -84,7 +84,8 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// None yet: the user's authority is to be asked first. The request has changed nothing, and is repeated with the answer.
+    /// None yet: the user's auth backend is to be asked first. The request has changed nothing, and is repeated with the
+    /// answer.
     pub(super) const UNASKED: Self =
         Self { reason: ReasonCode::NotAuthorized, text: "the authority has not been asked" };
 }
@@ -97,13 +98,13 @@ pub(super) const MISSING_EXCHANGE: &str = "the exchange of MQTT clients does not
 
 /// Why the server ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Dismissal {
+pub(super) struct CloseReason {
     pub(super) reason: ReasonCode,
     /// For a client of 5.0.
     pub(super) text: Cow<'static, str>,
 }
 
-impl Dismissal {
+impl CloseReason {
     pub(super) fn new(reason: ReasonCode, text: impl Into<Cow<'static, str>>) -> Self {
         Self { reason, text: text.into() }
     }

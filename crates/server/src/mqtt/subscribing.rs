@@ -52,7 +52,7 @@ impl MqttClient {
         self.subscribe_rest(engine, subscribing);
     }
 
-    /// Goes on with a SUBSCRIBE, until its user's authority has to be asked first, or the turn is over.
+    /// Continues with a SUBSCRIBE, until its user's auth backend has to be asked first, or the turn is over.
     pub(super) fn subscribe_rest(&mut self, engine: &mut Engine, mut subscribing: WaitingSubscribe) {
         while !subscribing.requests.is_empty() || subscribing.search.is_some() {
             if work::is_turn_over() {
@@ -282,7 +282,8 @@ impl MqttClient {
                 return Err(error);
             }
         };
-        let pending_retained = self.held.values().filter(|held| Arc::ptr_eq(&held.queue, queue)).count();
+        let pending_retained =
+            self.unacked.values().filter(|unacked| Arc::ptr_eq(&unacked.queue, queue)).count();
         self.inbox.has_pending(key, pending_retained);
         let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
         self.sources.push(source);
@@ -299,7 +300,7 @@ impl MqttClient {
         self.unsubscribe_rest(engine, unsubscribing);
     }
 
-    /// Goes on with an UNSUBSCRIBE, until the turn is over.
+    /// Continues with an UNSUBSCRIBE, until the turn is over.
     pub(super) fn unsubscribe_rest(&mut self, engine: &mut Engine, mut unsubscribing: WaitingUnsubscribe) {
         while !unsubscribing.filters.is_empty() {
             if work::is_turn_over() {
@@ -402,7 +403,7 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Goes on restoring the subscriptions of a resumed session, until the turn is over.
+    /// Continues restoring the subscriptions of a resumed session, until the turn is over.
     ///
     /// # Errors
     /// As of [`Self::resume`].
@@ -449,8 +450,9 @@ impl MqttClient {
         let mut ticket = None;
         for message in messages {
             let is_needed = self.pending_retained.needs(&message.topic);
-            let is_lasting = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
-            let is_noted = is_lasting && (is_needed || self.pending_retained.may_note());
+            let is_persistent =
+                self.is_persistent() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
+            let is_noted = is_persistent && (is_needed || self.pending_retained.may_note());
             // Repeated subscriptions cause a single disk write.
             if is_noted && !is_needed {
                 let key = pending_key(&self.owner, &message.topic);

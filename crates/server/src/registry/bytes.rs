@@ -5,9 +5,9 @@ use parking_lot::Mutex;
 
 /// The state at the last look, if there was one.
 #[derive(Default)]
-pub(super) struct ByteRates(Mutex<Option<Box<Look>>>);
+pub(super) struct ByteRates(Mutex<Option<Box<ByteSample>>>);
 
-struct Look {
+struct ByteSample {
     at: Timestamp,
     received: u64,
     sent: u64,
@@ -19,14 +19,14 @@ impl ByteRates {
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {
-            *last = Some(Box::new(Look { at: now, received, sent, rates: (0.0, 0.0) }));
+            *last = Some(Box::new(ByteSample { at: now, received, sent, rates: (0.0, 0.0) }));
             return (0.0, 0.0);
         };
         let millis = now.0.saturating_sub(look.at.0);
         if millis >= STEP {
             let rate = |count: u64, before: u64| count.saturating_sub(before) as f64 * 1000.0 / millis as f64;
             let rates = (rate(received, look.received), rate(sent, look.sent));
-            **look = Look { at: now, received, sent, rates };
+            **look = ByteSample { at: now, received, sent, rates };
         }
         look.rates
     }

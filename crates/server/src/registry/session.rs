@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// A session of MQTT or STOMP. The connection's own task counts, and readers hold no lock.
 #[derive(Debug, Default)]
 pub struct ClientSession {
-    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` for ever.
+    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` forever.
     expiry: u32,
     /// Set after each batch of the client's requests.
     subscriptions: AtomicU32,
@@ -19,7 +19,7 @@ impl ClientSession {
         Self { expiry, ..Self::default() }
     }
 
-    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` for ever.
+    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` forever.
     pub fn expiry(&self) -> u32 {
         self.expiry
     }
@@ -68,8 +68,8 @@ mod tests {
         session.count_published();
         session.set_delivered(7);
         session.count_delivered();
-        let told = (session.expiry(), session.subscriptions(), session.published(), session.delivered());
-        assert_eq!(told, (60, 3, 1, 8));
+        let reported = (session.expiry(), session.subscriptions(), session.published(), session.delivered());
+        assert_eq!(reported, (60, 3, 1, 8));
         session.set_subscriptions(usize::MAX);
         assert_eq!(session.subscriptions(), u32::MAX);
     }

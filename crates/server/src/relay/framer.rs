@@ -20,7 +20,7 @@ pub(super) struct Framer {
     kind: FramerKind,
     /// A message has begun and not ended.
     within: bool,
-    /// Compresses messages that are whole in one frame; the first frame tells whether a message is compressed.
+    /// Compresses messages that are whole in one frame; the first frame says whether a message is compressed.
     pub(super) deflate: Option<Deflate>,
 }
 

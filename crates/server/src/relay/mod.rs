@@ -1,13 +1,13 @@
 //! Relays: any TCP server as a WebSocket endpoint.
 //!
 //! - [`RelayConfig`], [`Relay`]: the target of a relay, its clients, and its connection limits.
-//! - [`upstream`]: the connection to the upstream server, and the header that tells it the client's address.
+//! - [`upstream`]: the connection to the upstream server, and the header that gives it the client's address.
 //! - [`mod@run`]: a pair's lifetime, from a granted request to its end.
 //! - [`pump`]: the two directions.
 //! - [`plain`]: a relay without WebSocket, for protocols that only the upstream server speaks.
 //! - [`framer`]: turns bytes of the upstream into messages.
 //!
-//! Invariants: every byte arrives, once and in order, or the close frame's code tells that some did not; a side
+//! Invariants: every byte arrives, once and in order, or the close frame's code says that some did not; a side
 //! that does not read stops us from reading the other; an idle pair holds no buffer.
 
 mod close;

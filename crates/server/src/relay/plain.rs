@@ -15,7 +15,7 @@ use transport::{Outbox, Stream};
 use super::Relay;
 use super::pending::Pending;
 use super::upstream::connect;
-use crate::server::{Listed, Newcomer, Shared};
+use crate::server::{AcceptedConnection, Listed, Shared};
 
 /// Bytes per read, on the stack. Bytes that the other side does not accept are kept, and reading stops.
 const READ: usize = 16 * 1024;
@@ -44,9 +44,14 @@ impl fmt::Display for PlainRelayEnd {
 
 /// Joins a client to the upstream server of `relay`. A client that cannot be served is closed without an error,
 /// as its protocol is not known here.
-pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: Stream, newcomer: Newcomer) {
-    let record = shared.record(&newcomer);
-    let Newcomer { id, peer, lease, .. } = newcomer;
+pub(crate) async fn run_plain(
+    shared: Arc<Shared>,
+    relay: Arc<Relay>,
+    client: Stream,
+    accepted: AcceptedConnection,
+) {
+    let record = shared.record(&accepted);
+    let AcceptedConnection { id, peer, lease, .. } = accepted;
     // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;

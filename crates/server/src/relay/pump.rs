@@ -235,8 +235,8 @@ where
 
     fn read_client(&mut self, cx: &mut Context<'_>) -> bool {
         SCRATCH.with_borrow_mut(|scratch| {
-            let kept = self.left.len();
-            let mut buf = ReadBuf::new(&mut scratch.input[kept..]);
+            let carried = self.left.len();
+            let mut buf = ReadBuf::new(&mut scratch.input[carried..]);
             match Pin::new(&mut self.client).poll_read(cx, &mut buf) {
                 Poll::Pending => return false,
                 Poll::Ready(Err(error)) => {
@@ -252,8 +252,8 @@ where
                 return true;
             }
             self.pings.received(Instant::now());
-            scratch.input[..kept].copy_from_slice(&self.left);
-            self.pass_on(cx, &scratch.input[..kept + read], &mut scratch.output);
+            scratch.input[..carried].copy_from_slice(&self.left);
+            self.pass_on(cx, &scratch.input[..carried + read], &mut scratch.output);
             true
         })
     }
@@ -342,7 +342,7 @@ where
         match self.to_client.poll(&mut self.client, cx) {
             Poll::Pending => return false,
             Poll::Ready(Err(error)) => {
-                // Replaces any earlier reason: the client can no longer be told one.
+                // Replaces any earlier reason: the client can no longer be given one.
                 self.reason = Some(RelayEnd::ClientFailed(error));
                 return true;
             }

@@ -16,7 +16,7 @@ use super::close::RelayEnd;
 use super::pump::Pump;
 use super::upstream::connect;
 use super::{Relay, RelayConfig};
-use crate::server::{Listed, Newcomer, Shared};
+use crate::server::{AcceptedConnection, Listed, Shared};
 use crate::websocket::answer_refusal;
 
 /// Joins a client, whose request was granted with `answer`, to the upstream server of `relay`. Connects there
@@ -25,12 +25,12 @@ pub(crate) async fn run(
     shared: Arc<Shared>,
     relay: Arc<Relay>,
     mut client: Stream,
-    newcomer: Newcomer,
+    accepted: AcceptedConnection,
     answer: Vec<u8>,
     deflate: Option<Deflate>,
     ping_interval: Duration,
 ) {
-    let Newcomer { id, peer, lease, .. } = newcomer;
+    let AcceptedConnection { id, peer, lease, .. } = accepted;
     // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;

@@ -1,4 +1,4 @@
-//! Clients that go on in another process, with their sockets, while this one drains; and those that come from such a one.
+//! Clients that continue in another process, with their sockets, while this one drains; and those that come from such a one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{mpsc, oneshot};
 use transport::{Ended, Outbox, Peer, Stream, Transit, drive_on, linger};
 
-use super::{Listed, Newcomer, Server, Shared, reason_of};
+use super::{AcceptedConnection, Listed, Server, Shared, reason_of};
 use crate::access::Transport;
 use crate::amqp::connection::{AmqpConnection, ConnectionState, SHUTDOWN, closing};
 use crate::client::{ClientConnection, ProtocolState};
@@ -29,7 +29,7 @@ pub struct DepartingClient {
 }
 
 impl DepartingClient {
-    /// The state with which the other process goes on. It has the client's password or token, and is for nobody else.
+    /// The state with which the other process continues. It has the client's password or token, and is for nobody else.
     ///
     /// # Errors
     /// There is more than [`MAX_CLIENT_STATE`].
@@ -48,7 +48,7 @@ impl fmt::Debug for DepartingClient {
     }
 }
 
-/// Why a client of another process cannot go on here.
+/// Why a client of another process cannot continue here.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The state is none that this version knows.
@@ -63,7 +63,7 @@ pub enum ResumeError {
 }
 
 impl Server {
-    /// Has the clients that can go on in another process leave for it when the server drains. To be called before
+    /// Has the clients that can continue in another process leave for it when the server drains. To be called before
     /// [`Server::drain`].
     pub fn hand_over_to(&self, successor: mpsc::Sender<DepartingClient>) {
         *self.shared.successor.lock() = Some(successor);
@@ -72,7 +72,7 @@ impl Server {
     /// Serves a client that another process has handed over. Must be called within a runtime.
     ///
     /// # Errors
-    /// It cannot go on.
+    /// It cannot continue.
     pub fn resume(&self, state: &[u8], socket: OwnedFd) -> Result<(), ResumeError> {
         let state: ConnectionState = serde_json::from_slice(state)?;
         let stream = Stream::from_socket(socket)?;
@@ -117,7 +117,7 @@ impl Shared {
     }
 
     /// Finishes a connection whose socket another process is to have; returns why it ended. If that process does not take it,
-    /// the client is told that it is closed, unless it has half a frame.
+    /// the client is notified that it is closed, unless it has half a frame.
     async fn leave(&self, state: Option<ConnectionState>, mut stream: Stream, transit: Transit) -> String {
         let Some(state) = state else { return "closed".to_owned() };
         let is_between_frames = transit.output.is_empty();
@@ -152,13 +152,14 @@ async fn resume(
     let lease = shared.counter.resume(peer.ip());
     let transport = Transport { protocol: FrontEnd::default(), websocket: false, tls: false };
     let since = Instant::now();
-    let newcomer = Newcomer { id, peer, transport, lease, since, local: state.local, external: None };
+    let accepted =
+        AcceptedConnection { id, peer, transport, lease, since, local: state.local, external: None };
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
     let output = std::mem::take(&mut state.output);
     outbox.append(|buf| buf.push(output.into()));
     let input = std::mem::take(&mut state.input);
     let resume = |core| AmqpConnection::resume(core, credentials, state, since);
-    let mut connection = ClientConnection::resume(&shared, newcomer, &outbox, resume);
+    let mut connection = ClientConnection::resume(&shared, accepted, &outbox, resume);
     let listed = Listed::new(&shared, id, &outbox);
     let limits = (shared.config.outbox_limit, shared.config.write_timeout);
     let ended = drive_on(&mut stream, &mut connection, &outbox, limits, (&*input).into()).await;

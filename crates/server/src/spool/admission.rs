@@ -2,8 +2,8 @@
 //! logins that the spool remembers.
 //!
 //! The upstream is asked first. If it has not decided within a second, or is known to be away, a client whose credentials it
-//! has accepted lately goes on without; whether it may publish is decided with its virtual host, by a rule and by an acceptance
-//! for that virtual host. A client without these waits for the upstream, as without a spool.
+//! has accepted lately continues without; whether it may publish is decided with its virtual host, by a rule and by an
+//! acceptance for that virtual host. A client without these waits for the upstream, as without a spool.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use transport::{InnerOutbox, Outbox};
 use super::Spool;
 use super::local::LocalSpool;
 use super::provisional::{AskUpstream, verify_later};
-use super::refusals::is_lasting;
+use super::refusals::is_permanent;
 use super::rules::SpooledExchanges;
 use super::session::SpoolingSession;
 use crate::amqp::session::BackendSession;
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     /// Checks the credentials of an AMQP client by asking the upstream. If that takes long, and the spool remembers them, the
-    /// client may go on to open a virtual host meanwhile.
+    /// client may continue to open a virtual host meanwhile.
     ///
     /// # Errors
     /// The upstream refuses them, or cannot be asked.
@@ -253,7 +253,7 @@ fn refused(
 ) -> LoginError {
     match (&refusal, vhost) {
         (Refusal::Login(_), _) => local.logins().refused(None, credentials),
-        (Refusal::Fault(fault), Some(vhost)) if is_lasting(fault, vhost) => {
+        (Refusal::Fault(fault), Some(vhost)) if is_permanent(fault, vhost) => {
             local.logins().refused(Some(vhost), credentials);
         }
         (Refusal::Fault(_), _) => {}
@@ -261,7 +261,7 @@ fn refused(
     refusal.into()
 }
 
-/// Goes on to ask while nobody waits for the answer, until that is dropped.
+/// Continues to ask while nobody waits for the answer, until that is dropped.
 fn in_background<T: Send + 'static>(asking: Asking<T>) -> Asking<T> {
     Box::pin(Background(tokio::spawn(asking)))
 }

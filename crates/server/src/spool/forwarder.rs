@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use amqp::{Credentials, Fault, ReplyCode};
 use broker::{Delivery, Queue, Waiter};
-use spool::{BacklogId, Blame, Forwarding, ForwardingLimits, MessageRefusal};
+use spool::{BacklogId, FaultCertainty, Forwarding, ForwardingLimits, MessageRefusal};
 use sync::work;
 use tokio::time::Sleep;
 
@@ -20,7 +20,7 @@ use super::UpstreamAccess;
 use super::link::{SpoolLink, SpoolStep};
 use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
-use super::refusals::is_lasting;
+use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
@@ -41,7 +41,7 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause while the upstream is unreachable.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after it has refused the login for good, or a local queue has failed, unless a client logs in meanwhile.
+/// Pause after it has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time limit for the upstream's answer when the connection is closed.
@@ -121,8 +121,8 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 (fault, if is_local { LONG_PAUSE } else { pause })
             }
             Err(OpenError::Refused(fault)) => {
-                let is_lasting = forwarder.login_refused(&asked, &fault);
-                (fault, if is_lasting { LONG_PAUSE } else { pause })
+                let is_permanent = forwarder.login_refused(&asked, &fault);
+                (fault, if is_permanent { LONG_PAUSE } else { pause })
             }
             Err(OpenError::Unreachable(fault)) => (fault, pause),
         };
@@ -207,13 +207,13 @@ impl Forwarder {
     /// something.
     fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) -> bool {
         let vhost = self.queue.vhost();
-        let is_lasting = is_lasting(fault, vhost);
-        if is_lasting {
+        let is_permanent = is_permanent(fault, vhost);
+        if is_permanent {
             // Refused credentials are no good for any virtual host.
             let vhost = (fault.code != ReplyCode::AccessRefused).then_some(vhost);
             self.local.logins().refused(vhost, credentials);
         }
-        is_lasting && !self.queue.login_refused(credentials)
+        is_permanent && !self.queue.login_refused(credentials)
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
@@ -266,8 +266,8 @@ impl Forwarder {
         }
         let of_close = |fault: &Fault| MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
         let close = fault.as_ref().map(of_close);
-        // Before a message is blamed, the fault has to come again where no other client may cause it.
-        let is_suspicious = close.as_ref().is_some_and(|close| close.blame() != Blame::None);
+        // Before a message is blamed, the fault has to occur again where no other client may cause it.
+        let is_suspicious = close.as_ref().is_some_and(|close| close.certainty() != FaultCertainty::None);
         let is_suspect = !is_isolated && is_suspicious && self.forwarding.in_flight() > 0;
         let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
         let now = transport::now();
@@ -344,7 +344,7 @@ impl Forwarder {
         self.heard_at = now;
     }
 
-    /// Does what is due at the beginning of a turn. The time without an answer begins anew as long as none is outstanding.
+    /// Does what is due at the beginning of a turn. The time without an answer begins again as long as none is outstanding.
     pub(super) fn begin_turn(&mut self, is_open: bool, now: Instant) {
         self.forwarding.handle_deadline(now);
         if is_open && self.forwarding.in_flight() == 0 {

@@ -168,9 +168,9 @@ impl SpoolLink {
     ) -> Result<usize, Fault> {
         let mut published = 0;
         while !work::is_turn_over() {
-            if !self.client.has_room() {
+            if !self.client.has_capacity() {
                 self.client.flush(now)?;
-                if !self.client.has_room() {
+                if !self.client.has_capacity() {
                     break;
                 }
             }
@@ -209,7 +209,7 @@ fn closed(
     now: Instant,
 ) -> Result<(), Fault> {
     let refusal = MessageRefusal { code: close.reply_code, text: close.reply_text.to_owned() };
-    if refusal.is_for_good() && forwarder.refused(channel, refusal, now) {
+    if refusal.is_permanent() && forwarder.refused(channel, refusal, now) {
         return Ok(());
     }
     Err(announced(close))

@@ -39,7 +39,7 @@ pub use self::status::SpoolStatus;
 const VHOST: &str = "/";
 const USER: &str = "guest";
 
-/// The queue of messages that the upstream has refused for good.
+/// The queue of messages that the upstream has refused permanently.
 const PARKED: &str = "parked";
 
 /// The arguments by which the other queues tell whose messages they have, and backlogs for which destinations: those without a
@@ -129,7 +129,7 @@ impl LocalSpool {
         let mut queues = SpoolQueues::new();
         for (key, queue) in main {
             if queue.message_count() == 0 && backlogs.iter().all(|(of, ..)| *of != key) {
-                // Users may come and go; one that comes again gets another.
+                // Users may come and go; one that returns gets another.
                 self.delete(&queue);
                 continue;
             }

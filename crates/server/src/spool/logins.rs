@@ -316,7 +316,7 @@ impl RememberedLogins {
         }
     }
 
-    /// Writes the file anew; returns whether that has worked. To be called where waiting for the disk is allowed.
+    /// Writes the file again; returns whether that has worked. To be called where waiting for the disk is allowed.
     fn write(&self) -> bool {
         let Some(path) = &self.path else {
             self.state.lock().is_dirty = false;
@@ -365,7 +365,7 @@ impl LoginState {
         }
     }
 
-    /// The comparison of a password, joined to one that goes on already; `None` if too many wait.
+    /// The comparison of a password, joined to one that is already under way; `None` if too many wait.
     fn comparison(&mut self, fingerprint: Fingerprint, user: &str) -> Option<Arc<OnceCell<bool>>> {
         self.comparisons.retain(|_, comparison| comparison.outcome.strong_count() > 0);
         if let Some(comparison) = self.comparisons.get(&fingerprint) {

@@ -7,7 +7,7 @@
 //! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
 //!   order of messages, retries and refusals are decided by the crate `spool`.
 //! - [`mode`]: whether an operator has paused the spool, or drains it.
-//! - [`parking`]: messages that the upstream refuses for good. [`selection`]: the choice of
+//! - [`parking`]: messages that the upstream refuses permanently. [`selection`]: the choice of
 //!   messages by user and virtual host.
 //!
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
@@ -225,7 +225,7 @@ impl Spool {
         self.local.queues().iter().map(|queue| self.local.status(queue)).collect()
     }
 
-    /// Number of messages that the upstream has refused for good.
+    /// Number of messages that the upstream has refused permanently.
     pub fn parked(&self) -> u64 {
         self.local.parked().count()
     }
@@ -258,7 +258,7 @@ impl Spool {
         let mut count = 0;
         for (answer, queue) in asked {
             let rest = deadline.saturating_duration_since(std::time::Instant::now());
-            // A forwarder that has panicked, or ends, answers nothing; what it has read comes again with the next start.
+            // A forwarder that has panicked, or ends, answers nothing; what it has read is redelivered after the next start.
             let by_forwarder = if queue.has_forwarder() { answer.recv_timeout(rest).ok() } else { None };
             count += by_forwarder.unwrap_or_else(|| self.local.purge(&queue));
         }

@@ -1,4 +1,4 @@
-//! Messages that the upstream refuses for good are in a local queue, with the reason in their headers.
+//! Messages that the upstream refuses permanently are in a local queue, with the reason in their headers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -316,7 +316,7 @@ impl Waiter for Loaded {
     }
 }
 
-/// The record of a message that is accepted again: its age begins anew, or an old message would block publishers.
+/// The record of a message that is accepted again: its age begins again, or an old message would block publishers.
 fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
     let mut bytes = Vec::new();
     let message = SpooledMessage { accepted_at: now.0, ..envelope.message() };

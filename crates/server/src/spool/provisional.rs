@@ -15,7 +15,7 @@ use transport::Outbox;
 use super::admission::Asking;
 use super::local::SpoolQueue;
 use super::logins::Fingerprint;
-use super::refusals::is_lasting;
+use super::refusals::is_permanent;
 use crate::backend::LoginError;
 
 /// First pause before the upstream is asked again. Each answer that decides nothing doubles it.
@@ -121,7 +121,7 @@ async fn verify(
         match asking.await {
             Ok(()) => break Ok(()),
             Err(LoginError::Refused { text, .. }) => break Err(Fault::new(ReplyCode::AccessRefused, text)),
-            Err(LoginError::Failed(fault)) if is_lasting(&fault, queue.vhost()) => break Err(fault),
+            Err(LoginError::Failed(fault)) if is_permanent(&fault, queue.vhost()) => break Err(fault),
             Err(LoginError::Failed(fault)) => {
                 tracing::debug!(user = queue.user(), vhost = queue.vhost(), %fault, "login not verified yet");
             }

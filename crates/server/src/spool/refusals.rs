@@ -1,11 +1,11 @@
-//! Refusals of credentials that the upstream has accepted before: for good, or for now.
+//! Refusals of credentials that the upstream has accepted before: permanently, or for now.
 
 use amqp::{Fault, ReplyCode};
 
 /// Whether the user may not log in, or not enter the virtual host, until an operator changes that. Anything else may be over
 /// soon: RabbitMQ answers with 530 NOT_ALLOWED, too, if a limit on connections is reached, if the virtual host is down on its
 /// node, or if a service that it asks about permissions is away.
-pub(super) fn is_lasting(fault: &Fault, vhost: &str) -> bool {
+pub(super) fn is_permanent(fault: &Fault, vhost: &str) -> bool {
     match fault.code {
         ReplyCode::AccessRefused => true,
         ReplyCode::NotAllowed => denies_vhost(&fault.text, vhost),
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn only_a_refusal_of_the_user_lasts() {
         let not_allowed =
-            |text: &str| is_lasting(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), "orders");
+            |text: &str| is_permanent(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), "orders");
         for text in ["access to vhost 'orders' refused for user 'edge'", "vhost orders not found"] {
             assert!(not_allowed(text), "{text}");
         }
@@ -46,7 +46,7 @@ mod tests {
         ] {
             assert!(!not_allowed(text), "{text}");
         }
-        assert!(is_lasting(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
-        assert!(!is_lasting(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
+        assert!(is_permanent(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
+        assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
     }
 }

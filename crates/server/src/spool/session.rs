@@ -33,7 +33,7 @@ use super::provisional::ProvisionalLogin;
 use super::rules::SpooledExchanges;
 use crate::alarms::Blocked;
 use crate::amqp::incomplete::Holding;
-use crate::amqp::room::DiskRoom;
+use crate::amqp::publish_gate::PublishGate;
 use crate::amqp::session::BackendSession;
 use crate::client::OutboxWaiter;
 use crate::server::Shared;
@@ -75,7 +75,7 @@ pub(super) struct SpoolingSession {
     /// Publishes that are not known to be on disk, in order.
     waiting: VecDeque<(Lsn, Vec<SpooledPublish>)>,
     /// Pauses while the disk falls behind, or until the next turn.
-    room: DiskRoom,
+    publish_gate: PublishGate,
     /// The share of the room for incomplete messages.
     incomplete: Holding,
     /// Set while an alarm of the spool blocks the client.
@@ -139,7 +139,7 @@ impl SpoolingSession {
             contents: UnfinishedContents::default(),
             unflushed: Vec::new(),
             waiting: VecDeque::new(),
-            room: DiskRoom::new(Arc::clone(&outbox)),
+            publish_gate: PublishGate::new(Arc::clone(&outbox)),
             incomplete: Holding::new(&shared.incomplete, &outbox),
             blocked: None,
             takes_blocked: request.capabilities.connection_blocked,
@@ -173,7 +173,7 @@ impl SpoolingSession {
     /// Passes answers of the upstream on, as far as the client reads.
     fn pass_answers(&mut self) {
         let (waiting, mut has_passed) = (self.contents.waiting(), false);
-        while self.outbox.has_room() && self.from_inner.read(&mut self.received) {
+        while self.outbox.has_capacity() && self.from_inner.read(&mut self.received) {
             let (connection, refused) = (&mut self.connection, &mut self.refused);
             let is_blocked = self.blocked.is_some();
             let client = (&mut self.channels, &mut self.contents);
@@ -195,7 +195,7 @@ impl SpoolingSession {
             self.received = Vec::new();
         }
         if (has_passed && !self.refused.is_empty()) || self.contents.waiting() < waiting {
-            // Closing goes on after a nudge, and it is worth asking again whether there is room.
+            // Closing continues after a nudge, and it is worth asking again whether there is room.
             self.outbox.nudge();
         }
     }
@@ -244,8 +244,8 @@ impl SpoolingSession {
         self.from_inner.register(&self.waker);
         let outcome = if self.from_inner.take_nudge() { self.inner.handle_nudge(now) } else { Ok(()) };
         self.pass_answers();
-        if self.from_inner.take_room() {
-            self.inner.handle_room(now);
+        if self.from_inner.take_capacity() {
+            self.inner.handle_capacity(now);
             self.pass_answers();
         }
         outcome.and_then(|()| self.go_on_refusing(now))
@@ -284,7 +284,7 @@ impl BackendSession for SpoolingSession {
     }
 
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
-        self.room.is_there()
+        self.publish_gate.is_open()
             && self.blocked.is_none()
             && self.refused.take(frame)
             && self.inner.takes(frame, now)
@@ -300,7 +300,7 @@ impl BackendSession for SpoolingSession {
 
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.after_disk();
-        self.room.resume(self.local.vhost());
+        self.publish_gate.resume(self.local.vhost());
         self.flush_spooled(now);
         self.incomplete.look(now);
         self.unblock();
@@ -316,10 +316,10 @@ impl BackendSession for SpoolingSession {
         Ok(())
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         self.pass_answers();
-        if self.from_inner.take_room() {
-            self.inner.handle_room(now);
+        if self.from_inner.take_capacity() {
+            self.inner.handle_capacity(now);
         }
     }
 
@@ -335,11 +335,11 @@ impl BackendSession for SpoolingSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.inner.has_room()
-            && self.room.is_there()
-            && self.incomplete.has_room()
-            && self.contents.has_room()
+    fn has_capacity(&self) -> bool {
+        self.inner.has_capacity()
+            && self.publish_gate.is_open()
+            && self.incomplete.has_capacity()
+            && self.contents.has_capacity()
             && self.blocked.is_none()
             && !self.waits_for_disk
             && !self.refused.wait()

@@ -44,7 +44,7 @@ impl StompConnection {
     fn takes(&self) -> bool {
         !self.is_over
             && self.login.is_none()
-            && self.session.as_ref().is_none_or(|session| session.has_room())
+            && self.session.as_ref().is_none_or(|session| session.has_capacity())
             && !self.core.is_backlogged()
             && !work::is_turn_over()
     }
@@ -363,9 +363,9 @@ impl ProtocolState for StompConnection {
         self.leave_drained(now);
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         if let Some(session) = &mut self.session {
-            session.handle_room(now);
+            session.handle_capacity(now);
         }
     }
 
@@ -415,8 +415,8 @@ impl ProtocolState for StompConnection {
         if self.is_over {
             return Intent::Finish;
         }
-        let has_room = self.session.as_ref().is_none_or(|session| session.has_room());
-        if has_room && self.login.is_none() && !self.is_leaving { Intent::Run } else { Intent::Pause }
+        let has_capacity = self.session.as_ref().is_none_or(|session| session.has_capacity());
+        if has_capacity && self.login.is_none() && !self.is_leaving { Intent::Run } else { Intent::Pause }
     }
 
     fn end_session(&mut self, now: Instant) {

@@ -22,11 +22,11 @@ pub(super) enum StompLogin {
     Accepted(Box<dyn StompSession>),
     /// The upstream is asked.
     Asked(Box<AskedLogin>),
-    /// The embedded broker asks another authority.
+    /// The embedded broker asks another auth backend.
     AskedByBroker(Box<BrokerLogin>),
 }
 
-/// A login to the embedded broker, which asks another authority about it.
+/// A login to the embedded broker, which asks another auth backend about it.
 pub(super) struct BrokerLogin {
     request: BackendRequest<Result<Identity, LoginRefused>>,
     client: BrokerClient,
@@ -35,7 +35,7 @@ pub(super) struct BrokerLogin {
 /// A client that logs in to the embedded broker.
 struct BrokerClient {
     broker: Arc<Broker>,
-    /// As the client tells it.
+    /// As the client gives it.
     user: Box<str>,
     vhost: Box<str>,
     version: StompVersion,
@@ -245,7 +245,7 @@ fn take_limits(core: &mut ConnectionCore, user: &str) -> Result<(), LimitReached
 }
 
 fn access_refused(user: &str, compatibility: broker::Compatibility) -> StompFault {
-    bad_connect(format!("Access refused for user '{user}'{}", compatibility.end_of_stomp_refusals()))
+    bad_connect(format!("Access refused for user '{user}'{}", compatibility.stomp_login_error_suffix()))
 }
 
 fn vhost_denied(vhost: &str) -> StompFault {

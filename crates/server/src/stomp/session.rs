@@ -44,7 +44,7 @@ pub(super) trait StompSession: Send {
         None
     }
     /// Called when the connection's outbox has room again.
-    fn handle_room(&mut self, now: Instant);
+    fn handle_capacity(&mut self, now: Instant);
     /// The latest time at which to call [`StompSession::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
     /// Called when the time of [`StompSession::next_deadline`] may have come.
@@ -53,7 +53,7 @@ pub(super) trait StompSession: Send {
     /// A fault that ends the connection.
     fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault>;
     /// Whether more requests can be taken. If not, the outbox is nudged when they can.
-    fn has_room(&self) -> bool;
+    fn has_capacity(&self) -> bool;
     /// Whether no receipt waits. If one does, the outbox is nudged when it is worth asking again.
     fn is_settled(&self) -> bool;
     /// Upstream connections that the session uses, if any, for the log.

@@ -12,7 +12,7 @@ use transport::InnerOutbox;
 
 use crate::amqp::session::BackendSession;
 
-/// Bytes of sent frames that may wait for the backend before [`AmqpClient::has_room`] returns false: some small messages,
+/// Bytes of sent frames that may wait for the backend before [`AmqpClient::has_capacity`] returns false: some small messages,
 /// or one that is larger.
 const MAX_UNSENT: usize = 64 * 1024;
 
@@ -137,8 +137,8 @@ impl AmqpClient {
     }
 
     /// Whether more can be sent. If not, the waker is woken when it is worth asking again.
-    pub(crate) fn has_room(&self) -> bool {
-        self.unsent.len() < MAX_UNSENT && self.session.has_room()
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.unsent.len() < MAX_UNSENT && self.session.has_capacity()
     }
 
     /// Lets the session act on what has happened. `waker` is woken when that is due again.
@@ -156,8 +156,8 @@ impl AmqpClient {
         if self.inner.take_nudge() {
             self.session.handle_nudge(now)?;
         }
-        if self.inner.take_room() {
-            self.session.handle_room(now);
+        if self.inner.take_capacity() {
+            self.session.handle_capacity(now);
         }
         if self.session.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.session.handle_deadline(now)?;
@@ -170,7 +170,7 @@ impl AmqpClient {
         self.fault.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers the fault that ends the session: the session tells it once.
+    /// Remembers the fault that ends the session: the session reports it once.
     fn ends_by(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
         self.fault = outcome.as_ref().err().cloned();
         outcome
@@ -197,8 +197,8 @@ impl AmqpClient {
         self.session.flush(now);
         self.ends_by(outcome)?;
         // This round may have read what left no room. The waker is woken if the session sends more.
-        if self.inner.take_room() {
-            self.session.handle_room(now);
+        if self.inner.take_capacity() {
+            self.session.handle_capacity(now);
         }
         Ok(())
     }

@@ -76,11 +76,11 @@ pub(crate) struct WebSocket<P> {
     /// while it paused. Bounded by what a protocol may leave plus one read. Uses no memory while empty.
     left: Vec<u8>,
     /// The inner protocol left `left` because it paused or its turn was over, so it must be shown again.
-    held: bool,
+    has_unconsumed: bool,
     /// Control frames to send before the next batch.
     control: Vec<u8>,
     pings: Pings,
-    /// How the peer has ended the WebSocket. The inner protocol is told once it has been shown everything from before, as a
+    /// How the peer has ended the WebSocket. The inner protocol is notified once it has been shown everything from before, as a
     /// socket is read to its end: set when the end is decoded, taken by [`Self::end_when_shown`].
     peer_end: Option<PeerEnd>,
     closing: Closing,
@@ -121,7 +121,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
             deflate: None,
             more: false,
             left: Vec::new(),
-            held: false,
+            has_unconsumed: false,
             control: Vec::new(),
             pings: Pings::new(ping_interval, now),
             peer_end: None,
@@ -193,7 +193,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
             self.more = false;
             let (step, stop) = self.show(&input[taken..], now);
             taken += step;
-            self.note_held_and_finished(now);
+            self.note_unconsumed_and_finished(now);
             match stop {
                 _ if !matches!(self.closing, Closing::No) => return input.len(),
                 Stop::InputUsedUp => return taken,
@@ -210,7 +210,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
                 self.outbox.nudge();
                 return taken;
             }
-            if self.held || !self.reads() {
+            if self.has_unconsumed || !self.reads() {
                 return taken;
             }
         }
@@ -256,8 +256,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         } else if left.capacity() / 4 > left.len() {
             left.shrink_to_fit();
         }
-        self.held = !left.is_empty() && (!self.reads() || work::is_turn_over());
-        if self.held && self.reads() {
+        self.has_unconsumed = !left.is_empty() && (!self.reads() || work::is_turn_over());
+        if self.has_unconsumed && self.reads() {
             self.outbox.nudge();
         }
         self.left = left;
@@ -270,8 +270,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
     /// Called after every call to the inner protocol: shows it payload that it could not take before and the
     /// decoder's remaining output, and ends the WebSocket if the protocol has finished.
     fn follow_inner(&mut self, now: Instant) {
-        self.note_held_and_finished(now);
-        if self.more && !self.held && self.reads() && matches!(self.closing, Closing::No) {
+        self.note_unconsumed_and_finished(now);
+        if self.more && !self.has_unconsumed && self.reads() && matches!(self.closing, Closing::No) {
             self.advance(&[], now);
         }
         self.end_when_shown();
@@ -280,7 +280,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
     /// Ends the WebSocket that the peer has ended, unless the inner protocol has yet to take what came before, or is still at
     /// it.
     fn end_when_shown(&mut self) {
-        if self.held || self.more || !self.reads() || !matches!(self.closing, Closing::No) {
+        if self.has_unconsumed || self.more || !self.reads() || !matches!(self.closing, Closing::No) {
             return;
         }
         if let Some(end) = self.peer_end.take() {
@@ -288,8 +288,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         }
     }
 
-    fn note_held_and_finished(&mut self, now: Instant) {
-        if self.held && self.reads() {
+    fn note_unconsumed_and_finished(&mut self, now: Instant) {
+        if self.has_unconsumed && self.reads() {
             self.show_left(now);
         }
         if matches!(self.closing, Closing::No) && self.inner.intent() == Intent::Finish {
@@ -333,7 +333,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
     fn end(&mut self, closing: Closing) {
         self.closing = closing;
         self.left = Vec::new();
-        self.held = false;
+        self.has_unconsumed = false;
         self.more = false;
         self.peer_end = None;
     }
@@ -436,7 +436,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
             return input.len();
         }
         if self.peer_end.is_some() {
-            // Nothing follows the end, but the inner protocol may go on with what came before.
+            // Nothing follows the end, but the inner protocol may continue with what came before.
             self.follow_inner(now);
             return input.len();
         }
@@ -489,8 +489,8 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
         batch.insert(&inserts);
     }
 
-    fn handle_room(&mut self) {
-        self.inner.handle_room();
+    fn handle_capacity(&mut self) {
+        self.inner.handle_capacity();
         self.follow_inner(Instant::now());
     }
 
@@ -533,7 +533,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
     fn intent(&self) -> Intent {
         match self.closing {
             Closing::No
-                if (self.more || self.held || self.peer_end.is_some())
+                if (self.more || self.has_unconsumed || self.peer_end.is_some())
                     && self.inner.intent() == Intent::Run =>
             {
                 Intent::Pause

@@ -18,9 +18,9 @@ mod upgrade;
 mod webroot;
 
 #[cfg(test)]
-mod tests;
+mod capacity_tests;
 #[cfg(test)]
-mod very_many;
+mod tests;
 
 use std::net::IpAddr;
 use std::time::Duration;

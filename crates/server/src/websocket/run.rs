@@ -14,13 +14,13 @@ use transport::{Peer, Stream, drive, linger};
 
 use super::WebSocketConfig;
 use super::adapter::{Carriage, CarriedProtocol, WebSocket};
-use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
+use super::upgrade::{Granted, NotUpgraded, UpgradeDecision, answer_refusal, request};
 use super::webroot;
 use crate::client::{ClientConnection, Ending, ProtocolState};
 use crate::limits::LimitReached;
 use crate::protocols::ClientProtocol;
 use crate::relay;
-use crate::server::{Listed, Newcomer, Shared, reason_of};
+use crate::server::{AcceptedConnection, Listed, Shared, reason_of};
 
 /// Most clients over a limit that are notified at the same time. A page can only see a close code, which takes
 /// a whole handshake; further connections are dropped as over TCP, so that a limit remains a limit.
@@ -31,33 +31,33 @@ pub(crate) async fn run(
     shared: Arc<Shared>,
     config: Arc<WebSocketConfig>,
     mut stream: Stream,
-    mut newcomer: Newcomer,
+    mut accepted: AcceptedConnection,
 ) {
     // Boxed: the state for reading a request is needed only briefly.
-    let mut granted = match Box::pin(upgrade(&shared, &config, &mut stream, &newcomer)).await {
-        Some(Judged::Granted(granted)) => granted,
-        Some(Judged::File(file)) => {
-            return Box::pin(webroot::serve(shared, config, stream, newcomer, file)).await;
+    let mut granted = match Box::pin(upgrade(&shared, &config, &mut stream, &accepted)).await {
+        Some(UpgradeDecision::Granted(granted)) => granted,
+        Some(UpgradeDecision::File(file)) => {
+            return Box::pin(webroot::serve(shared, config, stream, accepted, file)).await;
         }
         None => return,
     };
     if let Some(ip) = granted.client {
-        newcomer.peer = Peer::Ip(SocketAddr::new(ip, 0));
-        if let Err(limit) = newcomer.lease.locate(Some(ip)) {
-            shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
+        accepted.peer = Peer::Ip(SocketAddr::new(ip, 0));
+        if let Err(limit) = accepted.lease.set_client_address(Some(ip)) {
+            shared.refuse(accepted.id, accepted.peer, accepted.transport, limit);
             return answer_at_limit(&mut stream, granted, limit).await;
         }
     }
     if let Some(relay) = granted.relay.take() {
         let Granted { answer, deflate, .. } = granted;
         let interval = config.ping_interval;
-        return Box::pin(relay::run(shared, relay, stream, newcomer, answer, deflate, interval)).await;
+        return Box::pin(relay::run(shared, relay, stream, accepted, answer, deflate, interval)).await;
     }
-    newcomer.transport.protocol = granted.protocol;
+    accepted.transport.protocol = granted.protocol;
     let interval = config.ping_interval;
     drop(config);
     // Spawned separately: this task is as large as the upgrade, which is over.
-    (ClientProtocol::of(granted.protocol).start_in_websocket)(shared, stream, newcomer, granted, interval);
+    (ClientProtocol::of(granted.protocol).start_in_websocket)(shared, stream, accepted, granted, interval);
 }
 
 /// Answers a request that was granted and runs its protocol. As in [`crate::server`], the future's state is
@@ -65,7 +65,7 @@ pub(crate) async fn run(
 pub(crate) fn join<P, S>(
     shared: Arc<Shared>,
     mut stream: S,
-    newcomer: Newcomer,
+    accepted: AcceptedConnection,
     granted: Granted,
     ping_interval: Duration,
 ) -> impl Future<Output = ()> + Send + 'static
@@ -73,8 +73,8 @@ where
     P: ProtocolState,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Newcomer { id, peer, .. } = newcomer;
-    let (connection, outbox) = newcomer.into_client::<P>(&shared);
+    let AcceptedConnection { id, peer, .. } = accepted;
+    let (connection, outbox) = accepted.into_client::<P>(&shared);
     let Granted { answer, deflate, .. } = granted;
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
@@ -106,8 +106,8 @@ pub(crate) async fn refuse(
     let Ok(_permit) = REFUSALS.try_acquire() else { return };
     let telling = async {
         match request(&mut stream, &mut Vec::new(), peer, &config).await {
-            Ok(Judged::Granted(granted)) => answer_at_limit(&mut stream, granted, limit).await,
-            Ok(Judged::File(_)) => answer_refusal(&mut stream, &at_limit(limit)).await,
+            Ok(UpgradeDecision::Granted(granted)) => answer_at_limit(&mut stream, granted, limit).await,
+            Ok(UpgradeDecision::File(_)) => answer_refusal(&mut stream, &at_limit(limit)).await,
             Err(NotUpgraded::Refused(refusal)) => answer_refusal(&mut stream, &refusal).await,
             Err(NotUpgraded::Io(_) | NotUpgraded::Unused) => {}
         }
@@ -143,12 +143,12 @@ async fn upgrade(
     shared: &Shared,
     config: &WebSocketConfig,
     stream: &mut Stream,
-    newcomer: &Newcomer,
-) -> Option<Judged> {
-    let deadline = newcomer.since + shared.config.handshake_timeout;
+    accepted: &AcceptedConnection,
+) -> Option<UpgradeDecision> {
+    let deadline = accepted.since + shared.config.handshake_timeout;
     let mut input = Vec::new();
     let read = tokio::select! {
-        read = tokio::time::timeout_at(deadline.into(), request(stream, &mut input, newcomer.peer, config)) => {
+        read = tokio::time::timeout_at(deadline.into(), request(stream, &mut input, accepted.peer, config)) => {
             Some(read)
         }
         () = shared.drain_begun() => None,
@@ -167,7 +167,7 @@ async fn upgrade(
         answer_refusal(stream, refusal).await;
     }
     shared.metrics.connections_closed.add(1);
-    shared.closed(shared.record(newcomer), newcomer.id, newcomer.peer, 0, &error.to_string());
+    shared.closed(shared.record(accepted), accepted.id, accepted.peer, 0, &error.to_string());
     None
 }
 

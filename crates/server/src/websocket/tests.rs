@@ -50,7 +50,7 @@ impl Protocol for Lines {
     fn handle_nudge(&mut self, _now: Instant) {
         self.intent = Intent::Run;
     }
-    fn handle_room(&mut self) {}
+    fn handle_capacity(&mut self) {}
     fn handle_written(&mut self, _now: Instant) {
         self.written += 1;
     }

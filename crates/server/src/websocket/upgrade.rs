@@ -8,7 +8,7 @@ use broker::FrontEnd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transport::{Peer, linger};
 use websocket::Deflate;
-use websocket::forwarded::{self, Contradiction};
+use websocket::forwarded::{self, ConflictingHeaders};
 use websocket::handshake::{Head, MAX_HEAD, Status, Upgrade, UpgradeRefusal};
 
 use super::WebSocketConfig;
@@ -22,7 +22,7 @@ const FIRST_READ: usize = 1024;
 
 /// A valid request.
 #[derive(Debug)]
-pub(super) enum Judged {
+pub(super) enum UpgradeDecision {
     /// It is to be upgraded.
     Granted(Granted),
     /// It asks for a file.
@@ -71,14 +71,14 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
     input: &mut Vec<u8>,
     peer: Peer,
     config: &WebSocketConfig,
-) -> Result<Judged, NotUpgraded> {
+) -> Result<UpgradeDecision, NotUpgraded> {
     loop {
         if input.len() == input.capacity() {
             input.reserve(input.len().max(FIRST_READ));
         }
         // One byte more than a head may have, so that an oversized one is noticed.
-        let room = MAX_HEAD + 1 - input.len().min(MAX_HEAD);
-        let read = stream.take(room as u64).read_buf(input).await.map_err(NotUpgraded::Io)?;
+        let remaining = MAX_HEAD + 1 - input.len().min(MAX_HEAD);
+        let read = stream.take(remaining as u64).read_buf(input).await.map_err(NotUpgraded::Io)?;
         if read == 0 {
             return Err(NotUpgraded::Unused);
         }
@@ -107,12 +107,12 @@ fn validate(
     is_alone: bool,
     peer: Peer,
     config: &WebSocketConfig,
-) -> Result<Judged, UpgradeRefusal> {
+) -> Result<UpgradeDecision, UpgradeRefusal> {
     // A file of the webroot needs no upgrade.
     if config.routes.webroot.is_some()
         && let Some(request) = FileRequest::of(&head)
     {
-        return Ok(Judged::File(request));
+        return Ok(UpgradeDecision::File(request));
     }
     let upgrade = Upgrade::validate(head)?;
     let routes = &config.routes;
@@ -144,11 +144,13 @@ fn validate(
     };
     // Headers about the client count only if a trusted proxy has sent them.
     let reported = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
-    let contradiction = |error: Contradiction| UpgradeRefusal::new(Status::BadRequest, error.to_string());
-    let client = config.is_from_proxy(peer).then(reported).transpose().map_err(contradiction)?.flatten();
+    let conflicting_headers =
+        |error: ConflictingHeaders| UpgradeRefusal::new(Status::BadRequest, error.to_string());
+    let client =
+        config.is_from_proxy(peer).then(reported).transpose().map_err(conflicting_headers)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
     let answer = upgrade.accept(subprotocol, deflate);
-    Ok(Judged::Granted(Granted { answer, client, protocol, relay, deflate }))
+    Ok(UpgradeDecision::Granted(Granted { answer, client, protocol, relay, deflate }))
 }
 
 /// The subprotocol to answer with on a relay: one of its own, or the first one offered if it has none. A client

@@ -25,7 +25,7 @@ use transport::{Outbox, Stream, linger};
 
 use super::WebSocketConfig;
 use super::upgrade::answer_refusal;
-use crate::server::{Listed, Newcomer, Shared};
+use crate::server::{AcceptedConnection, Listed, Shared};
 
 /// Most files sent at the same time; beyond that, the answer is 503. Each transfer holds one chunk.
 const MAX_TRANSFERS: usize = 512;
@@ -136,11 +136,11 @@ pub(super) async fn serve(
     shared: Arc<Shared>,
     config: Arc<WebSocketConfig>,
     mut stream: Stream,
-    newcomer: Newcomer,
+    accepted: AcceptedConnection,
     file: FileRequest,
 ) {
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, newcomer.id, &Arc::new(Outbox::new(0)));
+    let _listed = Listed::new(&shared, accepted.id, &Arc::new(Outbox::new(0)));
     let asked = file.request.uri().path().to_owned();
     let Some(webroot) = config.routes.webroot.clone() else { return };
     let Ok(_transfer) = webroot.transfers.try_acquire() else {
@@ -161,7 +161,7 @@ pub(super) async fn serve(
         linger(&mut stream).await;
     }
     let error = sent.err().map(|error| error.to_string());
-    tracing::debug!(connection = newcomer.id, peer = %newcomer.peer, path = asked, status, error, "file served");
+    tracing::debug!(connection = accepted.id, peer = %accepted.peer, path = asked, status, error, "file served");
 }
 
 async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, UpgradeRefusal> {

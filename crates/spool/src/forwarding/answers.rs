@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
 use crate::item::{Item, Source};
-use crate::refusal::{Blame, MessageRefusal};
+use crate::refusal::{FaultCertainty, MessageRefusal};
 
 impl<T> Forwarding<T> {
     /// The broker has confirmed messages, by the tags of a channel.
@@ -18,7 +18,7 @@ impl<T> Forwarding<T> {
             self.confirmed += 1;
             if channel == ForwardingChannel::Careful {
                 self.careful_confirmed += 1;
-                self.suspicions.confirmed(&self.keys, item.destination, &item.envelope);
+                self.refused_exchanges.confirmed(&self.keys, item.destination, &item.envelope);
             }
             self.bytes -= item.bytes();
             self.settled.push_back(Settled::Forwarded(item.handle));
@@ -90,7 +90,7 @@ impl<T> Forwarding<T> {
             count => {
                 let named = back.iter().find(|item| refusal.names_exchange_of(&item.envelope));
                 let is_known = named.is_some_and(|named| {
-                    self.suspicions.add(&self.keys, named.destination, &named.envelope, true)
+                    self.refused_exchanges.add(&self.keys, named.destination, &named.envelope, true)
                 });
                 if !is_known && channel == ForwardingChannel::Fast {
                     (self.window, self.confirmed) = ((count / 2).max(1), 0);
@@ -104,9 +104,9 @@ impl<T> Forwarding<T> {
     fn blame(&mut self, culprit: Item<T>, refusal: MessageRefusal, now: Instant) {
         let (destination, envelope) = (culprit.destination, culprit.envelope.clone());
         self.nacks.ended(&self.keys, destination, &envelope);
-        self.suspicions.remember(&envelope, &refusal, now);
+        self.refused_exchanges.remember(&envelope, &refusal, now);
         let is_named = refusal.names_exchange_of(&envelope);
-        if self.suspicions.add(&self.keys, destination, &envelope, is_named) {
+        if self.refused_exchanges.add(&self.keys, destination, &envelope, is_named) {
             // Others of that kind are found on the careful channel.
             (self.window, self.confirmed) = (self.limits.window, 0);
         }
@@ -123,9 +123,11 @@ impl<T> Forwarding<T> {
     pub fn lost(&mut self, close: Option<MessageRefusal>) -> bool {
         let mut back = self.fast.close();
         back.extend(self.careful.close());
-        let sought = close.map(|close| (close.blame(), close)).filter(|(blame, _)| *blame != Blame::None);
+        let sought = close
+            .map(|close| (close.certainty(), close))
+            .filter(|(certainty, _)| *certainty != FaultCertainty::None);
         let is_sought = sought.is_some() && !back.is_empty();
-        if let Some((blame, close)) = sought {
+        if let Some((certainty, close)) = sought {
             match &back[..] {
                 [] => {}
                 [alone] => {
@@ -134,7 +136,7 @@ impl<T> Forwarding<T> {
                         self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
                     self.accused = Some((id, before + 1));
                     (self.window, self.confirmed) = (1, 0);
-                    if blame == Blame::Sure || before + 1 >= close.attempts() {
+                    if certainty == FaultCertainty::Sure || before + 1 >= close.attempts() {
                         self.accused = None;
                         self.window = self.limits.window;
                         back.drain(..).for_each(|item| self.park(item, close.clone()));

@@ -9,7 +9,8 @@ use crate::item::{DestinationKey, Item, Source};
 use crate::refusal::MessageRefusal;
 
 impl<T> Forwarding<T> {
-    /// Lets a message wait if earlier ones of its destination do, or if its exchange is suspicious; otherwise returns it.
+    /// Lets a message wait if earlier ones of its destination do, or if its exchange is one that refuses messages; otherwise
+    /// returns it.
     pub(super) fn defer(&mut self, item: Item<T>) -> Option<Item<T>> {
         let destination = item.destination;
         let covering = self.covering(&item);
@@ -40,7 +41,7 @@ impl<T> Forwarding<T> {
     }
 
     pub(super) fn channel_of(&self, item: &Item<T>) -> ForwardingChannel {
-        channel_of(&self.suspicions, &self.keys, item)
+        channel_of(&self.refused_exchanges, &self.keys, item)
     }
 
     pub(super) fn move_to(&mut self, backlog: BacklogId, item: Item<T>) {
@@ -61,7 +62,7 @@ impl<T> Forwarding<T> {
     /// Has those messages leave memory that wait for their destination, so that others are not kept out of it: those of the
     /// main queue move to backlogs, and those of a backlog are released while its destination pauses. Returns whether any has
     /// left.
-    pub fn make_room(&mut self) -> bool {
+    pub fn free_memory(&mut self) -> bool {
         let before = self.bytes;
         self.move_largest(DeferredSize::default());
         for item in self.deferred.take_pausing(&self.backlogs) {
@@ -96,7 +97,7 @@ impl<T> Forwarding<T> {
         self.finish_move(destination);
     }
 
-    /// Moves messages that are to go to a backlog, if none of the main queue's is in flight that may come back before them.
+    /// Moves messages that are to go to a backlog, if none of the main queue's is in flight that may return before them.
     pub(super) fn finish_move(&mut self, destination: DestinationKey) {
         if self.main_in_flight.contains_key(&destination) {
             return;

@@ -373,7 +373,7 @@ fn only_the_first_message_is_read_without_a_channel() {
 }
 
 #[test]
-fn a_destination_with_room_again_leaves_room_for_others() {
+fn a_destination_with_capacity_again_leaves_memory_to_others() {
     let mut bench = Bench::with(ForwardingLimits { window: 8, ..LIMITS }, &["full"; 8]);
     assert_eq!(bench.published().len(), 8);
     bench.nacked(8, true);
@@ -396,22 +396,22 @@ fn what_waits_leaves_memory_that_others_need_and_comes_back_in_order() {
     let mut bench = Bench::new(&["full"; 3]);
     assert_eq!(bench.published(), [0, 1, 2]);
     bench.nacked(3, true);
-    assert!(bench.forwarding.make_room());
+    assert!(bench.forwarding.free_memory());
     let moved = bench.moved();
     let backlog = moved[0].1;
     assert_eq!(moved.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!((bench.forwarding.bytes(), bench.forwarding.deferred()), (0, 3));
-    assert!(!bench.forwarding.make_room());
+    assert!(!bench.forwarding.free_memory());
     bench.now = bench.forwarding.next_deadline().unwrap();
     assert_eq!(bench.published(), []);
     for number in 0..2 {
         assert_eq!(bench.forwarding.poll_load(), Some(backlog));
         bench.forwarding.loaded(backlog, envelope("full", "k", number), number);
     }
-    assert!(!bench.forwarding.make_room(), "these are about to be published");
+    assert!(!bench.forwarding.free_memory(), "these are about to be published");
     assert_eq!(bench.published(), [0]);
     bench.nacked(4, false);
-    assert!(bench.forwarding.make_room());
+    assert!(bench.forwarding.free_memory());
     let released = std::iter::from_fn(|| bench.forwarding.poll_settled());
     assert_eq!(released.filter(|settled| matches!(settled, Settled::Released(_))).count(), 2);
     assert_eq!((bench.forwarding.bytes(), bench.forwarding.poll_load()), (0, None), "not during the pause");
@@ -453,9 +453,9 @@ fn what_is_behind_messages_in_flight_stays_in_memory() {
     load(&mut bench, 2);
     assert_eq!(bench.published(), [1, 2]);
     bench.nacked(2, false);
-    assert!(!bench.forwarding.make_room(), "the later one may come back");
+    assert!(!bench.forwarding.free_memory(), "the later one may come back");
     bench.nacked(3, false);
-    assert!(bench.forwarding.make_room());
+    assert!(bench.forwarding.free_memory());
     assert_eq!(bench.forwarding.oldest(), Some(1), "as old as before");
     bench.now = bench.forwarding.next_deadline().unwrap();
     assert_eq!(bench.published(), []);

@@ -35,7 +35,7 @@ impl HeartBeat {
         let Some(header) = header else { return Ok(Self::none(now)) };
         let interval = |text: &str| match text.trim().parse::<u32>() {
             Ok(0) => Some(Duration::ZERO),
-            Ok(millis) => Some(Duration::from_millis(millis.into()).max(SHORTEST)),
+            Ok(millis) => Some(Duration::from_millis(millis.into()).max(MIN_INTERVAL)),
             Err(_) => None,
         };
         let both = header.split_once(',').and_then(|(can, wants)| Some((interval(can)?, interval(wants)?)));
@@ -86,7 +86,7 @@ impl HeartBeat {
 }
 
 /// The shortest interval, as in RabbitMQ, which counts in seconds.
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

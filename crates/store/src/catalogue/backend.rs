@@ -15,31 +15,31 @@ use crate::disk::{Disk, DiskFile, is_full};
 
 pub(super) struct Backend {
     file: Box<dyn DiskFile>,
-    doubt: Arc<Doubt>,
+    unsynced: Arc<UnsyncedState>,
 }
 
 /// Whether the data on disk may differ from the data that is read.
-pub(super) struct Doubt {
+pub(super) struct UnsyncedState {
     disk: Arc<dyn Disk>,
-    in_doubt: AtomicBool,
+    is_unsynced: AtomicBool,
 }
 
-impl Doubt {
+impl UnsyncedState {
     /// The state that an earlier process has left.
     pub(super) fn of(disk: Arc<dyn Disk>) -> io::Result<Arc<Self>> {
-        let in_doubt = disk.list("")?.iter().any(|name| name == IN_DOUBT).into();
-        Ok(Arc::new(Self { disk, in_doubt }))
+        let is_unsynced = disk.list("")?.iter().any(|name| name == UNSYNCED_MARK).into();
+        Ok(Arc::new(Self { disk, is_unsynced }))
     }
 
     fn begin(&self) {
-        self.in_doubt.store(true, Ordering::Relaxed);
+        self.is_unsynced.store(true, Ordering::Relaxed);
         // Only needed if this process is killed, and the power fails after that: it cannot do more.
-        let _ = (0..ATTEMPTS).find(|_| self.disk.open(IN_DOUBT).is_ok());
+        let _ = (0..ATTEMPTS).find(|_| self.disk.open(UNSYNCED_MARK).is_ok());
     }
 
     /// Writes the whole file again if it is in doubt.
     fn clear(&self, file: &dyn DiskFile) -> io::Result<()> {
-        if !self.in_doubt.load(Ordering::Relaxed) {
+        if !self.is_unsynced.load(Ordering::Relaxed) {
             return Ok(());
         }
         let (len, mut at) = (file.len()?, 0);
@@ -50,26 +50,26 @@ impl Doubt {
             at += STEP as u64;
         }
         file.sync()?;
-        self.in_doubt.store(false, Ordering::Relaxed);
+        self.is_unsynced.store(false, Ordering::Relaxed);
         // If it stays, the next start writes the file once more.
-        let _ = self.disk.remove(IN_DOUBT);
+        let _ = self.disk.remove(UNSYNCED_MARK);
         Ok(())
     }
 }
 
 impl Backend {
     /// Opens the file, and creates it if it is missing.
-    pub(super) fn open(doubt: &Arc<Doubt>) -> io::Result<Self> {
-        let backend = Self::at(FILE, doubt)?;
-        doubt.clear(&*backend.file)?;
+    pub(super) fn open(unsynced: &Arc<UnsyncedState>) -> io::Result<Self> {
+        let backend = Self::at(FILE, unsynced)?;
+        unsynced.clear(&*backend.file)?;
         // The file of an earlier version may have holes. On a full disk they stay.
         drop(backend.file.reserve(backend.file.len()?));
         Ok(backend)
     }
 
     /// Opens another file.
-    pub(super) fn at(path: &str, doubt: &Arc<Doubt>) -> io::Result<Self> {
-        Ok(Self { file: doubt.disk.open(path)?, doubt: doubt.clone() })
+    pub(super) fn at(path: &str, unsynced: &Arc<UnsyncedState>) -> io::Result<Self> {
+        Ok(Self { file: unsynced.disk.open(path)?, unsynced: unsynced.clone() })
     }
 }
 
@@ -98,7 +98,7 @@ impl StorageBackend for Backend {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync().inspect_err(|_| self.doubt.begin())
+        self.file.sync().inspect_err(|_| self.unsynced.begin())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -113,7 +113,7 @@ impl fmt::Debug for Backend {
 }
 
 /// This file exists while the database file is in doubt.
-const IN_DOUBT: &str = "definitions.in-doubt";
+const UNSYNCED_MARK: &str = "definitions.in-doubt";
 /// A disk that has just failed may do so again.
 const ATTEMPTS: usize = 10;
 /// Bytes written at once.

@@ -8,7 +8,7 @@ use redb::{
     Builder, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageBackend, TableError,
 };
 
-use super::backend::{Backend, Doubt};
+use super::backend::{Backend, UnsyncedState};
 use super::guard::guarded;
 use super::rebuild::rebuild;
 use super::{CACHE, CatalogueError, FILE, Section, prepare};
@@ -92,8 +92,8 @@ pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> 
 }
 
 fn mend(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> {
-    let doubt = Doubt::of(disk).map_err(redb::Error::Io)?;
-    let backend = Backend::open(&doubt).map_err(redb::Error::Io)?;
+    let unsynced = UnsyncedState::of(disk).map_err(redb::Error::Io)?;
+    let backend = Backend::open(&unsynced).map_err(redb::Error::Io)?;
     guarded(|| verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?))
 }
 

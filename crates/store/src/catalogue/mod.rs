@@ -25,12 +25,12 @@ pub use section::Section;
 
 use crate::disk::Disk;
 use crate::waiters::{WaitList, Waiter, Waiters};
-use backend::{Backend, Doubt};
+use backend::{Backend, UnsyncedState};
 use guard::guarded;
 
 /// The definitions on disk, in one redb file: changes are noted in memory and committed together, by the next round.
 pub struct Catalogue {
-    doubt: Arc<Doubt>,
+    unsynced: Arc<UnsyncedState>,
     pending: Mutex<PendingChanges, { Rank::CatalogueChanges as u8 }>,
     writer: parking_lot::Mutex<CatalogueWriter>,
     committed: AtomicU64,
@@ -39,11 +39,11 @@ pub struct Catalogue {
     /// The last id assigned.
     last_id: AtomicU64,
     /// Called when there is something to commit.
-    bell: OnceLock<CommitBell>,
+    notifier: OnceLock<CommitNotifier>,
     was_empty: bool,
     /// Whether an operator's definitions have been loaded, see [`Catalogue::note_loaded`].
     loaded: AtomicBool,
-    /// Bytes of uncommitted changes above which there is no room, see [`Catalogue::has_room`].
+    /// Bytes of uncommitted changes above which there is no room, see [`Catalogue::has_capacity`].
     pending_limit: usize,
 }
 
@@ -71,7 +71,7 @@ pub enum CatalogueError {
 }
 
 /// Called when a change is noted.
-type CommitBell = Box<dyn Fn() + Send + Sync>;
+type CommitNotifier = Box<dyn Fn() + Send + Sync>;
 
 /// Changes that no transaction has taken yet, in order.
 #[derive(Default)]
@@ -82,7 +82,7 @@ struct PendingChanges {
     /// Bytes of these changes, and of those that a transaction has taken and not committed.
     bytes: usize,
     /// Woken when these are no more than the limit.
-    for_room: WaitList,
+    for_capacity: WaitList,
 }
 
 /// A change of one section.
@@ -118,7 +118,7 @@ enum Deed {
 }
 
 struct CatalogueWriter {
-    /// `None` after a failure: redb must be opened anew then.
+    /// `None` after a failure: redb must be opened again then.
     database: Option<Database>,
     /// Changes of a failed transaction, to be written before any others.
     left: Vec<Change>,
@@ -134,8 +134,8 @@ impl Catalogue {
         if is_missing(&*disk).map_err(redb::Error::Io)? {
             return Err(CatalogueError::Missing);
         }
-        let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
-        let database = open_database(&doubt)?;
+        let unsynced = UnsyncedState::of(disk.clone()).map_err(redb::Error::Io)?;
+        let database = open_database(&unsynced)?;
         disk.sync_folder("").map_err(redb::Error::Io)?;
         let read = database.begin_read()?;
         let meta = read.open_table(META)?;
@@ -144,14 +144,14 @@ impl Catalogue {
         let was_empty = number(CREATED)?.is_none();
         let loaded = number(LOADED)?.is_some();
         Ok(Self {
-            doubt,
+            unsynced,
             pending: Mutex::default(),
             writer: parking_lot::Mutex::new(CatalogueWriter { database: Some(database), left: Vec::new() }),
             committed: AtomicU64::new(0),
             commits: AtomicU64::new(0),
             waiters: Waiters::default(),
             last_id: AtomicU64::new(last_id),
-            bell: OnceLock::new(),
+            notifier: OnceLock::new(),
             was_empty,
             loaded: AtomicBool::new(loaded),
             pending_limit: usize::MAX,
@@ -160,8 +160,8 @@ impl Catalogue {
 
     /// Sets the function that is called when there is something to commit, without any of the catalogue's locks held.
     /// Set once.
-    pub(crate) fn on_change(&self, ring: CommitBell) {
-        let _ = self.bell.set(ring);
+    pub(crate) fn on_change(&self, notify: CommitNotifier) {
+        let _ = self.notifier.set(notify);
     }
 
     /// Sets how many bytes of changes may wait for a commit while there is room.
@@ -171,17 +171,17 @@ impl Catalogue {
 
     /// Whether no more bytes of changes than the limit wait for a commit. Changes are noted nevertheless: a client whose
     /// changes nobody waits for has to pause.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.pending.lock().bytes <= self.pending_limit
     }
 
-    /// Wakes `waiter` once there [is room](Self::has_room); returns it if there is.
-    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
+    /// Wakes `waiter` once there [is room](Self::has_capacity); returns it if there is.
+    pub(crate) fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut pending = self.pending.lock();
         if pending.bytes <= self.pending_limit {
             return Some(waiter);
         }
-        pending.for_room.add(waiter);
+        pending.for_capacity.add(waiter);
         None
     }
 
@@ -207,7 +207,7 @@ impl Catalogue {
     /// A damaged file, or one that cannot be read.
     pub fn scan(&self, section: Section, mut each: impl FnMut(&[u8], &[u8])) -> Result<(), CatalogueError> {
         let mut writer = self.writer.lock();
-        let database = writer.database(&self.doubt)?;
+        let database = writer.database(&self.unsynced)?;
         guarded(|| {
             let read = database.begin_read()?;
             let table = match read.open_table(section.table()) {
@@ -306,10 +306,10 @@ impl Catalogue {
     fn free(&self, bytes: usize) {
         let mut pending = self.pending.lock();
         pending.bytes -= bytes;
-        let has_room = pending.bytes <= self.pending_limit;
-        let for_room = if has_room { pending.for_room.take() } else { WaitList::default() };
+        let has_capacity = pending.bytes <= self.pending_limit;
+        let for_capacity = if has_capacity { pending.for_capacity.take() } else { WaitList::default() };
         drop(pending);
-        for_room.wake();
+        for_capacity.wake();
     }
 
     fn commit(&self, writer: &mut CatalogueWriter) -> Result<(), CatalogueError> {
@@ -318,7 +318,7 @@ impl Catalogue {
         // Put back only on success.
         let database = match slot.take() {
             Some(database) => database,
-            None => open_database(&self.doubt)?,
+            None => open_database(&self.unsynced)?,
         };
         let transaction = database.begin_write()?;
         {
@@ -367,17 +367,17 @@ impl Catalogue {
         pending.changes.extend(changes);
         let ticket = Ticket(pending.last);
         drop(pending);
-        if is_first && let Some(ring) = self.bell.get() {
-            ring();
+        if is_first && let Some(notify) = self.notifier.get() {
+            notify();
         }
         ticket
     }
 }
 
 impl CatalogueWriter {
-    fn database(&mut self, doubt: &Arc<Doubt>) -> Result<&Database, CatalogueError> {
+    fn database(&mut self, unsynced: &Arc<UnsyncedState>) -> Result<&Database, CatalogueError> {
         if self.database.is_none() {
-            self.database = Some(open_database(doubt)?);
+            self.database = Some(open_database(unsynced)?);
         }
         // The branch above has just set it.
         self.database.as_ref().ok_or(CatalogueError::Database(redb::Error::DatabaseClosed))
@@ -393,8 +393,8 @@ fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Opens the database file, and creates it if it is missing.
-fn open_database(doubt: &Arc<Doubt>) -> Result<Database, CatalogueError> {
-    let backend = Backend::open(doubt).map_err(redb::Error::Io)?;
+fn open_database(unsynced: &Arc<UnsyncedState>) -> Result<Database, CatalogueError> {
+    let backend = Backend::open(unsynced).map_err(redb::Error::Io)?;
     guarded(|| prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?))
 }
 

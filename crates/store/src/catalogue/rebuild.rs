@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableError};
 
-use super::backend::{Backend, Doubt};
+use super::backend::{Backend, UnsyncedState};
 use super::check::{copy, exists};
 use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, LOADED, META, Section, prepare};
@@ -19,8 +19,8 @@ use crate::disk::{Disk, name_for_damaged};
 /// The disk's error.
 pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<Option<String>, CatalogueError> {
     disk.remove(REBUILT).map_err(redb::Error::Io)?;
-    let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
-    let backend = Backend::at(REBUILT, &doubt).map_err(redb::Error::Io)?;
+    let unsynced = UnsyncedState::of(disk.clone()).map_err(redb::Error::Io)?;
+    let backend = Backend::at(REBUILT, &unsynced).map_err(redb::Error::Io)?;
     let target = prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?;
     match source(&**disk)? {
         Some(source) => transfer(&source, &target)?,
@@ -59,7 +59,7 @@ fn promised_len(file: &InMemoryBackend) -> Option<u64> {
     let full = full_regions.checked_mul(region_header + region)?;
     let last = if trailing > 0 { region_header + trailing } else { 0 };
     let len = full.checked_add(last)?.checked_add(1)?.checked_mul(page)?;
-    (len <= MOST_SALVAGED).then_some(len)
+    (len <= MAX_SALVAGED).then_some(len)
 }
 
 fn transfer(source: &Database, target: &Database) -> Result<(), CatalogueError> {
@@ -137,16 +137,16 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
     disk.sync_folder("")?;
     if exists(disk)? {
         let name = name_for_damaged(disk, FILE)?;
-        let (damaged, kept) = (disk.open(FILE)?, disk.open(&name)?);
+        let (damaged, rebuilt) = (disk.open(FILE)?, disk.open(&name)?);
         let (len, mut at) = (damaged.len()?, 0);
         let mut bytes = vec![0; STEP];
-        kept.set_len(len)?;
+        rebuilt.set_len(len)?;
         while at < len {
             let read = damaged.read_at(&mut bytes, at)?;
-            kept.write_at(&bytes[..read], at)?;
+            rebuilt.write_at(&bytes[..read], at)?;
             at += STEP as u64;
         }
-        kept.sync()?;
+        rebuilt.sync()?;
         disk.sync_folder("")?;
         put_aside = Some(name);
     }
@@ -163,4 +163,4 @@ const STEP: usize = 1 << 20;
 /// Bytes of the header that are read.
 const HEADER: usize = 32;
 /// Most bytes that a cut-off file is extended to in memory: a header with a greater length is more likely to be wrong.
-const MOST_SALVAGED: u64 = 4 << 30;
+const MAX_SALVAGED: u64 = 4 << 30;

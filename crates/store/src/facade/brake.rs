@@ -50,7 +50,7 @@ impl Brake {
         self.tried(0, true);
     }
 
-    /// Wakes `waiter` when publishers may go on; returns it if they already may.
+    /// Wakes `waiter` when publishers may continue; returns it if they already may.
     pub(super) fn wait(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut waiting = self.waiting.lock();
         if !self.is_on() {
@@ -82,21 +82,21 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Told(AtomicUsize);
+    struct WakeCounter(AtomicUsize);
 
-    impl Waiter for Told {
+    impl Waiter for WakeCounter {
         fn wake(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    fn wait(brake: &Brake) -> (Arc<Told>, bool) {
-        let reported = Arc::new(Told::default());
+    fn wait(brake: &Brake) -> (Arc<WakeCounter>, bool) {
+        let reported = Arc::new(WakeCounter::default());
         let waits = brake.wait(reported.clone()).is_none();
         (reported, waits)
     }
 
-    fn times(reported: &Told) -> usize {
+    fn times(reported: &WakeCounter) -> usize {
         reported.0.load(Ordering::SeqCst)
     }
 

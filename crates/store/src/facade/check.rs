@@ -57,9 +57,9 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     match catalogue::repair(disk.clone())? {
         DefinitionsReport { rebuilt: true, put_aside, entries, .. } => {
             let definitions = entries.iter().filter(|(section, _)| *section != Section::StoreFiles);
-            let kept: u64 = definitions.map(|(_, count)| count).sum();
+            let readable: u64 = definitions.map(|(_, count)| count).sum();
             let left = put_aside.map(|file| format!("; the damaged file is now {file}")).unwrap_or_default();
-            done.push(format!("definitions: made anew of the {kept} that can be read{left}"));
+            done.push(format!("definitions: made anew of the {readable} that can be read{left}"));
             let users = entries.iter().any(|(section, count)| *section == Section::Users && *count > 0);
             if !users {
                 done.push(NO_USERS.to_owned());
@@ -85,7 +85,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
         done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: gave up {damage}")));
     }
     if !done.is_empty() {
-        // The remaining files are complete from now on: the next start lists them anew.
+        // The remaining files are complete from now on: the next start lists them again.
         let catalogue = Catalogue::open(disk.clone())?;
         // A catalogue that was just created is to stay as a new one is.
         if !catalogue.was_empty() {

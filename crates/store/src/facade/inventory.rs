@@ -97,7 +97,7 @@ impl Inventory {
 }
 
 /// Maintains the list while the store is open. Owned by the mover, which also removes files.
-pub(super) struct Keeper {
+pub(super) struct InventoryWriter {
     catalogue: Arc<Catalogue>,
     inventory: Inventory,
     /// Changes not yet passed to the catalogue.
@@ -106,7 +106,7 @@ pub(super) struct Keeper {
     noted: Ticket,
 }
 
-impl Keeper {
+impl InventoryWriter {
     pub(super) fn new(catalogue: Arc<Catalogue>, inventory: Inventory, changes: Vec<Change>) -> Self {
         Self { catalogue, inventory, changes, noted: Ticket::default() }
     }
@@ -140,7 +140,7 @@ impl Keeper {
         self.changes.extend(self.inventory.list_segments(queue.0, found));
     }
 
-    /// Takes segments off the list that are to be removed after the next [`Keeper::commit`].
+    /// Takes segments off the list that are to be removed after the next [`InventoryWriter::commit`].
     pub(super) fn strike(&mut self, queue: QueueId, sequences: &[u64]) {
         self.changes.extend(self.inventory.strike(queue.0, sequences));
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::StoreError;
 use super::inventory::Inventory;
-use super::shelf::{Shelf, Shelves, inclusive};
+use super::queue_storage::{QueueStorage, StoredQueues, inclusive};
 use crate::journal::{self, Journal, JournalQueue, QueueId};
 use crate::pages::{Durability, Pages, PagesError, QueueSegments, Repair, Survey};
 
 /// A queue as a restart finds it.
 pub(super) struct RestartedQueue {
-    pub(super) shelf: Arc<Shelf>,
+    pub(super) storage: Arc<QueueStorage>,
     /// Higher than any position that a record on disk names.
     pub(super) next_position: u64,
     /// The contents of its segments.
@@ -28,7 +28,7 @@ pub(super) fn merge(
     pages: Pages,
     recovered: journal::RecoveredJournal,
     inventory: &Inventory,
-) -> Result<(Arc<Shelves>, Vec<RestartedQueue>), StoreError> {
+) -> Result<(Arc<StoredQueues>, Vec<RestartedQueue>), StoreError> {
     pages.wipe_transient()?;
     for queue in inventory.queues().collect::<BTreeSet<_>>() {
         if let Some(missing) = pages.missing(queue, inventory.segments_of(queue))?.into_iter().next() {
@@ -42,15 +42,15 @@ pub(super) fn merge(
     for id in &folders {
         queues.entry(*id).or_default();
     }
-    let shelves = Shelves::new(journal, pages);
+    let stored_queues = StoredQueues::new(journal, pages);
     let mut found = Vec::with_capacity(queues.len());
     for (id, queue) in queues {
         let mut next_position = queue.as_ref().map_or(0, |queue| queue.next_position);
         let mut segments = None;
         let mut survey = Survey::default();
         if folders.contains(&id) {
-            let (opened, held) = shelves.pages.open(id.0, Repair::Refuse)?;
-            for cut in &held.cut {
+            let (opened, recovered) = stored_queues.pages.open(id.0, Repair::Refuse)?;
+            for cut in &recovered.cut {
                 let (file, offset, bytes) = (&cut.file, cut.offset, cut.bytes);
                 tracing::warn!(
                     file,
@@ -60,17 +60,17 @@ pub(super) fn merge(
                 );
             }
             if let Some(queue) = &queue {
-                repeat(&shelves.journal, queue, &opened, held.last);
+                repeat(&stored_queues.journal, queue, &opened, recovered.last);
             }
-            next_position = next_position.max(held.last.map_or(0, |last| last + 1));
+            next_position = next_position.max(recovered.last.map_or(0, |last| last + 1));
             // After the repetition, so that only live messages count.
             survey = opened.survey()?;
             segments = Some(opened);
         }
-        let log = queue.map_or_else(|| shelves.journal.queue(id), |queue| queue.queue);
-        found.push(RestartedQueue { shelf: shelves.add(log, segments), next_position, survey });
+        let log = queue.map_or_else(|| stored_queues.journal.queue(id), |queue| queue.queue);
+        found.push(RestartedQueue { storage: stored_queues.add(log, segments), next_position, survey });
     }
-    Ok((Arc::new(shelves), found))
+    Ok((Arc::new(stored_queues), found))
 }
 
 /// Repeats the journal's events in the segments, and removes from the journal the messages that the segments have.

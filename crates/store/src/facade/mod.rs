@@ -11,12 +11,12 @@ mod inventory;
 mod merge;
 mod mover_thread;
 mod on_disk;
+mod queue_storage;
 mod read;
 mod recovered;
 mod retire;
 mod rounds;
 mod settings;
-mod shelf;
 #[cfg(test)]
 mod tests;
 
@@ -38,24 +38,24 @@ use crate::journal::{
 use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
 use brake::Brake;
-use inventory::{Inventory, Keeper};
+use inventory::{Inventory, InventoryWriter};
+use queue_storage::{QueueStorage, StoredQueues};
 use retire::Mover;
 use rounds::Definitions;
-use shelf::{Shelf, Shelves};
 
 /// An open data folder. All threads may call its methods, and none of them waits for the disk.
 pub struct Store {
     journal: Arc<Journal>,
-    shelves: Arc<Shelves>,
+    stored_queues: Arc<StoredQueues>,
     catalogue: Arc<Catalogue>,
     brake: Arc<Brake>,
 }
 
 /// One durable queue's part of the store. The queue holds it.
 pub struct StoredQueue {
-    shelves: Arc<Shelves>,
+    stored_queues: Arc<StoredQueues>,
     catalogue: Arc<Catalogue>,
-    shelf: Arc<Shelf>,
+    storage: Arc<QueueStorage>,
 }
 
 /// Result of appending a message.
@@ -64,7 +64,7 @@ pub struct Appended {
     /// The message's location, for [`Entry`].
     pub message: MessageRef,
     /// Too much waits to be written, or to be moved from the journal: the publisher is to pause, see
-    /// [`Store::wait_for_room`].
+    /// [`Store::wait_for_capacity`].
     pub full: bool,
 }
 
@@ -109,21 +109,21 @@ impl Store {
         // A change of the definitions is committed by a round, also when there is no message to write.
         catalogue.on_change(Box::new(move || ringing.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
-        let (shelves, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
+        let (stored_queues, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
         let brake = Arc::new(Brake::new(settings.journal_segments));
-        let unlisted = shelves.with_segments().into_iter().flat_map(|shelf| {
-            let found = shelf.segments().map(QueueSegments::files_on_disk).unwrap_or_default();
-            inventory.list_segments(shelf.log.id().0, found)
+        let unlisted = stored_queues.with_segments().into_iter().flat_map(|storage| {
+            let found = storage.segments().map(QueueSegments::files_on_disk).unwrap_or_default();
+            inventory.list_segments(storage.log.id().0, found)
         });
         let unlisted = unlisted.collect();
         // Retirement moves messages from the journal to segments, and keeps the inventory.
-        let keeper = Keeper::new(catalogue.clone(), inventory, unlisted);
-        let mover = Mover::new(shelves.clone(), brake.clone(), keeper, &settings);
+        let inventory_writer = InventoryWriter::new(catalogue.clone(), inventory, unlisted);
+        let mover = Mover::new(stored_queues.clone(), brake.clone(), inventory_writer, &settings);
         let rounds = Rounds::new(committer, mover, catalogue.clone());
-        let recovered = Recovered::new(shelves.clone(), found);
+        let recovered = Recovered::new(stored_queues.clone(), found);
         // The definitions may come from a backup, or be new: a queue must not get the messages of one that is lost.
         recovered.queues().for_each(|queue| catalogue.reserve_ids(queue.id.0));
-        Ok((Arc::new(Self { journal, shelves, catalogue, brake }), rounds, recovered))
+        Ok((Arc::new(Self { journal, stored_queues, catalogue, brake }), rounds, recovered))
     }
 
     /// The definitions, whose changes the same rounds commit, before those of the journal.
@@ -149,28 +149,28 @@ impl Store {
     /// A queue's part of the store, empty for a new queue.
     pub fn queue(&self, id: QueueId) -> StoredQueue {
         StoredQueue {
-            shelves: self.shelves.clone(),
+            stored_queues: self.stored_queues.clone(),
             catalogue: self.catalogue.clone(),
-            shelf: self.shelves.get(id),
+            storage: self.stored_queues.get(id),
         }
     }
 
     /// Segments for messages that are paged out of memory and need not survive a restart.
     pub fn transient_segments(&self) -> QueueSegments {
-        self.shelves.transient_segments()
+        self.stored_queues.transient_segments()
     }
 
     /// Drops the messages of a deleted queue. The deletion must be on disk.
     pub fn forget(&self, id: QueueId) {
-        self.shelves.forget(id);
+        self.stored_queues.forget(id);
     }
 
     /// Orders definitions and messages on disk: all messages appended while the guard is held are written in one round,
     /// and changes to definitions made meanwhile are on disk before it writes, perhaps already since the round before.
     /// A crash may leave the definitions without the messages, but not the opposite. Hold it briefly, and never twice in
     /// one thread (ARCHITECTURE.md, "Lock order").
-    pub fn together(&self) -> RoundGuard<'_> {
-        self.journal.together()
+    pub fn begin_ordered_round(&self) -> RoundGuard<'_> {
+        self.journal.begin_ordered_round()
     }
 
     /// End of the log of messages when it was opened: anything that was expected on disk beyond this has been lost.
@@ -194,16 +194,16 @@ impl Store {
     }
 
     /// Whether publishers need not pause.
-    pub fn has_room(&self) -> bool {
-        self.journal.has_room() && !self.brake.is_on() && self.catalogue.has_room()
+    pub fn has_capacity(&self) -> bool {
+        self.journal.has_capacity() && !self.brake.is_on() && self.catalogue.has_capacity()
     }
 
-    /// Wakes `waiter` when it is worth checking again whether publishers [need not pause](Self::has_room); at once if
+    /// Wakes `waiter` when it is worth checking again whether publishers [need not pause](Self::has_capacity); at once if
     /// they need not.
-    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        let waiter = self.brake.wait(waiter).and_then(|waiter| self.catalogue.wait_for_room(waiter));
+    pub fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
+        let waiter = self.brake.wait(waiter).and_then(|waiter| self.catalogue.wait_for_capacity(waiter));
         if let Some(waiter) = waiter {
-            self.journal.wait_for_room(waiter);
+            self.journal.wait_for_capacity(waiter);
         }
     }
 
@@ -233,47 +233,47 @@ impl Store {
 impl StoredQueue {
     /// The number that the catalogue has assigned to the queue.
     pub fn id(&self) -> QueueId {
-        self.shelf.log.id()
+        self.storage.log.id()
     }
 
     /// Adds messages to the queue, at ascending positions behind all that it has had. Call it under the queue's own
     /// lock. Returns the LSN to [wait](Store::wait) for.
     pub fn enqueue(&self, entries: &[Entry]) -> Lsn {
-        self.shelves.journal.enqueue(&self.shelf.log, entries)
+        self.stored_queues.journal.enqueue(&self.storage.log, entries)
     }
 
     /// [Enqueues](Self::enqueue) messages that leave another queue for this one. After a crash they are here only if
     /// [`StoredQueue::transfer`] of that queue was called, as it must be, and its record is on disk.
     pub fn enqueue_in_transfer(&self, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
-        self.shelves.journal.enqueue_in_transfer(&self.shelf.log, entries, transfer)
+        self.stored_queues.journal.enqueue_in_transfer(&self.storage.log, entries, transfer)
     }
 
     /// Removes messages that the transfer has [put](Self::enqueue_in_transfer) into other queues. After a crash they
     /// are in one queue or the other, never in both. Call it for a deleted queue, too: a transfer must be completed.
     pub fn transfer(&self, ranges: &[Range], transfer: &Transfer) -> Lsn {
-        self.shelf.transfer(&self.shelves.journal, ranges, transfer)
+        self.storage.transfer(&self.stored_queues.journal, ranges, transfer)
     }
 
     /// Drops a message that was to enter the queue and does not, and that no other queue needs.
     pub fn release(&self, message: MessageRef) {
-        self.shelves.journal.release(message);
+        self.stored_queues.journal.release(message);
     }
 
-    /// Removes messages from the queue for good. Returns the LSN to [wait](Store::wait) for if they must not come back
+    /// Removes messages from the queue permanently. Returns the LSN to [wait](Store::wait) for if they must not come back
     /// after a crash.
     pub fn settle(&self, ranges: &[Range]) -> Lsn {
-        self.shelf.settle(&self.shelves.journal, ranges)
+        self.storage.settle(&self.stored_queues.journal, ranges)
     }
 
     /// LSN to [wait](Store::wait) for so that everything appended so far, also by other queues, is on disk.
     pub fn end(&self) -> Lsn {
-        self.shelves.journal.end()
+        self.stored_queues.journal.end()
     }
 
     /// Records that messages were delivered, each `count` times by now. The record gets to the disk within some
     /// milliseconds.
     pub fn delivered(&self, ranges: &[Range], count: u32) {
-        self.shelf.delivered(&self.shelves.journal, ranges, count);
+        self.storage.delivered(&self.stored_queues.journal, ranges, count);
     }
 
     /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but at
@@ -282,12 +282,12 @@ impl StoredQueue {
     /// # Errors
     /// A message that cannot be read.
     pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, StoreError> {
-        read::read(&self.shelf, &self.shelves.journal, from, max_messages, max_bytes)
+        read::read(&self.storage, &self.stored_queues.journal, from, max_messages, max_bytes)
     }
 
     /// Drops the messages of a deleted queue, once the deletion, noted in the catalogue before this call, is on disk.
     pub fn forget(&self) {
-        let forget = Forget { shelves: self.shelves.clone(), id: self.id() };
+        let forget = Forget { stored_queues: self.stored_queues.clone(), id: self.id() };
         self.catalogue.wait(self.deleted(), Arc::new(forget));
     }
 
@@ -297,12 +297,12 @@ impl StoredQueue {
 }
 
 struct Forget {
-    shelves: Arc<Shelves>,
+    stored_queues: Arc<StoredQueues>,
     id: QueueId,
 }
 
 impl Waiter for Forget {
     fn wake(&self) {
-        self.shelves.forget(self.id);
+        self.stored_queues.forget(self.id);
     }
 }

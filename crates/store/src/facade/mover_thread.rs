@@ -14,20 +14,20 @@ use crate::waiters::Waiter;
 
 /// Handle of the thread. Dropping it stops the thread, between two messages at the latest.
 pub(super) struct MoverThread {
-    bell: Arc<MoverBell>,
+    notifier: Arc<MoverNotifier>,
     brake: Arc<Brake>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Notifies the thread that there may be something to do.
 #[derive(Default)]
-pub(super) struct MoverBell {
-    rung: Mutex<Rung>,
+pub(super) struct MoverNotifier {
+    requested: Mutex<MoverRequests>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Rung {
+struct MoverRequests {
     work: bool,
     stop: bool,
 }
@@ -38,24 +38,24 @@ impl MoverThread {
     /// # Errors
     /// If the system cannot start a thread.
     pub(super) fn start(mover: Mover, journal: Arc<Journal>) -> io::Result<Self> {
-        let (bell, brake) = (mover.bell().clone(), mover.brake().clone());
-        let theirs = (bell.clone(), brake.clone(), Arc::downgrade(&journal));
+        let (notifier, brake) = (mover.notifier().clone(), mover.brake().clone());
+        let theirs = (notifier.clone(), brake.clone(), Arc::downgrade(&journal));
         journal.on_new_segment(Arc::new(move || {
-            let (bell, brake, journal) = &theirs;
-            bell.ring();
+            let (notifier, brake, journal) = &theirs;
+            notifier.notify();
             journal.upgrade().into_iter().for_each(|journal| brake.look(journal.length_in_segments()));
         }));
         // The journal found by a restart may be over its budget.
-        bell.ring();
-        let theirs = bell.clone();
+        notifier.notify();
+        let theirs = notifier.clone();
         let thread = Builder::new().name("retirement".into()).spawn(move || run(mover, &journal, &theirs))?;
-        Ok(Self { bell, brake, thread: Some(thread) })
+        Ok(Self { notifier, brake, thread: Some(thread) })
     }
 }
 
 impl Drop for MoverThread {
     fn drop(&mut self) {
-        self.bell.change(|rung| rung.stop = true);
+        self.notifier.change(|requested| requested.stop = true);
         if let Some(thread) = self.thread.take() {
             // A panic there has already been reported.
             drop(thread.join());
@@ -64,64 +64,64 @@ impl Drop for MoverThread {
     }
 }
 
-impl MoverBell {
-    pub(super) fn ring(&self) {
-        self.change(|rung| rung.work = true);
+impl MoverNotifier {
+    pub(super) fn notify(&self) {
+        self.change(|requested| requested.work = true);
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        self.rung.lock().stop
+        self.requested.lock().stop
     }
 
-    fn change(&self, set: impl FnOnce(&mut Rung)) {
-        let mut rung = self.rung.lock();
-        set(&mut rung);
-        drop(rung);
+    fn change(&self, set: impl FnOnce(&mut MoverRequests)) {
+        let mut requested = self.requested.lock();
+        set(&mut requested);
+        drop(requested);
         self.changed.notify_all();
     }
 
     /// Waits until there is something to do, at most for `time`. `false` when it is time to stop.
     fn wait(&self, time: Duration) -> bool {
-        let mut rung = self.rung.lock();
-        let idle = |rung: &mut Rung| !rung.work && !rung.stop;
-        self.changed.wait_while_for(&mut rung, idle, time);
-        rung.work = false;
-        !rung.stop
+        let mut requested = self.requested.lock();
+        let idle = |requested: &mut MoverRequests| !requested.work && !requested.stop;
+        self.changed.wait_while_for(&mut requested, idle, time);
+        requested.work = false;
+        !requested.stop
     }
 
     /// Waits until the log is on disk up to `lsn`; `false` if it is time to stop before that.
     fn wait_for(self: &Arc<Self>, journal: &Journal, lsn: Lsn) -> bool {
         if journal.durable() < lsn {
             journal.wait(lsn, self.clone());
-            let mut rung = self.rung.lock();
-            self.changed.wait_while(&mut rung, |rung| journal.durable() < lsn && !rung.stop);
+            let mut requested = self.requested.lock();
+            self.changed.wait_while(&mut requested, |requested| journal.durable() < lsn && !requested.stop);
         }
         journal.durable() >= lsn
     }
 }
 
-impl Waiter for MoverBell {
+impl Waiter for MoverNotifier {
     fn wake(&self) {
         self.change(|_| {});
     }
 }
 
-fn run(mut mover: Mover, journal: &Journal, bell: &Arc<MoverBell>) {
-    let (mut back_off, mut failed) = (SHORTEST_PAUSE, false);
-    let mut pause = LOOK_AGAIN;
-    while bell.wait(pause) {
-        let outcome = mover.step(|lsn| bell.wait_for(journal, lsn));
+fn run(mut mover: Mover, journal: &Journal, notifier: &Arc<MoverNotifier>) {
+    let (mut back_off, mut failed) = (MIN_PAUSE, false);
+    let mut pause = SPACE_CHECK_INTERVAL;
+    while notifier.wait(pause) {
+        let outcome = mover.step(|lsn| notifier.wait_for(journal, lsn));
         let failed_before = std::mem::replace(&mut failed, matches!(outcome, Retirement::Failed(_)));
         pause = match outcome {
-            Retirement::Idle => LOOK_AGAIN,
+            Retirement::Idle => SPACE_CHECK_INTERVAL,
             Retirement::Done => Duration::ZERO,
-            Retirement::Busy => SHORTEST_PAUSE,
+            Retirement::Busy => MIN_PAUSE,
             Retirement::Failed(error) => {
                 if !failed_before {
-                    back_off = SHORTEST_PAUSE;
+                    back_off = MIN_PAUSE;
                     tracing::error!(%error, "the journal's oldest segment cannot be retired");
                 }
-                back_off = (back_off * 2).min(LONGEST_PAUSE);
+                back_off = (back_off * 2).min(MAX_PAUSE);
                 back_off
             }
         };
@@ -129,8 +129,8 @@ fn run(mut mover: Mover, journal: &Journal, bell: &Arc<MoverBell>) {
 }
 
 /// A segment that is still needed is tried again after this time.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const MIN_PAUSE: Duration = Duration::from_millis(50);
 /// Interval at which free space is measured, since other programs may use it up.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after many failures: a disk that has room again is noticed within this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::StoreError;
-use super::shelf::Shelf;
+use super::queue_storage::QueueStorage;
 use crate::journal::{Journal, LiveMessage, ReadError};
 use crate::pages::{Damage, PagesError, QueueSegments, Stored};
 
 /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` allow, but at least one.
 pub(super) fn read(
-    shelf: &Shelf,
+    storage: &QueueStorage,
     journal: &Journal,
     from: u64,
     max_messages: usize,
@@ -18,12 +18,12 @@ pub(super) fn read(
 ) -> Result<Vec<Stored>, StoreError> {
     loop {
         // The journal first: messages that move to the segments meanwhile are found twice, and not missed.
-        let live = shelf.log.messages_from(from, max_messages);
+        let live = storage.log.messages_from(from, max_messages);
         let mut moved = BTreeMap::new();
         let mut limit = u64::MAX;
-        if let Some(segments) = shelf.segments() {
+        if let Some(segments) = storage.segments() {
             let stored = match segments.read(from, max_messages, max_bytes) {
-                Err(PagesError::Damaged(damage)) if gives_up(shelf, segments, journal, &damage) => continue,
+                Err(PagesError::Damaged(damage)) if gives_up(storage, segments, journal, &damage) => continue,
                 stored => stored?,
             };
             if let Some(last) = stored.last() {
@@ -41,13 +41,13 @@ pub(super) fn read(
 
 /// Drops the messages at a damaged location, as the journal does: the damage costs these messages, and not all behind
 /// them. Returns whether it dropped any; it does not while reading the location again may help.
-fn gives_up(shelf: &Shelf, segments: &QueueSegments, journal: &Journal, damage: &Damage) -> bool {
-    if shelf.found_damaged(*damage.lost.start()) < DAMAGED_READS {
+fn gives_up(storage: &QueueStorage, segments: &QueueSegments, journal: &Journal, damage: &Damage) -> bool {
+    if storage.found_damaged(*damage.lost.start()) < DAMAGED_READS {
         return false;
     }
     let lost = segments.settle([damage.lost.clone()]);
     if lost > 0 {
-        tracing::error!(%damage, queue = shelf.log.id().0, messages = lost, "messages on disk are lost");
+        tracing::error!(%damage, queue = storage.log.id().0, messages = lost, "messages on disk are lost");
         journal.figures().unreadable.fetch_add(lost, Ordering::Relaxed);
     }
     lost > 0

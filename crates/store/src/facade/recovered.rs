@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::StoreError;
 use super::merge::RestartedQueue;
-use super::shelf::{Shelf, Shelves};
+use super::queue_storage::{QueueStorage, StoredQueues};
 use crate::journal::{LiveMessage, QueueId};
 use crate::pages::Survey;
 
 /// The messages that a store held when it was opened.
 pub struct Recovered {
-    shelves: Arc<Shelves>,
+    stored_queues: Arc<StoredQueues>,
     queues: Vec<RestartedQueue>,
 }
 
@@ -39,15 +39,15 @@ pub struct StoredLocation {
 }
 
 impl Recovered {
-    pub(super) fn new(shelves: Arc<Shelves>, queues: Vec<RestartedQueue>) -> Self {
-        Self { shelves, queues }
+    pub(super) fn new(stored_queues: Arc<StoredQueues>, queues: Vec<RestartedQueue>) -> Self {
+        Self { stored_queues, queues }
     }
 
     /// The queues, with and without messages.
     pub fn queues(&self) -> impl Iterator<Item = RecoveredQueue> {
         let found = self.queues.iter();
         found.map(|found| RecoveredQueue {
-            id: found.shelf.log.id(),
+            id: found.storage.log.id(),
             next_position: found.next_position,
             segments: found.survey,
         })
@@ -65,16 +65,17 @@ impl Recovered {
         mut each: impl FnMut(&[u8], &[StoredLocation]),
     ) -> Result<(), StoreError> {
         let mut live: Vec<(QueueId, LiveMessage)> = Vec::new();
-        for RestartedQueue { shelf, .. } in self.queues.iter().filter(|found| !found.shelf.is_forgotten()) {
-            if whole(shelf.log.id()) {
-                read_segments(shelf, &mut each)?;
+        for RestartedQueue { storage, .. } in self.queues.iter().filter(|found| !found.storage.is_forgotten())
+        {
+            if whole(storage.log.id()) {
+                read_segments(storage, &mut each)?;
             }
-            let messages = shelf.log.messages_from(0, usize::MAX);
-            live.extend(messages.into_iter().map(|message| (shelf.log.id(), message)));
+            let messages = storage.log.messages_from(0, usize::MAX);
+            live.extend(messages.into_iter().map(|message| (storage.log.id(), message)));
         }
         // In the order of the log, which is read sequentially. Each queue's are in it nearly always, which a stable sort finds.
         live.sort_by_key(|(queue, live)| (live.message, *queue, live.position));
-        let mut reader = self.shelves.journal.reader(READ_AHEAD);
+        let mut reader = self.stored_queues.journal.reader(READ_AHEAD);
         let mut places = Vec::new();
         for same in live.chunk_by(|(_, one), (_, other)| one.message == other.message) {
             places.clear();
@@ -90,8 +91,11 @@ impl Recovered {
     }
 }
 
-fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[StoredLocation])) -> Result<(), StoreError> {
-    let Some(segments) = shelf.segments() else { return Ok(()) };
+fn read_segments(
+    storage: &QueueStorage,
+    each: &mut impl FnMut(&[u8], &[StoredLocation]),
+) -> Result<(), StoreError> {
+    let Some(segments) = storage.segments() else { return Ok(()) };
     let mut from = 0;
     loop {
         let messages = segments.read(from, usize::MAX, READ_AHEAD)?;
@@ -102,7 +106,7 @@ fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[StoredLocation]))
             let expires = message.expires.unwrap_or(0);
             each(
                 &message.payload,
-                &[StoredLocation { queue: shelf.log.id(), position, expires, deliveries }],
+                &[StoredLocation { queue: storage.log.id(), position, expires, deliveries }],
             );
         }
     }

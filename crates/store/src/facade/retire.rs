@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering;
 
 use super::StoreError;
 use super::brake::Brake;
-use super::inventory::Keeper;
-use super::mover_thread::MoverBell;
+use super::inventory::InventoryWriter;
+use super::mover_thread::MoverNotifier;
+use super::queue_storage::{QueueStorage, StoredQueues};
 use super::settings::StoreSettings;
-use super::shelf::{Shelf, Shelves};
 use crate::journal::{
     JournalSegment, LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError,
 };
@@ -24,12 +24,12 @@ use crate::pages::{QueueSegments, Record};
 
 /// Retires the journal's segments. Each store has one.
 pub(super) struct Mover {
-    shelves: Arc<Shelves>,
+    stored_queues: Arc<StoredQueues>,
     /// Number of segments that the journal may have.
     budget: usize,
     weigh: fn(&[u8]) -> u32,
     brake: Arc<Brake>,
-    keeper: Keeper,
+    inventory_writer: InventoryWriter,
     /// The message that the disk failed to read, and how many attempts in a row have failed.
     refused: Option<(MessageRef, u32)>,
 }
@@ -49,13 +49,13 @@ pub enum Retirement {
 
 impl Mover {
     pub(super) fn new(
-        shelves: Arc<Shelves>,
+        stored_queues: Arc<StoredQueues>,
         brake: Arc<Brake>,
-        keeper: Keeper,
+        inventory_writer: InventoryWriter,
         settings: &StoreSettings,
     ) -> Self {
         let (budget, weigh) = (settings.journal_segments.max(1), settings.weigh);
-        Self { shelves, budget, weigh, brake, keeper, refused: None }
+        Self { stored_queues, budget, weigh, brake, inventory_writer, refused: None }
     }
 
     /// Receives the length of the journal.
@@ -63,9 +63,9 @@ impl Mover {
         &self.brake
     }
 
-    /// Rings when there may be something to do, and knows when it is time to stop.
-    pub(super) fn bell(&self) -> &Arc<MoverBell> {
-        &self.shelves.bell
+    /// Notified when there may be something to do; knows when it is time to stop.
+    pub(super) fn notifier(&self) -> &Arc<MoverNotifier> {
+        &self.stored_queues.notifier
     }
 
     /// Retires the oldest segment if there are too many. `wait` returns whether the log is on disk up to an LSN, and
@@ -74,21 +74,21 @@ impl Mover {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
         let failed = matches!(outcome, Retirement::Failed(_));
         // While space is short, a segment that is not retired may have to wait for consumers.
-        let idle = failed || self.shelves.journal.is_short() && matches!(outcome, Retirement::Idle);
-        self.brake.tried(self.shelves.journal.length_in_segments(), idle);
+        let idle = failed || self.stored_queues.journal.is_short() && matches!(outcome, Retirement::Idle);
+        self.brake.tried(self.stored_queues.journal.length_in_segments(), idle);
         outcome
     }
 
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
-        let shelves = self.shelves.clone();
-        let journal = &shelves.journal;
+        let stored_queues = self.stored_queues.clone();
+        let journal = &stored_queues.journal;
         // First, since everything else may fail for lack of the space that this frees.
         let short = journal.look_at_space();
         if short {
             journal.leave_large_segment();
         }
         self.sweep()?;
-        self.keeper.list_new_files(journal)?;
+        self.inventory_writer.list_new_files(journal)?;
         let over = journal.length_in_segments() > self.budget;
         let segments = journal.segments();
         let oldest = match segments.first() {
@@ -122,7 +122,7 @@ impl Mover {
         }
         // After a gap that `store repair` has accepted, the log continues later than the oldest segment ends.
         let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
-        self.keeper.let_go(journal, next)?;
+        self.inventory_writer.let_go(journal, next)?;
         match journal.retire(*oldest) {
             Ok(()) => Ok(Retirement::Done),
             Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
@@ -133,21 +133,21 @@ impl Mover {
     /// Makes settled positions durable in the queues' segments, and removes segments without live messages. `false` if
     /// the log is not on disk as far as that requires.
     fn persist_settled(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<bool, StoreError> {
-        let journal = &self.shelves.journal;
-        let shelves = self.shelves.with_segments();
+        let journal = &self.stored_queues.journal;
+        let stored_queues = self.stored_queues.with_segments();
         let mut dead = HashMap::new();
-        for shelf in &shelves {
-            let files = shelf.segments().map(QueueSegments::dead_files).unwrap_or_default();
+        for storage in &stored_queues {
+            let files = storage.segments().map(QueueSegments::dead_files).unwrap_or_default();
             if !files.is_empty() {
-                self.keeper.strike(shelf.log.id(), &files);
-                dead.insert(shelf.log.id(), files);
+                self.inventory_writer.strike(storage.log.id(), &files);
+                dead.insert(storage.log.id(), files);
             }
         }
-        self.keeper.commit()?;
-        for shelf in shelves {
-            shelf.catch_up();
-            let Some(segments) = shelf.segments().filter(|_| !shelf.is_forgotten()) else { continue };
-            let dead = dead.get(&shelf.log.id());
+        self.inventory_writer.commit()?;
+        for storage in stored_queues {
+            storage.catch_up();
+            let Some(segments) = storage.segments().filter(|_| !storage.is_forgotten()) else { continue };
+            let dead = dead.get(&storage.log.id());
             let may_remove = |sequence| dead.is_some_and(|dead| dead.contains(&sequence));
             if !segments.persist_settled_if(may_remove, || wait(journal.end()))? {
                 return Ok(false);
@@ -158,28 +158,28 @@ impl Mover {
 
     /// Removes the files of deleted queues. After a failure the next call continues.
     fn sweep(&mut self) -> Result<(), StoreError> {
-        let mut gone = self.shelves.take_forgotten();
-        gone.iter().for_each(|shelf| self.keeper.strike_all(shelf.log.id()));
-        let mut outcome = self.keeper.commit();
-        while let (Ok(()), Some(shelf)) = (&outcome, gone.last()) {
-            outcome = shelf.segments().map_or(Ok(()), QueueSegments::remove).map_err(StoreError::from);
+        let mut gone = self.stored_queues.take_forgotten();
+        gone.iter().for_each(|storage| self.inventory_writer.strike_all(storage.log.id()));
+        let mut outcome = self.inventory_writer.commit();
+        while let (Ok(()), Some(storage)) = (&outcome, gone.last()) {
+            outcome = storage.segments().map_or(Ok(()), QueueSegments::remove).map_err(StoreError::from);
             if outcome.is_ok() {
                 gone.pop();
             }
         }
-        self.shelves.put_forgotten_back(gone);
+        self.stored_queues.put_forgotten_back(gone);
         outcome
     }
 
     /// Whether retiring a segment frees much more than the copies of its messages take; or, if the log is `over` its
     /// budget, whether there is enough space for all of them.
     fn frees(&self, oldest: JournalSegment, over: bool) -> bool {
-        let journal = &self.shelves.journal;
+        let journal = &self.stored_queues.journal;
         let length = oldest.end.0 - oldest.first.0;
         if over && journal.space_above_limit() > 2 * length {
             return true;
         }
-        let most = length / MOST_COPIED;
+        let most = length / MAX_COPIED_PART;
         if oldest.live == 0 || oldest.live > most / RECORD {
             return oldest.live == 0;
         }
@@ -197,17 +197,17 @@ impl Mover {
         journal.free_space() / 2 > bytes
     }
 
-    /// Copies messages of a queue to its segments. After a failure the next attempt lists the live messages anew: it
+    /// Copies messages of a queue to its segments. After a failure the next attempt lists the live messages again: it
     /// skips those already copied, and those settled meanwhile are not listed.
     fn move_out(&mut self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
-        let Some(shelf) = self.shelves.find(log.id()) else { return Ok(()) };
-        let shelves = self.shelves.clone();
-        let journal = &shelves.journal;
-        let segments = shelves.segments(&shelf);
+        let Some(storage) = self.stored_queues.find(log.id()) else { return Ok(()) };
+        let stored_queues = self.stored_queues.clone();
+        let journal = &stored_queues.journal;
+        let segments = stored_queues.segments(&storage);
         let mut reader = journal.reader(READ_AHEAD);
         let mut moved = Vec::with_capacity(live.len());
         for LiveMessage { position, message, expires, deliveries } in live {
-            if self.bell().is_stopping() {
+            if self.notifier().is_stopping() {
                 return Ok(());
             }
             let payload = match reader.read(*message) {
@@ -232,9 +232,9 @@ impl Mover {
             moved.push((*position, *deliveries));
         }
         segments.sync()?;
-        self.keeper.list_segments(log.id(), segments.files_on_disk());
-        shelf.moved(journal, &moved);
-        self.remove_if_forgotten(&shelf)
+        self.inventory_writer.list_segments(log.id(), segments.files_on_disk());
+        storage.moved(journal, &moved);
+        self.remove_if_forgotten(&storage)
     }
 
     /// Whether reading a message again is of no use.
@@ -244,23 +244,23 @@ impl Mover {
             _ => 1,
         };
         self.refused = Some((message, asked));
-        matches!(error, ReadError::Damaged { .. }) || asked >= MOST_ATTEMPTS
+        matches!(error, ReadError::Damaged { .. }) || asked >= MAX_ATTEMPTS
     }
 
     /// The queue may have been forgotten before it had files.
-    fn remove_if_forgotten(&mut self, shelf: &Shelf) -> Result<(), StoreError> {
-        let Some(segments) = shelf.segments().filter(|_| shelf.is_forgotten()) else { return Ok(()) };
-        self.keeper.strike_all(shelf.log.id());
-        self.keeper.commit()?;
+    fn remove_if_forgotten(&mut self, storage: &QueueStorage) -> Result<(), StoreError> {
+        let Some(segments) = storage.segments().filter(|_| storage.is_forgotten()) else { return Ok(()) };
+        self.inventory_writer.strike_all(storage.log.id());
+        self.inventory_writer.commit()?;
         Ok(segments.remove()?)
     }
 }
 
 /// While space is short a segment is retired early if at most one part in this many has to be copied.
-const MOST_COPIED: u64 = 4;
+const MAX_COPIED_PART: u64 = 4;
 /// Bytes that a message takes in a queue's segment besides its payload.
 const RECORD: u64 = 32;
 /// Read-ahead in the journal, which is read in order: few calls, and few bytes read in vain.
 const READ_AHEAD: usize = 256 << 10;
 /// With the pauses in between, well over half a minute in which a disk may recover.
-const MOST_ATTEMPTS: u32 = 16;
+const MAX_ATTEMPTS: u32 = 16;

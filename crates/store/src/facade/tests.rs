@@ -114,14 +114,14 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
         rounds.step();
     }
     assert!(matches!(rounds.retire(), Retirement::Done));
-    assert!(store.append(&[b"m"]).full && !store.has_room());
+    assert!(store.append(&[b"m"]).full && !store.has_capacity());
     let (sender, reported) = std::sync::mpsc::sync_channel(1);
-    store.wait_for_room(Arc::new(Told(sender)));
+    store.wait_for_capacity(Arc::new(Told(sender)));
     while reported.try_recv().is_err() {
-        assert!(!store.has_room());
+        assert!(!store.has_capacity());
         assert!(matches!(rounds.retire(), Retirement::Done), "it is woken before all is done");
     }
-    assert!(store.has_room() && !store.append(&[b"m"]).full);
+    assert!(store.has_capacity() && !store.append(&[b"m"]).full);
 }
 
 #[test]
@@ -130,16 +130,16 @@ fn publishers_pause_while_too_many_bytes_of_definitions_wait() {
     let (store, mut rounds, _) = Store::open(Arc::new(SimDisk::new(5, 1 << 30)), settings).expect("a store");
     for _ in 0..2 {
         let mut puts = 0;
-        while store.has_room() {
+        while store.has_capacity() {
             store.catalogue().put(Section::MqttRetained, b"topic".to_vec(), vec![0; 1000]);
             puts += 1;
         }
         assert!((14..=16).contains(&puts), "{puts}");
         let (sender, reported) = std::sync::mpsc::sync_channel(1);
-        store.wait_for_room(Arc::new(Told(sender)));
+        store.wait_for_capacity(Arc::new(Told(sender)));
         assert!(reported.try_recv().is_err());
         rounds.step();
-        assert!(reported.try_recv().is_ok() && store.has_room());
+        assert!(reported.try_recv().is_ok() && store.has_capacity());
     }
 }
 

@@ -146,11 +146,11 @@ impl Committer {
         let end = group.end();
         let mut pending = journal.pending.lock();
         pending.flight = None;
-        let has_room = pending.bytes() <= journal.pending_limit();
-        let for_room = if has_room { pending.for_room.take() } else { WaitList::default() };
+        let has_capacity = pending.bytes() <= journal.pending_limit();
+        let for_capacity = if has_capacity { pending.for_capacity.take() } else { WaitList::default() };
         drop(pending);
         journal.waiters.reach(end);
-        for_room.wake();
+        for_capacity.wake();
         journal.recovered();
         let before = std::mem::replace(&mut self.files, journal.files.read().len());
         if before < self.files

@@ -59,7 +59,7 @@ impl LatestWaiters {
         }
         (self.last, self.at) = (address, Some(now));
         self.gathered += 1;
-        // A slow sync lets time pass in which nobody waits anew.
+        // A slow sync lets time pass in which nobody waits again.
         self.gathered == 1
             && self.before <= 1
             && self.other_at.is_none_or(|other| now.saturating_duration_since(other) >= alone_for)

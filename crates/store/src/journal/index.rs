@@ -155,12 +155,12 @@ impl JournalIndex {
             while expiries.front().is_some_and(|(position, _)| *position < first) {
                 expiries.pop_front();
             }
-            if expiries.is_empty() && expiries.capacity() > KEPT_EXPIRIES {
+            if expiries.is_empty() && expiries.capacity() > RETAINED_EXPIRIES {
                 self.expiries = None;
             }
         }
-        if self.slots.is_empty() && self.slots.capacity() > KEPT_CAPACITY {
-            self.slots.shrink_to(KEPT_CAPACITY);
+        if self.slots.is_empty() && self.slots.capacity() > RETAINED_CAPACITY {
+            self.slots.shrink_to(RETAINED_CAPACITY);
         }
     }
 
@@ -180,9 +180,9 @@ const MAX_DELIVERIES: u32 = 4095;
 /// With fewer settled slots than this it is not worth moving the others.
 const MIN_TIDY: usize = 64;
 /// Number of slots whose memory an empty queue keeps, 64 KiB.
-const KEPT_CAPACITY: usize = 4096;
+const RETAINED_CAPACITY: usize = 4096;
 /// Number of expiry times whose memory a queue without any keeps, 1 KiB.
-const KEPT_EXPIRIES: usize = 64;
+const RETAINED_EXPIRIES: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -246,6 +246,6 @@ mod tests {
         assert!(index.expiries.as_ref().unwrap().len() <= 2 * MIN_TIDY);
         index.settle(Range { first: 0, last: 0 }, |_| ());
         assert_eq!(index.len(), 0);
-        assert!(index.expiries.is_none_or(|expiries| expiries.capacity() <= KEPT_EXPIRIES));
+        assert!(index.expiries.is_none_or(|expiries| expiries.capacity() <= RETAINED_EXPIRIES));
     }
 }

@@ -67,7 +67,7 @@ use writer::LogFiles;
 /// The records that wait for the committer, locked.
 type PendingGuard<'a> = MutexGuard<'a, PendingRecords, { Rank::JournalRecords as u8 }>;
 
-/// Keeps records together in one round, see [`Journal::together`].
+/// Keeps records together in one round, see [`Journal::begin_ordered_round`].
 pub type RoundGuard<'a> = RwLockReadGuard<'a, (), { Rank::JournalRounds as u8 }>;
 
 /// A journal. All threads may call its methods; a [`Committer`] does the writing.
@@ -76,7 +76,7 @@ pub struct Journal {
     incarnation: u64,
     /// End of the log when it was opened.
     opened_at: Lsn,
-    /// Locked for writing while a round takes the gathered records, see [`Journal::together`].
+    /// Locked for writing while a round takes the gathered records, see [`Journal::begin_ordered_round`].
     rounds: RwLock<(), { Rank::JournalRounds as u8 }>,
     pending: Mutex<PendingRecords, { Rank::JournalRecords as u8 }>,
     /// The committer waits on this for work.
@@ -133,7 +133,7 @@ pub struct Failing {
     pub attempts: u64,
 }
 
-/// Too many bytes wait to be written: see [`Journal::wait_for_room`].
+/// Too many bytes wait to be written: see [`Journal::wait_for_capacity`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
@@ -188,7 +188,7 @@ impl Journal {
     /// # Panics
     /// If the message has 4 GiB or more.
     pub fn append(&self, parts: &[&[u8]]) -> Result<MessageRef, Full> {
-        if self.has_room() { Ok(self.append_regardless(parts).0) } else { Err(Full) }
+        if self.has_capacity() { Ok(self.append_regardless(parts).0) } else { Err(Full) }
     }
 
     /// [Appends](Journal::append) a message even if too much waits to be written, and returns whether it does. For
@@ -210,7 +210,7 @@ impl Journal {
     }
 
     /// Whether [`Journal::append`] accepts messages.
-    pub fn has_room(&self) -> bool {
+    pub fn has_capacity(&self) -> bool {
         self.pending.lock().bytes() <= self.pending_limit()
     }
 
@@ -262,7 +262,7 @@ impl Journal {
         self.pending.lock().drop_live(message.to_u64());
     }
 
-    /// Removes messages from a queue for good. Positions that the journal does not know (messages that live elsewhere,
+    /// Removes messages from a queue permanently. Positions that the journal does not know (messages that live elsewhere,
     /// or are not persistent) do no harm, and are reported in [`RecoveredJournal`] if the journal still has the record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
@@ -302,7 +302,7 @@ impl Journal {
     /// at the latest in that round, but already in the round before if that one was past its gathering. A crash may
     /// thus leave the changes without the records, or with only the first of them, and never a record without the
     /// changes. Hold it briefly, and never twice in one thread.
-    pub fn together(&self) -> RoundGuard<'_> {
+    pub fn begin_ordered_round(&self) -> RoundGuard<'_> {
         self.rounds.read()
     }
 
@@ -317,10 +317,10 @@ impl Journal {
     }
 
     /// Wakes `waiter` when [`Journal::append`] accepts messages again; at once if it does.
-    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
+    pub fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
         let mut pending = self.pending.lock();
         if pending.bytes() > self.pending_limit() {
-            pending.for_room.add(waiter);
+            pending.for_capacity.add(waiter);
             return;
         }
         drop(pending);

@@ -38,7 +38,7 @@ pub(super) struct PendingRecords {
     /// Tells whether several wait for rounds.
     pub(super) latest_waiters: LatestWaiters,
     /// Publishers that found no room.
-    pub(super) for_room: WaitList,
+    pub(super) for_capacity: WaitList,
 }
 
 /// The records that one round writes.
@@ -84,7 +84,7 @@ impl PendingRecords {
             stopping: false,
             round_deferred: false,
             latest_waiters: LatestWaiters::default(),
-            for_room: WaitList::default(),
+            for_capacity: WaitList::default(),
         };
         if !pending.buffer.is_empty() {
             pending.begin_extent(base, pending.buffer.len() as u64);
@@ -180,7 +180,7 @@ impl PendingRecords {
 
     /// Keeps the buffer of a group that is no longer needed: memory that was used before costs no page faults.
     pub(super) fn keep(&mut self, group: Group) {
-        if group.bytes.capacity() <= KEPT_BUFFER {
+        if group.bytes.capacity() <= RETAINED_BUFFER {
             self.spare = group.bytes;
             self.spare.clear();
         }
@@ -288,6 +288,6 @@ impl Group {
 }
 
 /// Enough for what gathers while a fast disk syncs at full load; only a stall needs a larger buffer.
-const KEPT_BUFFER: usize = 32 << 20;
+const RETAINED_BUFFER: usize = 32 << 20;
 /// Enough for a group of ordinary times, and little enough to keep while idle.
 const RESTING_BUFFER: usize = 256 << 10;

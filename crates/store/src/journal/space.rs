@@ -4,7 +4,7 @@
 //! |---|---|
 //! | more than three segments | puts a segment aside in advance, and keeps retired ones to be overwritten |
 //! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
-//! | nothing | publishers are blocked by the alarm; acknowledgements and declarations go on |
+//! | nothing | publishers are blocked by the alarm; acknowledgements and declarations continue |
 //!
 //! There is also a reserve of small segments, which are used when the disk is full although it should not be:
 //! acknowledgements must get to the disk, or the space of consumed messages could never be freed.

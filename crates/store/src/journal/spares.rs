@@ -209,13 +209,13 @@ impl Spares {
     }
 
     /// Puts a file aside if there is none, and space is not short. Returns `false` if it did not.
-    pub(super) fn prepare(&self, room: Preallocation) -> io::Result<bool> {
+    pub(super) fn prepare(&self, preallocation: Preallocation) -> io::Result<bool> {
         if !self.state.lock().ready.is_empty() || self.space.look() {
             return Ok(false);
         }
         self.disk.remove(PREPARING)?;
         let file = self.disk.open(PREPARING)?;
-        match room {
+        match preallocation {
             Preallocation::Zeros => segment::fill(&*file, self.segment_size)?,
             Preallocation::Reserved => segment::reserve(&*file, self.segment_size)?,
         }
@@ -269,7 +269,7 @@ impl Spares {
     }
 
     fn rename(&self, state: &mut SparesState, old: u64, keep: bool) -> io::Result<Option<u64>> {
-        if !keep || state.ready.len() >= SPARES_KEPT || self.space.is_short() {
+        if !keep || state.ready.len() >= RETAINED_SPARES || self.space.is_short() {
             self.disk.remove(&segment::path(old))?;
             return Ok(None);
         }
@@ -323,4 +323,4 @@ const RESERVE_NAME: &str = "reserve";
 /// after it.
 const RESERVED_SEGMENTS: usize = 2;
 /// Number of retired segments that are kept to be overwritten; more would only take space.
-const SPARES_KEPT: usize = 3;
+const RETAINED_SPARES: usize = 3;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::disk::Disk;
-use crate::disk::simulated::{Dice, SimDisk};
+use crate::disk::simulated::{SimDisk, SimRandom};
 
 const QUEUE: QueueId = QueueId(5);
 
@@ -39,15 +39,15 @@ fn too_much_that_waits_is_refused_until_it_is_written() {
 
 #[test]
 fn any_changed_byte_of_a_closed_journal_is_refused_and_costs_one_record_to_repair() {
-    let mut dice = Dice::new(9);
+    let mut random = SimRandom::new(9);
     for _ in 0..300 {
         let disk = closed(40);
         let files = disk.files();
-        let file = &files[dice.below(files.len() as u64) as usize];
-        let flip = 1 << dice.below(8);
+        let file = &files[random.below(files.len() as u64) as usize];
+        let flip = 1 << random.below(8);
         let mut in_records = false;
         disk.damage(file, |bytes| {
-            let at = dice.below(bytes.len() as u64) as usize;
+            let at = random.below(bytes.len() as u64) as usize;
             in_records = at >= 4096;
             bytes[at] ^= flip;
         });
@@ -100,22 +100,22 @@ fn a_torn_end_is_told_with_its_place_and_is_no_damage() {
 
 #[test]
 fn any_bytes_in_the_files_are_survived() {
-    let mut dice = Dice::new(3);
+    let mut random = SimRandom::new(3);
     for _ in 0..200 {
         let disk = closed(40);
         for file in disk.files() {
             disk.damage(&file, |bytes| {
-                for _ in 0..dice.below(4) {
-                    let from = dice.below(bytes.len() as u64) as usize;
-                    let len = dice.below(3000) as usize;
-                    bytes.iter_mut().skip(from).take(len).for_each(|byte| *byte = dice.next_u64() as u8);
+                for _ in 0..random.below(4) {
+                    let from = random.below(bytes.len() as u64) as usize;
+                    let len = random.below(3000) as usize;
+                    bytes.iter_mut().skip(from).take(len).for_each(|byte| *byte = random.next_u64() as u8);
                 }
-                if dice.chance(200) {
-                    bytes.truncate(dice.below(bytes.len() as u64) as usize);
+                if random.chance(200) {
+                    bytes.truncate(random.below(bytes.len() as u64) as usize);
                 }
             });
         }
-        if dice.chance(200) {
+        if random.chance(200) {
             disk.remove(&disk.files()[0]).unwrap();
         }
         if open_again(&disk).is_err() {

@@ -160,7 +160,7 @@ impl Journal {
 
 /// Records without a waiter (publishes without confirms, and acks) are on disk within twice this time.
 const LAZY_ROUND: Duration = Duration::from_millis(5);
-/// Buffers outlive a pause of the publishers: allocating and clearing memory anew costs more than writing it.
+/// Buffers outlive a pause of the publishers: allocating and clearing memory again costs more than writing it.
 const REST_AFTER: Duration = Duration::from_secs(2);
 /// A segment that lasts less takes messages by the hundred with each sync; with single publishers that wait for each
 /// message it lasts longer.

@@ -83,7 +83,7 @@ impl QueueSegments {
         Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
-    /// Removes messages for good: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
+    /// Removes messages permanently: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
     /// Returns how many were removed. Never touches the disk: see [`reap`](Self::reap).
     pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
         let mut state = self.state.lock();

@@ -75,13 +75,13 @@ impl QueueSegments {
             cursor = Cursor { position: from, ..last };
         }
         while taken.len() < max_messages && (taken.is_empty() || bytes < max_bytes) {
-            let room = ReadBudget {
+            let limit = ReadBudget {
                 messages: max_messages - taken.len(),
                 bytes: max_bytes.saturating_sub(bytes),
                 empty: taken.is_empty(),
             };
-            let Some(mut plan) = self.state.lock().plan(&cursor, room.messages) else { break };
-            let (mut found, full) = match self.follow(&mut plan, &room, &mut cursor) {
+            let Some(mut plan) = self.state.lock().plan(&cursor, limit.messages) else { break };
+            let (mut found, full) = match self.follow(&mut plan, &limit, &mut cursor) {
                 Err(PagesError::Damaged(damage))
                     if !self.state.lock().is_at(*damage.lost.start(), &plan.file) =>
                 {
@@ -108,7 +108,7 @@ impl QueueSegments {
     fn follow(
         &self,
         plan: &mut Plan,
-        room: &ReadBudget,
+        limit: &ReadBudget,
         cursor: &mut Cursor,
     ) -> Result<(Vec<Stored>, bool), PagesError> {
         let salt = plan.file.salt;
@@ -122,7 +122,7 @@ impl QueueSegments {
                     return Ok((Vec::new(), false));
                 };
                 handle = open;
-                Walk::file(&*handle, salt, plan.offset, *end, room.bytes as u64)
+                Walk::file(&*handle, salt, plan.offset, *end, limit.bytes as u64)
             }
         };
         let path = plan.file.path();
@@ -150,7 +150,7 @@ impl QueueSegments {
                 WalkedItem::Mark => {}
                 WalkedItem::Record(record) => {
                     let len = record.payload.len();
-                    let fits = taken.bytes + len <= room.bytes || (room.empty && taken.found.is_empty());
+                    let fits = taken.bytes + len <= limit.bytes || (limit.empty && taken.found.is_empty());
                     if taken.wants(record.position) {
                         if !fits {
                             break true;

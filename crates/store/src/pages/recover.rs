@@ -334,7 +334,7 @@ impl Opening<'_> {
                 self.cut(file, &path, offset, length)?;
                 break offset;
             }
-            // Goes on behind the damage, if damage is to be skipped.
+            // Continues behind the damage, if damage is to be skipped.
             let found = walk.skip_damage().map_err(at(&path))?;
             let lost = after..=found.map_or(u64::MAX, |found| found.saturating_sub(1).max(after));
             self.damage(Damage { file: path.clone(), offset, what: bad, lost })?;

@@ -79,7 +79,7 @@ impl QueueSegments {
         self.write_out(&mut writer)?;
         self.sync_open(&mut writer)?;
         self.state.lock().open_segment().into_iter().for_each(PageSegment::append_mark);
-        // The mark tells recovery that everything before it was durable. If it cannot be written now, it is later.
+        // The mark shows recovery that everything before it was durable. If it cannot be written now, it is later.
         let _ = self.write_out(&mut writer);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::disk::simulated::{Faults, SimDisk, SimRandom};
 use store::journal::{
     CommitOutcome, Committer, Entry, Journal, JournalSettings, LiveMessage, MessageRef, QueueId, Range,
     RecoveredJournal, RetireError, open,
@@ -11,7 +11,7 @@ use store::journal::{
 
 /// A run determined by its seed.
 pub(crate) struct Run {
-    dice: Dice,
+    random: SimRandom,
     disk: SimDisk,
     committer: Committer,
     queues: BTreeMap<u64, Queue>,
@@ -60,7 +60,7 @@ impl Run {
         let disk = SimDisk::new(seed, CAPACITY);
         let (committer, _) = open_journal(&disk).unwrap();
         Self {
-            dice: Dice::new(!seed),
+            random: SimRandom::new(!seed),
             disk,
             committer,
             queues: BTreeMap::new(),
@@ -79,8 +79,8 @@ impl Run {
     }
 
     pub(crate) fn play(mut self) -> Result<Outcome, String> {
-        for _ in 0..2 + self.dice.below(5) {
-            for _ in 0..self.dice.below(120) {
+        for _ in 0..2 + self.random.below(5) {
+            for _ in 0..self.random.below(120) {
                 self.act()?;
             }
             self.crash()?;
@@ -93,7 +93,7 @@ impl Run {
     }
 
     fn act(&mut self) -> Checked {
-        match self.dice.below(100) {
+        match self.random.below(100) {
             0..35 => self.publish(),
             35..55 => self.settle(),
             55..60 => self.deliver(),
@@ -102,21 +102,23 @@ impl Run {
             90..95 => return self.retire(),
             95..97 => self.change_faults(),
             97..98 => drop(self.journal().prepare_segment()),
-            _ => {
-                self.disk.set_capacity(if self.dice.chance(600) { CAPACITY } else { self.disk.used() + 2000 })
-            }
+            _ => self.disk.set_capacity(if self.random.chance(600) {
+                CAPACITY
+            } else {
+                self.disk.used() + 2000
+            }),
         }
         Ok(())
     }
 
     fn publish(&mut self) {
         let journal = self.journal();
-        for _ in 0..=self.dice.below(4) {
+        for _ in 0..=self.random.below(4) {
             self.serial += 1;
-            let len = match self.dice.below(30) {
-                0 => self.dice.below(3 * SEGMENT) as usize,
-                1..5 => self.dice.below(4000) as usize,
-                _ => self.dice.below(200) as usize,
+            let len = match self.random.below(30) {
+                0 => self.random.below(3 * SEGMENT) as usize,
+                1..5 => self.random.below(4000) as usize,
+                _ => self.random.below(200) as usize,
             };
             let body = body(self.serial, len);
             let (start, end) = body.split_at(len / 3);
@@ -124,7 +126,7 @@ impl Run {
                 self.on_their_way.push((message, self.serial, len));
             }
         }
-        if self.dice.chance(800) {
+        if self.random.chance(800) {
             self.route();
         }
     }
@@ -133,14 +135,14 @@ impl Run {
     fn route(&mut self) {
         let journal = self.journal();
         let on_their_way = std::mem::take(&mut self.on_their_way);
-        let first = self.dice.below(QUEUES);
-        let targets = if self.dice.chance(200) { vec![first, (first + 1) % QUEUES] } else { vec![first] };
+        let first = self.random.below(QUEUES);
+        let targets = if self.random.chance(200) { vec![first, (first + 1) % QUEUES] } else { vec![first] };
         for (at, id) in targets.iter().enumerate() {
             let queue = self.queues.entry(*id).or_default();
             let mut entries = Vec::new();
             for &(message, ..) in &on_their_way {
-                queue.next += 1 + self.dice.below(8) / 7;
-                let expires = if self.dice.chance(200) { 1 + self.dice.below(1 << 40) } else { 0 };
+                queue.next += 1 + self.random.below(8) / 7;
+                let expires = if self.random.chance(200) { 1 + self.random.below(1 << 40) } else { 0 };
                 entries.push(Entry { position: queue.next, message, expires, last: at + 1 == targets.len() });
             }
             let lsn = journal.enqueue(&journal.queue(QueueId(*id)), &entries).0;
@@ -162,13 +164,13 @@ impl Run {
     }
 
     fn settle(&mut self) {
-        let (journal, id) = (self.journal(), self.dice.below(QUEUES));
+        let (journal, id) = (self.journal(), self.random.below(QUEUES));
         let Some(queue) = self.queues.get_mut(&id) else { return };
         let mut ranges = Vec::new();
-        for _ in 0..=self.dice.below(3) {
-            let first = self.dice.below(queue.next + 1);
-            let more = if self.dice.chance(100) { 50 } else { 3 };
-            ranges.push(Range { first, last: (first + self.dice.below(more)).min(queue.next) });
+        for _ in 0..=self.random.below(3) {
+            let first = self.random.below(queue.next + 1);
+            let more = if self.random.chance(100) { 50 } else { 3 };
+            ranges.push(Range { first, last: (first + self.random.below(more)).min(queue.next) });
         }
         let lsn = journal.settle(&journal.queue(QueueId(id)), &ranges).0;
         for range in ranges {
@@ -179,10 +181,10 @@ impl Run {
     }
 
     fn deliver(&mut self) {
-        let (journal, id) = (self.journal(), self.dice.below(QUEUES));
+        let (journal, id) = (self.journal(), self.random.below(QUEUES));
         let Some(queue) = self.queues.get_mut(&id) else { return };
-        let first = self.dice.below(queue.next + 1);
-        let (range, count) = (Range { first, last: first + 3 }, 1 + self.dice.below(9) as u32);
+        let first = self.random.below(queue.next + 1);
+        let (range, count) = (Range { first, last: first + 3 }, 1 + self.random.below(9) as u32);
         let lsn = journal.delivered(&journal.queue(QueueId(id)), &[range], count).0;
         for (_, message) in queue.messages.range_mut(range.first..=range.last) {
             message.delivered.push((lsn, count));
@@ -199,12 +201,12 @@ impl Run {
     }
 
     fn read_some(&mut self) -> Checked {
-        let id = self.dice.below(QUEUES);
+        let id = self.random.below(QUEUES);
         let Some(queue) = self.queues.get(&id) else { return Ok(()) };
         let journal = self.journal();
         let log = journal.queue(QueueId(id));
-        let from = self.dice.below(queue.next + 1);
-        let mut reader = journal.reader(1 + self.dice.below(5000) as usize);
+        let from = self.random.below(queue.next + 1);
+        let mut reader = journal.reader(1 + self.random.below(5000) as usize);
         for live in log.messages_from(from, 10) {
             let read = reader.read(live.message).map_err(|error| error.to_string())?;
             let message = &queue.messages[&live.position];
@@ -244,14 +246,14 @@ impl Run {
     }
 
     fn change_faults(&mut self) {
-        let rate = |dice: &mut Dice| if dice.chance(700) { 0 } else { dice.below(300) };
-        let (write, sync, names) = (rate(&mut self.dice), rate(&mut self.dice), rate(&mut self.dice));
+        let rate = |random: &mut SimRandom| if random.chance(700) { 0 } else { random.below(300) };
+        let (write, sync, names) = (rate(&mut self.random), rate(&mut self.random), rate(&mut self.random));
         self.disk.set_faults(Faults { write, sync, names });
     }
 
     fn crash(&mut self) -> Checked {
         self.outcome.crashes += 1;
-        if self.dice.chance(100) {
+        if self.random.chance(100) {
             self.disk.set_faults(Faults::default());
             self.disk.set_capacity(CAPACITY);
             self.committer.close().map_err(|error| format!("not closed: {error}"))?;
@@ -261,7 +263,7 @@ impl Run {
             self.queues.values().flat_map(|queue| queue.messages.values()).fold(0, |sum, message| {
                 sum + u64::from(message.enqueued <= self.sure && message.settled.is_none())
             });
-        self.disk = if self.dice.chance(750) { self.disk.crash() } else { self.disk.kill() };
+        self.disk = if self.random.chance(750) { self.disk.crash() } else { self.disk.kill() };
         self.disk.set_faults(Faults::default());
         self.disk.set_capacity(CAPACITY);
         if self.lying {

@@ -88,22 +88,22 @@ impl Run {
 
     pub(super) fn read_some(&mut self) -> Checked {
         let Some(id) = self.any_queue() else { return Ok(()) };
-        let from = self.dice.below(self.queues[&id].next + 1);
-        let (messages, bytes) = (1 + self.dice.below(10) as usize, self.dice.below(3000) as usize);
+        let from = self.random.below(self.queues[&id].next + 1);
+        let (messages, bytes) = (1 + self.random.below(10) as usize, self.random.below(3000) as usize);
         let queue = &self.queues[&id];
         let faults = |error: &store::StoreError| error.to_string().contains("simulated");
         let read = match queue.stored.read(from, messages, bytes) {
             Err(error) if faults(&error) => return Ok(()),
             read => read.map_err(|error| error.to_string())?,
         };
-        let mut room = bytes;
+        let mut space = bytes;
         let live = queue.messages.range(from..).filter(|(_, message)| message.settled.is_none());
         let mut expected = Vec::new();
         for (position, message) in live.take(messages) {
-            if message.body.len > room && !expected.is_empty() {
+            if message.body.len > space && !expected.is_empty() {
                 break;
             }
-            room = room.saturating_sub(message.body.len);
+            space = space.saturating_sub(message.body.len);
             expected.push((*position, message.expires, message.count(u64::MAX)));
         }
         let found: Vec<_> =

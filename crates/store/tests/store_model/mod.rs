@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use store::catalogue::{Section, Ticket};
-use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::disk::simulated::{Faults, SimDisk, SimRandom};
 use store::journal::{Entry, JournalSettings, MessageRef, QueueId, Range, Transfer};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
 /// A run determined by its seed.
 pub(crate) struct Run {
-    dice: Dice,
+    random: SimRandom,
     disk: SimDisk,
     store: Arc<Store>,
     rounds: Rounds,
@@ -67,7 +67,7 @@ impl Run {
         let disk = SimDisk::new(seed, CAPACITY);
         let (store, rounds, _) = open(&disk).unwrap();
         Self {
-            dice: Dice::new(!seed),
+            random: SimRandom::new(!seed),
             disk,
             store,
             rounds,
@@ -88,8 +88,8 @@ impl Run {
     }
 
     pub(crate) fn play(mut self) -> Result<Outcome, String> {
-        for _ in 0..2 + self.dice.below(4) {
-            for _ in 0..self.dice.below(200) {
+        for _ in 0..2 + self.random.below(4) {
+            for _ in 0..self.random.below(200) {
                 self.act()?;
             }
             self.crash()?;
@@ -98,7 +98,7 @@ impl Run {
     }
 
     fn act(&mut self) -> Checked {
-        match self.dice.below(100) {
+        match self.random.below(100) {
             0..30 => self.publish(),
             30..45 => self.settle(),
             45..48 => return self.dead_letter(),
@@ -110,8 +110,8 @@ impl Run {
             94..95 => drop(self.store.journal().prepare_segment()),
             95..97 => self.change_queues(),
             _ => {
-                let room = if self.dice.chance(600) { CAPACITY } else { self.disk.used() + 2000 };
-                self.disk.set_capacity(room);
+                let space = if self.random.chance(600) { CAPACITY } else { self.disk.used() + 2000 };
+                self.disk.set_capacity(space);
             }
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Run {
 
     fn change_queues(&mut self) {
         let catalogue = self.store.catalogue().clone();
-        if self.dice.chance(300)
+        if self.random.chance(300)
             && let Some(id) = self.any_queue()
             && let Some(queue) = self.queues.get_mut(&id)
         {
@@ -140,24 +140,24 @@ impl Run {
 
     fn any_queue(&mut self) -> Option<u64> {
         let count = self.living().count() as u64;
-        let chosen = self.dice.below(count) as usize;
+        let chosen = self.random.below(count) as usize;
         self.living().nth(chosen)
     }
 
     fn publish(&mut self) {
-        for _ in 0..=self.dice.below(4) {
+        for _ in 0..=self.random.below(4) {
             self.serial += 1;
-            let len = match self.dice.below(30) {
-                0 => self.dice.below(3 * SEGMENT) as usize,
-                1..5 => self.dice.below(4000) as usize,
-                _ => self.dice.below(300) as usize,
+            let len = match self.random.below(30) {
+                0 => self.random.below(3 * SEGMENT) as usize,
+                1..5 => self.random.below(4000) as usize,
+                _ => self.random.below(300) as usize,
             };
             let body = Body { serial: self.serial, len };
             let bytes = body.bytes();
             let (start, end) = bytes.split_at(len / 3);
             self.on_their_way.push((self.store.append(&[start, end]).message, body));
         }
-        if self.dice.chance(800) {
+        if self.random.chance(800) {
             self.route();
         }
     }
@@ -166,10 +166,10 @@ impl Run {
     fn route(&mut self) {
         let Some(first) = self.any_queue() else { return self.change_queues() };
         let mut targets = vec![first];
-        if self.dice.chance(200) {
+        if self.random.chance(200) {
             targets.extend(self.any_queue().filter(|second| *second != first));
         }
-        let keep = if self.dice.chance(200) { self.dice.below(3) as usize } else { 0 };
+        let keep = if self.random.chance(200) { self.random.below(3) as usize } else { 0 };
         let mut on_their_way = std::mem::take(&mut self.on_their_way);
         let later = on_their_way.len().min(keep);
         self.on_their_way = on_their_way.drain(..later).collect();
@@ -188,8 +188,8 @@ impl Run {
         let Some(queue) = self.queues.get_mut(&id) else { return };
         let mut entries = Vec::new();
         for &(message, _) in bodies {
-            queue.next += 1 + self.dice.below(8) / 7;
-            let expires = if self.dice.chance(200) { 1 + self.dice.below(1 << 40) } else { 0 };
+            queue.next += 1 + self.random.below(8) / 7;
+            let expires = if self.random.chance(200) { 1 + self.random.below(1 << 40) } else { 0 };
             entries.push(Entry { position: queue.next, message, expires, last });
         }
         let transferred = transfer.is_some();
@@ -215,10 +215,10 @@ impl Run {
         // Usually the oldest, as consumers do.
         let front = queue.messages.iter().find(|(_, message)| message.settled.is_none());
         let front = front.map_or(0, |(position, _)| *position);
-        for _ in 0..=self.dice.below(3) {
-            let first = if self.dice.chance(600) { front } else { self.dice.below(queue.next + 1) };
-            let more = if self.dice.chance(150) { 50 } else { 4 };
-            ranges.push(Range { first, last: (first + self.dice.below(more)).min(queue.next.max(first)) });
+        for _ in 0..=self.random.below(3) {
+            let first = if self.random.chance(600) { front } else { self.random.below(queue.next + 1) };
+            let more = if self.random.chance(150) { 50 } else { 4 };
+            ranges.push(Range { first, last: (first + self.random.below(more)).min(queue.next.max(first)) });
         }
         let lsn = queue.stored.settle(&ranges).0;
         for range in ranges {
@@ -238,13 +238,13 @@ impl Run {
         let body = message.body;
         let copy = self.store.append(&[&body.bytes()]).message;
         let mut targets = vec![to];
-        targets.extend(self.any_queue().filter(|other| *other != to && self.dice.chance(300)));
+        targets.extend(self.any_queue().filter(|other| *other != to && self.random.chance(300)));
         let mut transfer = Transfer::default();
         let mut letters = Vec::new();
         for (at, id) in targets.iter().enumerate() {
             self.enqueue(*id, &[(copy, body)], at + 1 == targets.len(), Some(&mut transfer));
             letters.push((*id, self.queues[id].next));
-            match self.dice.below(12) {
+            match self.random.below(12) {
                 0 => self.step(),
                 1 => self.retire(),
                 2 => return self.crash(),
@@ -265,7 +265,7 @@ impl Run {
     fn deliver(&mut self) {
         let Some(id) = self.any_queue() else { return };
         let Some(queue) = self.queues.get_mut(&id) else { return };
-        let first = self.dice.below(queue.next);
+        let first = self.random.below(queue.next);
         self.deliveries += 1;
         let (range, count) = (Range { first, last: (first + 3).min(queue.next.max(first)) }, self.deliveries);
         queue.stored.delivered(&[range], count);
@@ -288,21 +288,21 @@ impl Run {
     }
 
     fn change_faults(&mut self) {
-        let rate = |dice: &mut Dice| if dice.chance(700) { 0 } else { dice.below(300) };
-        let (write, sync, names) = (rate(&mut self.dice), rate(&mut self.dice), rate(&mut self.dice));
+        let rate = |random: &mut SimRandom| if random.chance(700) { 0 } else { random.below(300) };
+        let (write, sync, names) = (rate(&mut self.random), rate(&mut self.random), rate(&mut self.random));
         self.disk.set_faults(Faults { write, sync, names });
     }
 
     fn crash(&mut self) -> Checked {
         self.outcome.crashes += 1;
-        if self.dice.chance(100) {
+        if self.random.chance(100) {
             self.disk.set_faults(Faults::default());
             self.disk.set_capacity(CAPACITY);
             self.rounds.close().map_err(|error| format!("not closed: {error}"))?;
         }
         self.sure = self.sure.max(self.store.durable().0);
         let committed = self.commits();
-        self.disk = if self.dice.chance(750) { self.disk.crash() } else { self.disk.kill() };
+        self.disk = if self.random.chance(750) { self.disk.crash() } else { self.disk.kill() };
         self.disk.set_faults(Faults::default());
         self.disk.set_capacity(CAPACITY);
         if self.lying {

@@ -13,7 +13,7 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::error::{TlsError, TlsFile, explain_server, system_store};
-use super::files::{CertificateFiles, CertificateInfo, read_authorities, read_pair};
+use super::files::{CertificateFiles, CertificateInfo, read_ca, read_pair};
 use super::provider;
 use crate::stream::Stream;
 
@@ -21,7 +21,7 @@ use crate::stream::Stream;
 #[derive(Debug, Clone)]
 pub struct ClientTlsConfig {
     /// The certificates of the trusted authorities, as PEM; `None` for those of the system.
-    pub authorities: Option<PathBuf>,
+    pub ca: Option<PathBuf>,
     /// The certificate shown to a server that asks for one.
     pub certificate: Option<CertificateFiles>,
     /// The name that the server's certificate has to be for, if it is not the host that is connected to.
@@ -87,14 +87,13 @@ impl fmt::Debug for ClientTls {
 
 fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<CertificateInfo>), TlsError> {
     let provider = provider();
-    let internal =
-        |error: rustls::Error| TlsError::without_path(TlsFile::Authorities, &error).caused_by(error);
+    let internal = |error: rustls::Error| TlsError::without_path(TlsFile::Ca, &error).caused_by(error);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
     let builder = if files.verify {
-        builder.with_root_certificates(match &files.authorities {
-            Some(path) => read_authorities(path)?.0,
-            None => system_authorities()?,
+        builder.with_root_certificates(match &files.ca {
+            Some(path) => read_ca(path)?.0,
+            None => system_ca()?,
         })
     } else {
         let anybody = Arc::new(Anybody(Arc::clone(&provider)));
@@ -108,13 +107,13 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
     Ok((Arc::new(builder.with_client_cert_resolver(resolver)), Some(info)))
 }
 
-fn system_authorities() -> Result<RootCertStore, TlsError> {
+fn system_ca() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     // Some systems have certificates that are no longer usable; the others count.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        return Err(TlsError::new(TlsFile::Authorities, &system_store(), "none found; name a file"));
+        return Err(TlsError::new(TlsFile::Ca, &system_store(), "none found; name a file"));
     }
     Ok(roots)
 }

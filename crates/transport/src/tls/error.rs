@@ -14,7 +14,7 @@ pub enum TlsFile {
     /// The certificate's private key.
     Key,
     /// The trusted authorities.
-    Authorities,
+    Ca,
 }
 
 /// A file that cannot be used.
@@ -107,14 +107,14 @@ fn fault(error: &CertificateError) -> String {
         }
         // rustls has no variant for it, and its cause is of a crate that is not ours to name; a test makes such a certificate.
         CertificateError::Other(cause) if cause.0.to_string() == "CaUsedAsEndEntity" => {
-            AUTHORITY_AS_SERVER.to_owned()
+            CA_AS_SERVER.to_owned()
         }
         other => format!("cannot be accepted: {other}"),
     }
 }
 
 /// `openssl req -x509` makes such certificates unless told otherwise, and people then trust them as their own authority.
-const AUTHORITY_AS_SERVER: &str = "is that of an authority (CA:TRUE), and so cannot be a server's, even if it is trusted: make a self-signed \
+const CA_AS_SERVER: &str = "is that of an authority (CA:TRUE), and so cannot be a server's, even if it is trusted: make a self-signed \
      one with `openssl req -x509 -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:HOST`, which \
      then is its own authority, or have it issued by an authority";
 

@@ -47,7 +47,7 @@ pub struct Expiry {
 
 /// A file of trusted authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AuthoritiesInfo {
+pub struct CaInfo {
     /// The file they were read from.
     pub path: PathBuf,
     /// When each of them expires.
@@ -81,16 +81,14 @@ pub(super) fn read_pair(
 }
 
 /// Reads the certificates of authorities.
-pub(super) fn read_authorities(path: &Path) -> Result<(RootCertStore, AuthoritiesInfo), TlsError> {
-    let certificates = read_certificates(TlsFile::Authorities, path)?;
+pub(super) fn read_ca(path: &Path) -> Result<(RootCertStore, CaInfo), TlsError> {
+    let certificates = read_certificates(TlsFile::Ca, path)?;
     let ends = ends(&certificates);
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
-        roots
-            .add(certificate)
-            .map_err(|error| TlsError::new(TlsFile::Authorities, path, &error).caused_by(error))?;
+        roots.add(certificate).map_err(|error| TlsError::new(TlsFile::Ca, path, &error).caused_by(error))?;
     }
-    Ok((roots, AuthoritiesInfo { path: path.to_owned(), ends }))
+    Ok((roots, CaInfo { path: path.to_owned(), ends }))
 }
 
 fn read_certificates(file: TlsFile, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -38,12 +38,12 @@ impl LoginFrom {
             Self::SubjectAlternativeName(san) => alternative_name(&certificate, san)?,
         };
         // A user name is never empty, and at most as long as AMQP's short strings.
-        (!name.is_empty() && name.len() <= LONGEST_NAME).then_some(name)
+        (!name.is_empty() && name.len() <= MAX_NAME_LENGTH).then_some(name)
     }
 }
 
 /// Bytes of the longest user name.
-const LONGEST_NAME: usize = 255;
+const MAX_NAME_LENGTH: usize = 255;
 
 fn distinguished_name(subject: &X509Name<'_>) -> Option<String> {
     let mut parts = Vec::new();

@@ -24,7 +24,7 @@ use rustls::crypto::CryptoProvider;
 pub use client::{ClientTls, ClientTlsConfig};
 pub(crate) use error::explain_open;
 pub use error::{TlsError, TlsFile};
-pub use files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, Expiry};
+pub use files::{CaInfo, CertificateFiles, CertificateInfo, Expiry};
 pub use login::{LoginFrom, SanType};
 pub use server::{ClientCertificates, ServerTls, ServerTlsConfig, TlsAccepted, TlsInUse};
 

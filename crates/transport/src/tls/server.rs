@@ -10,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 
 use super::error::{TlsError, TlsFile, explain_client};
-use super::files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, read_authorities, read_pair};
+use super::files::{CaInfo, CertificateFiles, CertificateInfo, read_ca, read_pair};
 use super::login::LoginFrom;
 use super::provider;
 use super::resolver::CertificatesByName;
@@ -36,12 +36,12 @@ pub enum ClientCertificates {
     /// A certificate, if they have one. One that is shown must be valid.
     Optional {
         /// The certificates of the trusted authorities, as PEM.
-        authorities: PathBuf,
+        ca: PathBuf,
     },
     /// A valid certificate.
     Required {
         /// As for `Optional`.
-        authorities: PathBuf,
+        ca: PathBuf,
     },
 }
 
@@ -63,7 +63,7 @@ pub struct TlsInUse {
     /// The certificates, in the order of their configuration.
     pub certificates: Vec<CertificateInfo>,
     /// The authorities of client certificates, if these are asked for.
-    pub authorities: Option<AuthoritiesInfo>,
+    pub ca: Option<CaInfo>,
 }
 
 /// A connection after its TLS handshake.
@@ -143,18 +143,17 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     // TLS 1.2 and 1.3.
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
     // Client certificates are verified in the handshake, required or not: one that is invalid is refused in either case.
-    let mut authorities_info = None;
+    let mut ca_info = None;
     let mut config = match &files.client_certificates {
         ClientCertificates::Off => builder.with_no_client_auth().with_cert_resolver(resolver),
-        ClientCertificates::Optional { authorities } | ClientCertificates::Required { authorities } => {
-            let (roots, info) = read_authorities(authorities)?;
-            authorities_info = Some(info);
+        ClientCertificates::Optional { ca } | ClientCertificates::Required { ca } => {
+            let (roots, info) = read_ca(ca)?;
+            ca_info = Some(info);
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
             let optional = matches!(files.client_certificates, ClientCertificates::Optional { .. });
             let verifier = if optional { verifier.allow_unauthenticated() } else { verifier };
-            let verifier =
-                verifier.build().map_err(|error| TlsError::new(TlsFile::Authorities, authorities, error))?;
+            let verifier = verifier.build().map_err(|error| TlsError::new(TlsFile::Ca, ca, error))?;
             builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver)
         }
     };
@@ -164,10 +163,10 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     if files.client_certificates == ClientCertificates::Off {
         // The client keeps its resumption state itself, encrypted: the server keeps nothing. A resumed session would
         // not show its client's certificate again, so where client certificates are asked for, every connection starts
-        // anew.
+        // again.
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }
-    let in_use = Arc::new(TlsInUse { certificates, authorities: authorities_info });
+    let in_use = Arc::new(TlsInUse { certificates, ca: ca_info });
     Ok(Current { config: Arc::new(config), in_use })
 }

@@ -14,12 +14,12 @@ use super::*;
 use crate::stream::Stream;
 
 /// An authority, and the folder for the certificates it issues.
-struct Authority {
+struct TestCa {
     folder: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TestCa {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, "authority");
@@ -75,13 +75,13 @@ impl Authority {
 
     fn requiring(&self, certificates: Vec<CertificateFiles>) -> ServerTlsConfig {
         ServerTlsConfig {
-            client_certificates: ClientCertificates::Required { authorities: self.ca() },
+            client_certificates: ClientCertificates::Required { ca: self.ca() },
             ..self.server(certificates)
         }
     }
 
     fn client(&self) -> ClientTlsConfig {
-        ClientTlsConfig { authorities: Some(self.ca()), certificate: None, server_name: None, verify: true }
+        ClientTlsConfig { ca: Some(self.ca()), certificate: None, server_name: None, verify: true }
     }
 }
 
@@ -130,9 +130,9 @@ fn der(path: &Path) -> Vec<u8> {
 
 #[tokio::test]
 async fn bytes_pass_both_ways_and_an_end_without_goodbye_is_an_end() {
-    let authority = Authority::new();
-    let server = load_server(authority.server(vec![authority.issue_for("localhost")]));
-    let client = load_client(authority.client());
+    let ca = TestCa::new();
+    let server = load_server(ca.server(vec![ca.issue_for("localhost")]));
+    let client = load_client(ca.client());
     let (accepted, connected) = meet(&server, &client, "localhost").await;
     let (mut near, mut far) = (accepted.unwrap().stream, connected.unwrap());
     let large = vec![7; 1_000_000];
@@ -149,11 +149,11 @@ async fn bytes_pass_both_ways_and_an_end_without_goodbye_is_an_end() {
 
 #[tokio::test]
 async fn a_client_is_shown_the_certificate_for_the_name_that_it_asks_for() {
-    let authority = Authority::new();
-    let first = authority.issue_for("first.example");
-    let second = authority.issue("second", &["second.example", "*.wild.example"], |_| {});
-    let server = load_server(authority.server(vec![first.clone(), second.clone()]));
-    let client = load_client(ClientTlsConfig { verify: false, ..authority.client() });
+    let ca = TestCa::new();
+    let first = ca.issue_for("first.example");
+    let second = ca.issue("second", &["second.example", "*.wild.example"], |_| {});
+    let server = load_server(ca.server(vec![first.clone(), second.clone()]));
+    let client = load_client(ClientTlsConfig { verify: false, ..ca.client() });
     for (host, files) in [
         ("first.example", &first),
         ("SECOND.example", &second),
@@ -169,14 +169,14 @@ async fn a_client_is_shown_the_certificate_for_the_name_that_it_asks_for() {
 
 #[tokio::test]
 async fn a_client_tells_what_is_wrong_with_a_server() {
-    let (authority, other) = (Authority::new(), Authority::new());
-    let good = load_server(authority.server(vec![authority.issue_for("localhost")]));
-    let expired = authority.issue("expired", &["localhost"], |params| {
+    let (ca, other) = (TestCa::new(), TestCa::new());
+    let good = load_server(ca.server(vec![ca.issue_for("localhost")]));
+    let expired = ca.issue("expired", &["localhost"], |params| {
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
     });
-    let expired = load_server(authority.server(vec![expired]));
-    let (client, stranger) = (load_client(authority.client()), load_client(other.client()));
+    let expired = load_server(ca.server(vec![expired]));
+    let (client, stranger) = (load_client(ca.client()), load_client(other.client()));
     for (server, client, host, text) in [
         (&good, &client, "elsewhere", "TLS: the server's certificate is not for 'elsewhere'"),
         (&good, &client, "127.0.0.1", "TLS: the server's certificate is not for '127.0.0.1'"),
@@ -192,7 +192,7 @@ async fn a_client_tells_what_is_wrong_with_a_server() {
         assert_eq!(connected.unwrap_err(), text);
         assert!(accepted.unwrap_err().starts_with("TLS: refused by the other side: "));
     }
-    let named = load_client(ClientTlsConfig { server_name: Some("localhost".into()), ..authority.client() });
+    let named = load_client(ClientTlsConfig { server_name: Some("localhost".into()), ..ca.client() });
     assert!(meet(&good, &named, "elsewhere").await.1.is_ok());
     let blind = load_client(ClientTlsConfig { verify: false, ..other.client() });
     assert!(meet(&expired, &blind, "elsewhere").await.1.is_ok());
@@ -200,35 +200,35 @@ async fn a_client_tells_what_is_wrong_with_a_server() {
 
 #[tokio::test]
 async fn a_required_certificate_has_to_be_there_and_good() {
-    let (authority, other) = (Authority::new(), Authority::new());
-    let server = load_server(authority.requiring(vec![authority.issue_for("localhost")]));
-    let with = |certificate| load_client(ClientTlsConfig { certificate, ..authority.client() });
+    let (ca, other) = (TestCa::new(), TestCa::new());
+    let server = load_server(ca.requiring(vec![ca.issue_for("localhost")]));
+    let with = |certificate| load_client(ClientTlsConfig { certificate, ..ca.client() });
     let (accepted, connected) = meet(&server, &with(None), "localhost").await;
     assert_eq!(accepted.unwrap_err(), "TLS: the client has no certificate");
     assert!(connected.is_err());
     let (accepted, _) = meet(&server, &with(Some(other.issue_for("client"))), "localhost").await;
     let text = "TLS: the client's certificate was not issued by a trusted authority";
     assert_eq!(accepted.unwrap_err(), text);
-    let (accepted, connected) = meet(&server, &with(Some(authority.issue_for("client"))), "localhost").await;
+    let (accepted, connected) = meet(&server, &with(Some(ca.issue_for("client"))), "localhost").await;
     assert!(accepted.is_ok() && connected.is_ok());
 }
 
 #[tokio::test]
 async fn an_optional_certificate_may_be_missing() {
-    let authority = Authority::new();
+    let ca = TestCa::new();
     let server = load_server(ServerTlsConfig {
-        client_certificates: ClientCertificates::Optional { authorities: authority.ca() },
-        ..authority.server(vec![authority.issue_for("localhost")])
+        client_certificates: ClientCertificates::Optional { ca: ca.ca() },
+        ..ca.server(vec![ca.issue_for("localhost")])
     });
-    let (accepted, _) = meet(&server, &load_client(authority.client()), "localhost").await;
+    let (accepted, _) = meet(&server, &load_client(ca.client()), "localhost").await;
     assert_eq!(accepted.unwrap().login, None);
 }
 
 #[tokio::test]
 async fn the_login_is_the_configured_part_of_the_certificate() {
-    let authority = Authority::new();
-    let localhost = authority.issue_for("localhost");
-    let certificate = authority.issue("client", &["client.example"], |params| {
+    let ca = TestCa::new();
+    let localhost = ca.issue_for("localhost");
+    let certificate = ca.issue("client", &["client.example"], |params| {
         let name = &mut params.distinguished_name;
         name.push(DnType::OrganizationName, " Hares, Ltd. ");
         name.push(DnType::OrganizationalUnitName, "Fl\u{fc}gel#");
@@ -236,7 +236,7 @@ async fn the_login_is_the_configured_part_of_the_certificate() {
         name.push(DnType::CustomDnType(vec![1, 2, 3, 4]), "x");
         params.subject_alt_names.push(San::Rfc822Name("me@example".try_into().unwrap()));
     });
-    let client = load_client(ClientTlsConfig { certificate: Some(certificate), ..authority.client() });
+    let client = load_client(ClientTlsConfig { certificate: Some(certificate), ..ca.client() });
     for (login_from, login) in [
         (LoginFrom::DistinguishedName, Some("1.2.3.4=x,CN=worker,OU=Fl\\C3\\BCgel#,O=\\ Hares\\, Ltd.\\ ")),
         (LoginFrom::CommonName, Some("worker")),
@@ -244,7 +244,7 @@ async fn the_login_is_the_configured_part_of_the_certificate() {
         (LoginFrom::SubjectAlternativeName(SanType::Email), Some("me@example")),
         (LoginFrom::SubjectAlternativeName(SanType::Uri), None),
     ] {
-        let config = ServerTlsConfig { login_from, ..authority.requiring(vec![localhost.clone()]) };
+        let config = ServerTlsConfig { login_from, ..ca.requiring(vec![localhost.clone()]) };
         let (accepted, _) = meet(&load_server(config), &client, "localhost").await;
         assert_eq!(accepted.unwrap().login.as_deref(), login, "{login_from:?}");
     }
@@ -252,16 +252,16 @@ async fn the_login_is_the_configured_part_of_the_certificate() {
 
 #[tokio::test]
 async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
-    let authority = Authority::new();
-    let files = authority.issue_for("localhost");
-    let server = load_server(authority.server(vec![files.clone()]));
-    let client = load_client(authority.client());
+    let ca = TestCa::new();
+    let files = ca.issue_for("localhost");
+    let server = load_server(ca.server(vec![files.clone()]));
+    let client = load_client(ca.client());
     let (accepted, connected) = meet(&server, &client, "localhost").await;
     let (mut near, mut far) = (accepted.unwrap().stream, connected.unwrap());
     let old = view(&far);
 
     let key = std::fs::read(&files.key).unwrap();
-    authority.issue_for("localhost");
+    ca.issue_for("localhost");
     let new_key = std::fs::read(&files.key).unwrap();
     std::fs::write(&files.key, key).unwrap();
     let error = server.reload().unwrap_err();
@@ -288,21 +288,21 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
 
 #[test]
 fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
-    let authority = Authority::new();
+    let ca = TestCa::new();
     let until = |day| {
-        authority.issue("server", &["localhost"], |params| {
+        ca.issue("server", &["localhost"], |params| {
             params.not_after = rcgen::date_time_ymd(2041, 2, day);
         })
     };
     let files = until(3);
     let text = std::fs::read_to_string(&files.certificate).unwrap();
-    std::fs::write(&files.certificate, text + &authority.issuer.pem()).unwrap();
-    let server = load_server(authority.requiring(vec![files]));
+    std::fs::write(&files.certificate, text + &ca.issuer.pem()).unwrap();
+    let server = load_server(ca.requiring(vec![files]));
     let in_use = server.in_use();
     let [own, chain] = &in_use.certificates[0].ends[..] else { panic!("{in_use:?}") };
     assert_eq!((own.at, own.text.as_str()), (2_243_462_400, "2041-02-03 0:00:00"));
-    let authorities = in_use.authorities.as_ref().unwrap();
-    assert_eq!((&authorities.path, &authorities.ends), (&authority.ca(), &vec![chain.clone()]));
+    let info = in_use.ca.as_ref().unwrap();
+    assert_eq!((&info.path, &info.ends), (&ca.ca(), &vec![chain.clone()]));
 
     until(4);
     assert_eq!(server.in_use(), in_use, "not yet");
@@ -313,8 +313,8 @@ fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
 
 #[tokio::test]
 async fn a_client_that_does_not_speak_tls_is_told_apart() {
-    let authority = Authority::new();
-    let server = load_server(authority.server(vec![authority.issue_for("localhost")]));
+    let ca = TestCa::new();
+    let server = load_server(ca.server(vec![ca.issue_for("localhost")]));
     for (bytes, text) in [
         (&b"AMQP\0\0\x09\x01"[..], "TLS: the client does not speak TLS"),
         (&b""[..], "TLS: closed during the handshake"),
@@ -328,14 +328,14 @@ async fn a_client_that_does_not_speak_tls_is_told_apart() {
 
 #[test]
 fn a_file_that_cannot_be_used_is_named_with_the_reason() {
-    let authority = Authority::new();
-    let good = authority.issue_for("good");
+    let ca = TestCa::new();
+    let good = ca.issue_for("good");
     let fault = |certificate: &Path, key: &Path| {
         let files = CertificateFiles { certificate: certificate.to_owned(), key: key.to_owned() };
-        let error = ServerTls::load(authority.server(vec![files])).unwrap_err();
+        let error = ServerTls::load(ca.server(vec![files])).unwrap_err();
         (error.file, error.reason)
     };
-    let (file, reason) = fault(&authority.path("missing"), &good.key);
+    let (file, reason) = fault(&ca.path("missing"), &good.key);
     assert_eq!(file, TlsFile::Certificate);
     assert!(reason.contains("missing: cannot be read: No such file"), "{reason}");
     let (file, reason) = fault(&good.key, &good.key);

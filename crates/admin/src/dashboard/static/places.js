@@ -7,13 +7,13 @@ import { channels, connection, connections } from "./views/connections.js";
 import { exchange, exchanges } from "./views/exchanges.js";
 import { limits } from "./views/limits.js";
 import { overview } from "./views/overview.js";
-import { picture } from "./views/picture.js";
 import { policies } from "./views/policies.js";
 import { pool } from "./views/pool.js";
 import { queue } from "./views/queue.js";
 import { queues } from "./views/queues.js";
 import { sessions } from "./views/sessions.js";
 import { spool } from "./views/spool.js";
+import { topology } from "./views/topology.js";
 import { upstreams } from "./views/upstreams.js";
 import { user, users } from "./views/users.js";
 import { virtualHosts } from "./views/vhosts.js";
@@ -29,7 +29,7 @@ const BROKER = [
   { part: "exchanges", title: "Exchanges", all: exchanges, one: exchange, names: 2 },
   { part: "queues", title: "Queues", all: queues, one: queue, names: 2 },
   { part: "bindings", title: "Bindings", all: bindings },
-  { part: "picture", title: "Topology", all: picture },
+  { part: "topology", title: "Topology", all: topology },
   { part: "policies", title: "Policies", all: policies, tag: "policymaker" },
   { part: "users", title: "Users", all: users, one: user, names: 1, tag: "administrator" },
   { part: "vhosts", title: "Virtual hosts", all: virtualHosts, tag: "administrator" },

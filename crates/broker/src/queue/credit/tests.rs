@@ -10,14 +10,14 @@ use super::*;
 #[derive(Default)]
 struct Publisher {
     /// Set while it is held; cleared when it is woken.
-    held: AtomicBool,
+    on_hold: AtomicBool,
     /// Messages published.
     published: AtomicU64,
 }
 
 impl Waiter for Publisher {
     fn wake(&self) {
-        assert!(self.held.swap(false, Ordering::Relaxed), "woken once");
+        assert!(self.on_hold.swap(false, Ordering::Relaxed), "woken once");
     }
 }
 
@@ -27,7 +27,7 @@ struct World {
     ready: usize,
     publishers: Vec<Arc<Publisher>>,
     /// When each publisher was held last.
-    held_since: Vec<u64>,
+    paused_since: Vec<u64>,
     overdrafts: Vec<Overdraft>,
     /// Microseconds.
     now: u64,
@@ -44,7 +44,7 @@ impl World {
             credit: PublisherCredit::default(),
             ready: 0,
             publishers: (0..publishers).map(|_| Arc::default()).collect(),
-            held_since: vec![0; publishers],
+            paused_since: vec![0; publishers],
             overdrafts: (0..publishers).map(|_| Overdraft::default()).collect(),
             now: 1_000_000,
             consumed: 0,
@@ -65,7 +65,7 @@ impl World {
     /// A publisher has a turn, unless it is held; returns whether it had one.
     fn publish(&mut self, at: usize, count: usize, are_behind: bool) -> bool {
         let publisher = Arc::clone(&self.publishers[at]);
-        if publisher.held.load(Ordering::Relaxed) {
+        if publisher.on_hold.load(Ordering::Relaxed) {
             return false;
         }
         self.ready += count;
@@ -78,12 +78,12 @@ impl World {
         let Some(added) = is_used_up.then(|| self.overdrafts[at].add(batch)).flatten() else { return true };
         self.overdrafts[at] = Overdraft::default();
         let waiter: Arc<dyn Waiter> = Arc::<Publisher>::clone(&publisher);
-        publisher.held.store(true, Ordering::Relaxed);
+        publisher.on_hold.store(true, Ordering::Relaxed);
         if self.credit.hold((load, self.ready), added, now, &waiter) {
-            self.held_since[at] = self.now;
+            self.paused_since[at] = self.now;
             self.holds += 1;
         } else {
-            publisher.held.store(false, Ordering::Relaxed);
+            publisher.on_hold.store(false, Ordering::Relaxed);
         }
         true
     }
@@ -109,12 +109,12 @@ impl World {
         self.publishers.iter().map(|publisher| publisher.published.load(Ordering::Relaxed)).sum()
     }
 
-    fn held(&self) -> usize {
-        self.publishers.iter().filter(|publisher| publisher.held.load(Ordering::Relaxed)).count()
+    fn on_hold(&self) -> usize {
+        self.publishers.iter().filter(|publisher| publisher.on_hold.load(Ordering::Relaxed)).count()
     }
 }
 
-/// The growth at which the first publisher goes on where consumers take few.
+/// The growth at which the first publisher continues where consumers take few.
 const LOW_LOAD: u64 = HIGH / 2;
 
 /// Messages of a publisher's turn and of a consumer's, which cost as much.
@@ -135,12 +135,12 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
     let end = world.now + seconds * 1_000_000;
     let mut ready: VecDeque<Ready> = (0..publishers).map(Ready::Publisher).collect();
     ready.extend((0..consumers).map(|_| Ready::Consumer));
-    let mut held = vec![false; publishers];
+    let mut on_hold = vec![false; publishers];
     while world.now < end {
-        for (at, held) in held.iter_mut().enumerate() {
-            if *held && !world.publishers[at].held.load(Ordering::Relaxed) {
-                *held = false;
-                world.longest_pause = world.longest_pause.max(world.now - world.held_since[at]);
+        for (at, on_hold) in on_hold.iter_mut().enumerate() {
+            if *on_hold && !world.publishers[at].on_hold.load(Ordering::Relaxed) {
+                *on_hold = false;
+                world.longest_pause = world.longest_pause.max(world.now - world.paused_since[at]);
                 ready.push_back(Ready::Publisher(at));
             }
         }
@@ -148,8 +148,8 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
             Some(Ready::Publisher(at)) => {
                 world.publish(at, PUBLISHES, are_behind);
                 world.pass(TURN_TIME);
-                held[at] = world.publishers[at].held.load(Ordering::Relaxed);
-                if !held[at] {
+                on_hold[at] = world.publishers[at].on_hold.load(Ordering::Relaxed);
+                if !on_hold[at] {
                     ready.push_back(Ready::Publisher(at));
                 }
             }
@@ -193,7 +193,7 @@ fn publishers_have_equal_shares_and_none_is_held_for_long() {
 #[test]
 fn consumers_that_wait_for_their_clients_hold_nobody() {
     let world = saturate(10, 1, 2, false);
-    assert_eq!((world.holds, world.held()), (0, 0));
+    assert_eq!((world.holds, world.on_hold()), (0, 0));
     assert!(world.most_ready > 100_000);
 }
 
@@ -221,11 +221,11 @@ fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() 
     let mut world = World::new(2);
     world.publish(0, HIGH as usize + 1, true);
     let since = world.millis();
-    assert_eq!((world.held(), world.credit.due()), (1, Some(since.after(50))));
+    assert_eq!((world.on_hold(), world.credit.due()), (1, Some(since.after(50))));
     world.pass(49_000);
-    assert_eq!(world.held(), 1);
+    assert_eq!(world.on_hold(), 1);
     world.pass(1_000);
-    assert_eq!((world.held(), world.credit.due()), (0, None));
+    assert_eq!((world.on_hold(), world.credit.due()), (0, None));
     let mut other = PublisherCredit::default();
     assert!(!other.is_used_up(Load::of(HIGH as usize, 0), world.millis(), || true));
 }
@@ -236,23 +236,23 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     world.publish(0, HIGH as usize + 1, true);
     world.publish(1, TURN as usize, true);
     world.publish(2, 2 * TURN as usize, true);
-    assert_eq!(world.held(), 3);
-    let held = |world: &World| {
-        world.publishers.iter().map(|one| one.held.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    assert_eq!(world.on_hold(), 3);
+    let on_hold = |world: &World| {
+        world.publishers.iter().map(|one| one.on_hold.load(Ordering::Relaxed)).collect::<Vec<_>>()
     };
     world.consume(world.ready - LOW_LOAD as usize - 1);
-    assert_eq!(held(&world), [true; 3]);
+    assert_eq!(on_hold(&world), [true; 3]);
     world.consume(1);
-    assert_eq!(held(&world), [false, true, true]);
+    assert_eq!(on_hold(&world), [false, true, true]);
     // As much as it had added itself.
     world.consume(TURN as usize - 1);
-    assert_eq!(held(&world), [false, true, true]);
+    assert_eq!(on_hold(&world), [false, true, true]);
     world.consume(1);
-    assert_eq!(held(&world), [false, false, true]);
+    assert_eq!(on_hold(&world), [false, false, true]);
     world.consume(2 * TURN as usize - 1);
-    assert_eq!(held(&world), [false, false, true]);
+    assert_eq!(on_hold(&world), [false, false, true]);
     world.consume(1);
-    assert_eq!(held(&world), [false; 3]);
+    assert_eq!(on_hold(&world), [false; 3]);
     world.consume(world.ready);
     assert!(world.credit.is_unused(), "nothing is left of it");
 }
@@ -261,16 +261,16 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
 fn all_go_on_soon_when_nothing_is_ready_any_more() {
     let mut world = World::new(20);
     (0..20).for_each(|at| assert!(world.publish(at, HIGH as usize, true)));
-    let held = world.held();
-    assert!(held > 10);
+    let on_hold = world.on_hold();
+    assert!(on_hold > 10);
     world.consume(world.ready - 1);
-    assert_eq!(world.held(), held - 1);
+    assert_eq!(world.on_hold(), on_hold - 1);
     world.consume(1);
-    assert_eq!(world.held(), held - 1 - WITH_NONE);
-    for _ in 0..held / WITH_NONE {
+    assert_eq!(world.on_hold(), on_hold - 1 - WITH_NONE);
+    for _ in 0..on_hold / WITH_NONE {
         world.pass(1_000);
     }
-    assert_eq!((world.held(), world.credit.due()), (0, None));
+    assert_eq!((world.on_hold(), world.credit.due()), (0, None));
 }
 
 #[test]
@@ -310,12 +310,12 @@ fn of_a_queue_that_was_long_before_only_growth_counts() {
     let mut world = World::new(1);
     world.ready = 1_000_000;
     assert!(world.publish(0, 1, true) && world.publish(0, HIGH as usize, true));
-    assert_eq!(world.held(), 0);
+    assert_eq!(world.on_hold(), 0);
     world.consume(500_000);
     world.publish(0, HIGH as usize, true);
-    assert_eq!(world.held(), 0);
+    assert_eq!(world.on_hold(), 0);
     world.publish(0, TURN as usize, true);
-    assert_eq!(world.held(), 1);
+    assert_eq!(world.on_hold(), 1);
 }
 
 #[test]
@@ -330,9 +330,9 @@ fn all_go_on_when_the_queue_has_no_consumer_left() {
     let mut world = World::new(2);
     world.publish(0, HIGH as usize + 1, true);
     world.publish(1, TURN as usize, true);
-    assert_eq!(world.held(), 2);
+    assert_eq!(world.on_hold(), 2);
     world.credit.release_all().wake();
-    assert!(world.held() == 0 && world.credit.is_unused() && world.credit.due().is_none());
+    assert!(world.on_hold() == 0 && world.credit.is_unused() && world.credit.due().is_none());
 }
 
 proptest! {
@@ -347,7 +347,7 @@ proptest! {
                 _ => world.pass(1_000 * amount as u64),
             }
             // There is a timer for as long as anybody is held, and it is not late.
-            prop_assert_eq!(world.held() > 0, world.credit.due().is_some());
+            prop_assert_eq!(world.on_hold() > 0, world.credit.due().is_some());
             prop_assert!(world.credit.due().is_none_or(|due| due <= world.millis().after(MAX_PAUSE)));
         }
     }
@@ -367,8 +367,8 @@ fn where_consumers_take_many_more_may_wait_for_them() {
     let first = world.ready;
     world.ready += 3 * HIGH as usize;
     world.publish(0, TURN as usize, true);
-    assert_eq!(world.held(), 0);
+    assert_eq!(world.on_hold(), 0);
     world.ready = first + 4 * HIGH as usize;
     world.publish(0, TURN as usize, true);
-    assert_eq!(world.held(), 1);
+    assert_eq!(world.on_hold(), 1);
 }

@@ -1,4 +1,4 @@
-//! Very many messages that come back together.
+//! Many messages that return together.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::compatibility::DeliveryOrder;
 use crate::queue::delivery::Delivery;
 use crate::queue::stored::StoredMessages;
 
-/// Messages that come back, counted and sorted without the queue's lock.
+/// Returned messages, counted and sorted without the queue's lock.
 pub(in crate::queue) struct ReturnedBatch {
     /// By rank.
     levels: BTreeMap<u8, ReturnedMessages>,
@@ -41,7 +41,7 @@ impl ReturnedBatch {
 }
 
 impl ReadyStore {
-    /// Reserves places for messages that come back where these come first; returns the first.
+    /// Reserves places for returned messages where these come first; returns the first.
     pub(in crate::queue) fn reserve_places(&mut self, messages: usize) -> u64 {
         let first = self.returns;
         self.returns += messages as u64;

@@ -77,7 +77,7 @@ impl<T> ChunkedDeque<T> {
         match self.more.pop_front() {
             Some(next) => self.first = next,
             None if self.more.capacity() > 0 => {
-                (self.first, self.more) = (VecDeque::with_capacity(KEPT), VecDeque::new());
+                (self.first, self.more) = (VecDeque::with_capacity(MIN_CAPACITY), VecDeque::new());
             }
             None => {}
         }
@@ -111,7 +111,7 @@ impl<T> ChunkedDeque<T> {
 }
 
 /// Elements that an empty queue keeps the memory for, after it has been long.
-const KEPT: usize = 64;
+const MIN_CAPACITY: usize = 64;
 
 /// Elements of a chunk. A short queue has only the first, which takes as much memory as it needs.
 const CHUNK: usize = 512;
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(deque.first.capacity(), 0);
         (0..100_000).for_each(|number| deque.push_back(number));
         while deque.pop_front().is_some() {}
-        assert_eq!((deque.first.capacity(), deque.more.capacity()), (KEPT, 0));
+        assert_eq!((deque.first.capacity(), deque.more.capacity()), (MIN_CAPACITY, 0));
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! Messages that came back from clients, in front of those of their level that have never left.
+//! Messages that clients have returned, in front of those of their level that have never left.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use store::pages::{Durability, Pages};
 use super::*;
 use crate::arguments::{QueueArguments, QueueKind};
 use crate::compatibility::Compatibility;
-use crate::message::{Body, Message, Traits};
+use crate::message::{Body, BrokerProperties, Message};
 
 fn delivery(position: u64, priority: u8) -> Delivery {
     message(position, priority, true, 5)
@@ -15,8 +15,9 @@ fn delivery(position: u64, priority: u8) -> Delivery {
 
 /// A message with a body of `bytes` bytes.
 fn message(position: u64, priority: u8, persistent: bool, bytes: usize) -> Delivery {
-    let traits = Traits { priority: Some(priority), persistent, ..Traits::default() };
-    let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; bytes]), traits);
+    let broker_properties =
+        BrokerProperties { priority: Some(priority), persistent, ..BrokerProperties::default() };
+    let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; bytes]), broker_properties);
     Delivery { position, expires: NEVER, message: Arc::new(message), deliveries: 0, failures: 0 }
 }
 
@@ -110,7 +111,7 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
         assert!(world.store.resident() < 2 * (Extent::Usual.window() + 31_000), "{}", world.store.resident());
         let returned = world.store.levels.iter().find_map(|level| level.returned.as_ref()).unwrap();
         assert_eq!(returned.spans().count(), 1, "neighbours are together");
-        // One that comes back late finds its place, though its neighbours are on disk.
+        // One that returns late finds its place, though its neighbours are on disk.
         (0..3).for_each(|_| world.pop());
         world.put_back(1, false);
         world.page_out(Extent::Usual);
@@ -176,7 +177,7 @@ impl World {
     }
 
     fn level_of(&self, position: u64) -> usize {
-        usize::from(self.published[position as usize].message.traits().priority.unwrap())
+        usize::from(self.published[position as usize].message.broker_properties().priority.unwrap())
     }
 
     /// The position of the next message.
@@ -269,7 +270,7 @@ impl World {
         let through = if rest.is_empty() { plan.last() } else { found.last().copied().unwrap_or(0) };
         let found = found.iter().map(|at| self.published[*at as usize].clone());
         let found = found.map(|delivery| {
-            let stored = delivery.message.traits().persistent;
+            let stored = delivery.message.broker_properties().persistent;
             // The store knows how often a message was delivered, but not how often that failed.
             let (deliveries, failures) = if plan.of_returned { (99, 99) } else { (0, 0) };
             (Delivery { deliveries, failures, ..delivery }, stored)

@@ -39,7 +39,7 @@ impl Waiting {
     pub(super) fn into_delivery(self) -> Delivery {
         let Next { position, expires } = self.next();
         let deliveries = (self.place / MAX_POSITION) as u32;
-        let failures = deliveries.max(self.message.traits().failures);
+        let failures = deliveries.max(self.message.broker_properties().failures);
         Delivery { position, expires, message: self.message, deliveries, failures }
     }
 
@@ -56,7 +56,7 @@ impl From<Delivery> for Waiting {
         debug_assert!(position < MAX_POSITION);
         debug_assert_eq!(
             failures,
-            deliveries.max(message.traits().failures),
+            deliveries.max(message.broker_properties().failures),
             "it has not been delivered since"
         );
         Self { place: position + u64::from(deliveries.min(MAX_DELIVERIES)) * MAX_POSITION, expires, message }
@@ -77,21 +77,21 @@ const MAX_DELIVERIES: u32 = (1 << 12) - 1;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Body, Traits};
+    use crate::message::{Body, BrokerProperties};
     use crate::queue::delivery::NEVER;
 
     fn message(failures: u32) -> Arc<Message> {
-        let traits = Traits { failures, ..Traits::default() };
-        Arc::new(Message::new("".into(), "k", &[0, 0], Body::Copied(b"body"), traits))
+        let broker_properties = BrokerProperties { failures, ..BrokerProperties::default() };
+        Arc::new(Message::new("".into(), "k", &[0, 0], Body::Copied(b"body"), broker_properties))
     }
 
     #[test]
     fn it_is_small_and_nothing_is_lost() {
         assert_eq!(size_of::<Waiting>(), 24);
         for (position, expires) in [(0, NEVER), (MAX_POSITION - 1, 1)] {
-            for (found, of_letter) in [(0, 0), (0, 9), (7, 0), (MAX_DELIVERIES, 0)] {
-                let (deliveries, failures) = (found, found.max(of_letter));
-                let message = message(of_letter);
+            for (found, of_dead_letter) in [(0, 0), (0, 9), (7, 0), (MAX_DELIVERIES, 0)] {
+                let (deliveries, failures) = (found, found.max(of_dead_letter));
+                let message = message(of_dead_letter);
                 let delivery = Delivery { position, expires, message, deliveries, failures };
                 let waiting = Waiting::from(delivery);
                 assert_eq!(waiting.next(), Next { position, expires });

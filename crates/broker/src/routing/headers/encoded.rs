@@ -21,7 +21,7 @@ pub(in crate::routing) type EncodedArguments = SmallVec<[u8; 64]>;
 
 /// Converts arguments, which are sorted by name, to compact form.
 pub(in crate::routing) fn keep(arguments: &[u8]) -> EncodedArguments {
-    let mut kept = EncodedArguments::with_capacity(arguments.len() + 1);
+    let mut encoded = EncodedArguments::with_capacity(arguments.len() + 1);
     let mut read = entries(arguments);
     loop {
         let before = arguments.len() - read.rest().len();
@@ -29,20 +29,20 @@ pub(in crate::routing) fn keep(arguments: &[u8]) -> EncodedArguments {
         if let (X_MATCH, ValueView::Text(said)) = (name, value)
             && let Some(mode) = MODES.iter().position(|&mode| mode == said)
         {
-            kept.push(mode as u8 + 1);
-            kept.extend_from_slice(&arguments[..before]);
-            kept.extend_from_slice(read.rest());
-            return kept;
+            encoded.push(mode as u8 + 1);
+            encoded.extend_from_slice(&arguments[..before]);
+            encoded.extend_from_slice(read.rest());
+            return encoded;
         }
     }
-    kept.push(0);
-    kept.extend_from_slice(arguments);
-    kept
+    encoded.push(0);
+    encoded.extend_from_slice(arguments);
+    encoded
 }
 
 /// Restores the arguments that were given to [`keep`].
-pub(in crate::routing) fn given(kept: &[u8]) -> Vec<u8> {
-    let (mode, rest) = parts(kept);
+pub(in crate::routing) fn given(encoded: &[u8]) -> Vec<u8> {
+    let (mode, rest) = parts(encoded);
     let Some(mode) = mode else { return rest.to_vec() };
     let mut read = entries(rest);
     let mut at = 0;
@@ -61,8 +61,8 @@ pub(in crate::routing) fn given(kept: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the value of `x-match`, and the other entries.
-pub(super) fn parts(kept: &[u8]) -> (Option<&'static [u8]>, &[u8]) {
-    let Some((&mode, rest)) = kept.split_first() else { return (None, kept) };
+pub(super) fn parts(encoded: &[u8]) -> (Option<&'static [u8]>, &[u8]) {
+    let Some((&mode, rest)) = encoded.split_first() else { return (None, encoded) };
     (usize::from(mode).checked_sub(1).and_then(|mode| MODES.get(mode).copied()), rest)
 }
 
@@ -82,10 +82,10 @@ mod tests {
             sorted.extend((!mode.is_empty()).then(|| (X_MATCH, FieldValue::text(&mode))));
             sorted.sort_by_key(|(name, _)| *name);
             let arguments = sorted.into_iter().collect::<FieldTable>().encode();
-            let kept = keep(&arguments);
-            prop_assert_eq!(given(&kept), arguments.clone());
+            let encoded = keep(&arguments);
+            prop_assert_eq!(given(&encoded), arguments.clone());
             let saved = if matches!(&*mode, "" | "other") { 0 } else { 13 + mode.len() };
-            prop_assert_eq!(kept.len() + saved, arguments.len() + 1);
+            prop_assert_eq!(encoded.len() + saved, arguments.len() + 1);
         }
     }
 }

@@ -15,8 +15,8 @@ pub(super) struct Mode {
 }
 
 /// The matching rule of arguments in [compact form](encoded::keep), and the pairs that take part.
-pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)>) {
-    let (mode, arguments) = encoded::parts(kept);
+pub(super) fn asked(encoded_arguments: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)>) {
+    let (mode, arguments) = encoded::parts(encoded_arguments);
     let mode = Mode::of(mode);
     let pairs = entries(arguments)
         .filter(move |(name, _)| mode.with_x || !name.starts_with("x-"))
@@ -68,8 +68,8 @@ impl<'a> SortedHeaders<'a> {
     }
 
     /// Whether a binding's arguments, which are sorted by name, match.
-    pub(super) fn matches(&self, kept: &[u8]) -> bool {
-        let (mode, pairs) = asked(kept);
+    pub(super) fn matches(&self, encoded_arguments: &[u8]) -> bool {
+        let (mode, pairs) = asked(encoded_arguments);
         let mut rest = self.0.iter().peekable();
         let mut present = pairs.map(|(name, value)| {
             while rest.next_if(|(other, _)| *other < name).is_some() {}

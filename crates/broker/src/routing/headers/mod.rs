@@ -167,8 +167,8 @@ impl HeadersTable {
     }
 
     /// Whether any of the pairs suffices, and the pairs without repetition, so that removal undoes insertion.
-    fn pairs_of(&self, kept: &[u8]) -> (bool, SmallVec<[Pair; 4]>) {
-        let (mode, asked) = asked(kept);
+    fn pairs_of(&self, encoded_arguments: &[u8]) -> (bool, SmallVec<[Pair; 4]>) {
+        let (mode, asked) = asked(encoded_arguments);
         let pair = |(name, value)| Pair { hash: hash(&self.hasher, name, value), void: value == Term::Void };
         let mut pairs: SmallVec<[Pair; 4]> = asked.map(pair).collect();
         pairs.sort_unstable();

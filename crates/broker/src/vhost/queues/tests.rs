@@ -68,7 +68,7 @@ fn a_second_deletion_of_a_queue_waits_until_the_first_is_on_disk() {
     stored.write();
     assert!(stored.is_on_disk(ticket));
     assert_eq!(stored.queues_on_disk(), 0, "the answer may be sent");
-    // The name may be used again before the first thread goes on.
+    // The name may be used again before the first thread continues.
     let again = stored.declare("q", true);
     stored.vhost.forget_queue(&queue);
     stored.write();

@@ -203,10 +203,10 @@ fn is_stuck(status: &Value, idle: Duration) -> bool {
     let has =
         |queue: &Value, causes: &[&str]| queue["cause"].as_str().is_some_and(|cause| causes.contains(&cause));
     let is_active = |queue: &Value| matches!(queue["state"].as_str(), Some("moving" | "waiting"));
-    let lasting: &[&str] =
+    let permanent: &[&str] =
         if idle >= STUCK_TIME { &["refused", "consumers", "missing"] } else { &["refused"] };
-    queues(status).any(|queue| has(queue, lasting))
-        && !queues(status).any(|queue| is_active(queue) && !has(queue, lasting))
+    queues(status).any(|queue| has(queue, permanent))
+        && !queues(status).any(|queue| is_active(queue) && !has(queue, permanent))
 }
 
 #[cfg(test)]

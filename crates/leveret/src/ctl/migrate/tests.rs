@@ -155,9 +155,9 @@ fn a_cluster_that_cannot_answer_for_a_moment_is_asked_again() {
     let broker = Arc::new(Broker::default());
     let here = Arc::clone(&broker);
     let requests = Arc::new(Mutex::new(Vec::new()));
-    let (all, told) = (Arc::clone(&requests), Arc::clone(&broker));
+    let (all, reported) = (Arc::clone(&requests), Arc::clone(&broker));
     let there = serve(move |request| {
-        assert_eq!(told.finishes(), 0, "the server goes on without a definition");
+        assert_eq!(reported.finishes(), 0, "the server goes on without a definition");
         let mut requests = all.lock();
         let is_first = !requests.iter().any(|known| known == request);
         requests.push(request.to_owned());
@@ -174,8 +174,8 @@ fn a_cluster_that_refuses_the_login_ends_the_command() {
     let broker = Arc::new(Broker::default());
     let here = Arc::clone(&broker);
     let there = serve(|_| (401, json!({"error": "not_authorised", "reason": "Login failed"})));
-    let told = see_through(serve(move |request| here.answer(request)), there, TARGET);
-    assert_eq!(told, Err("user 'guest' is refused: Login failed".to_owned()));
+    let reported = see_through(serve(move |request| here.answer(request)), there, TARGET);
+    assert_eq!(reported, Err("user 'guest' is refused: Login failed".to_owned()));
     assert_eq!(broker.finishes(), 0);
 }
 
@@ -205,8 +205,8 @@ fn a_command_takes_no_step_for_another_target() {
     let broker = Arc::new(Broker::default());
     let here = Arc::clone(&broker);
     let there = serve(|request| panic!("{request}"));
-    let told =
+    let reported =
         see_through(serve(move |request| here.answer(request)), there, "amqp://other:5672").unwrap_err();
-    assert!(told.contains("everything moves to amqp://rabbit:5672"), "{told}");
+    assert!(reported.contains("everything moves to amqp://rabbit:5672"), "{reported}");
     assert_eq!(broker.finishes(), 0);
 }

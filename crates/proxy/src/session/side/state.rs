@@ -1,4 +1,4 @@
-//! The part of a side that goes on in another process: see [`crate::SessionState`].
+//! The part of a side that continues in another process: see [`crate::SessionState`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub(in crate::session) struct SideState {
     /// Set if it has something to do there: it is to be placed, on the client's own connection or not.
     own: Option<bool>,
     #[serde(with = "crate::encoded")]
-    held: Vec<u8>,
+    queued: Vec<u8>,
     touched: bool,
     confirm: bool,
     prefetch: PrefetchState,
@@ -30,7 +30,7 @@ impl Side {
 
     /// A side that has nothing to do at the broker is placed with its next frame, not before.
     pub(in crate::session) fn stay_nowhere_if_idle(&mut self) {
-        if self.held.is_empty() && self.carried.consumers.is_empty() {
+        if self.queued.is_empty() && self.carried.consumers.is_empty() {
             self.touched = false;
             self.place = SidePlacement::Nowhere;
         }
@@ -49,14 +49,14 @@ impl Side {
 
     /// The state of a side that [has left](Self::has_left).
     pub(in crate::session) fn into_state(self) -> SideState {
-        let Self { place, held, touched, setup, carried, last_queue, .. } = self;
+        let Self { place, queued, touched, setup, carried, last_queue, .. } = self;
         let own = match place {
             SidePlacement::Waiting { own, .. } => Some(own),
             _ => None,
         };
         SideState {
             own,
-            held,
+            queued,
             touched,
             confirm: setup.confirm,
             prefetch: setup.prefetch,
@@ -69,12 +69,12 @@ impl Side {
 
     /// A side that is to be placed if it has something to do.
     pub(in crate::session) fn from_state(state: SideState) -> Self {
-        let SideState { own, held, touched, confirm, prefetch, numbers, consumers, delivered, last_queue } =
+        let SideState { own, queued, touched, confirm, prefetch, numbers, consumers, delivered, last_queue } =
             state;
         let resuming = !consumers.is_empty();
         Self {
             place: own.map_or(SidePlacement::Nowhere, |own| SidePlacement::Waiting { own, resuming }),
-            held,
+            queued,
             touched,
             setup: Setup { confirm, prefetch },
             carried: Carried {

@@ -6,13 +6,13 @@ use amqp::method::{basic, queue, tx};
 use sync::work::Turn;
 
 use super::*;
-use crate::dice::Dice;
+use crate::test_random::TestRandom;
 use crate::upstream::{ChannelDeliveries, Effect, Peer};
 
 const CHANNEL: u16 = 1;
 
 struct World {
-    dice: Dice,
+    random: TestRandom,
     session: ProxySession,
     peers: Vec<Peer>,
     now: Instant,
@@ -32,7 +32,7 @@ impl World {
 
     fn empty(seed: u64) -> Self {
         Self {
-            dice: Dice::new(seed),
+            random: TestRandom::new(seed),
             session: session_of(Pool::new(PoolConfig::new(Vec::new()))),
             peers: Vec::new(),
             now: Instant::now(),
@@ -162,12 +162,12 @@ impl World {
     /// delivery its tag may be.
     fn method(&mut self, disorder: u64) -> Method<'static> {
         let unsettled = self.direct.unsettled();
-        let near = self.dice.below(disorder.min(unsettled.len() as u64).max(1)) as usize;
+        let near = self.random.below(disorder.min(unsettled.len() as u64).max(1)) as usize;
         let Some(delivery_tag) = unsettled.get(near).copied() else {
             return basic::Qos { prefetch_count: 100, ..Default::default() }.into();
         };
-        let (multiple, requeue) = (self.dice.chance(300), self.dice.chance(500));
-        match self.dice.below(1000) {
+        let (multiple, requeue) = (self.random.chance(300), self.random.chance(500));
+        match self.random.below(1000) {
             0..900 => basic::Ack { delivery_tag, multiple: false }.into(),
             900..930 => basic::Ack { delivery_tag, multiple: true }.into(),
             930..950 => basic::Nack { delivery_tag, multiple, requeue }.into(),
@@ -177,7 +177,7 @@ impl World {
             991..994 => basic::Recover { requeue: true }.into(),
             // Refused, unless it happens to be one that is not settled.
             994..997 => {
-                basic::Ack { delivery_tag: 1 + self.dice.below(self.direct.last + 2), multiple }.into()
+                basic::Ack { delivery_tag: 1 + self.random.below(self.direct.last + 2), multiple }.into()
             }
             _ => basic::Reject { delivery_tag: self.direct.last + 1, requeue }.into(),
         }
@@ -192,21 +192,21 @@ async fn what_is_gathered_comes_to_the_same_for_everyone() {
         let mut world = World::new(seed, automatic);
         let disorder = [1, 1, 3, 20][seed as usize % 4];
         for _ in 0..60 {
-            for _ in 0..world.dice.below(20) {
-                let automatic = automatic && world.dice.chance(200);
+            for _ in 0..world.random.below(20) {
+                let automatic = automatic && world.random.chance(200);
                 world.deliver(automatic);
             }
             let mut bytes = Vec::new();
-            if world.earlier > 0 && world.dice.chance(50) {
+            if world.earlier > 0 && world.random.chance(50) {
                 // Settles what has been lost.
-                let delivery_tag = 1 + world.dice.below(world.earlier);
+                let delivery_tag = 1 + world.random.below(world.earlier);
                 write_method(
                     &mut bytes,
                     CHANNEL,
-                    basic::Ack { delivery_tag, multiple: world.dice.chance(500) },
+                    basic::Ack { delivery_tag, multiple: world.random.chance(500) },
                 );
             }
-            for _ in 0..world.dice.below(20) {
+            for _ in 0..world.random.below(20) {
                 let method = world.method(disorder);
                 world.send(&mut bytes, &method);
             }
@@ -221,7 +221,7 @@ async fn what_is_gathered_comes_to_the_same_for_everyone() {
                 break;
             }
             world.settle();
-            if world.dice.chance(30) {
+            if world.random.chance(30) {
                 world.lose();
             }
         }

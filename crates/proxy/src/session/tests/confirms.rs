@@ -7,7 +7,7 @@ use amqp::method::{basic, confirm};
 use transport::Protocol as _;
 
 use super::*;
-use crate::dice::Dice;
+use crate::test_random::TestRandom;
 use crate::upstream::Peer;
 
 const CHANNEL: u16 = 1;
@@ -129,19 +129,19 @@ async fn confirms_of_one_read_come_as_one_if_no_message_in_front_of_them_is_unco
 async fn a_client_learns_the_same_of_each_message_as_from_the_broker() {
     let (mut fewer, mut refused) = (0, 0);
     for seed in 0..200 {
-        let (mut dice, mut world) = (Dice::new(seed), World::new());
+        let (mut random, mut world) = (TestRandom::new(seed), World::new());
         let (mut published, mut direct, mut through) = (0, BTreeMap::new(), BTreeMap::new());
         for _ in 0..20 {
-            let count = 1 + dice.below(12);
+            let count = 1 + random.below(12);
             world.publish(count as usize);
             published += count;
             let mut confirms = Vec::new();
-            for _ in 0..dice.below(10) {
+            for _ in 0..random.below(10) {
                 let open: Vec<u64> = (1..=published).filter(|number| !direct.contains_key(number)).collect();
-                let near = dice.below([1, 3, 20][seed as usize % 3]) as usize;
+                let near = random.below([1, 3, 20][seed as usize % 3]) as usize;
                 let Some(&delivery_tag) = open.get(near) else { continue };
-                let multiple = dice.chance(200);
-                let method = match dice.chance(100) {
+                let multiple = random.chance(200);
+                let method = match random.chance(100) {
                     true => basic::Nack { delivery_tag, multiple, requeue: false }.into(),
                     false => ack(delivery_tag, multiple),
                 };

@@ -10,8 +10,8 @@ use amqp::RawTable;
 use amqp::method::{basic, channel, confirm, exchange, queue, tx};
 
 use super::*;
-use crate::dice::Dice;
 use crate::refusal::Refusal;
+use crate::test_random::TestRandom;
 use crate::upstream::Peer;
 
 const CHANNELS: u16 = 3;
@@ -19,7 +19,7 @@ const CHANNELS: u16 = 3;
 const IN_FLIGHT_MAX: usize = 30;
 
 struct World {
-    dice: Dice,
+    random: TestRandom,
     session: ProxySession,
     peers: Vec<Peer>,
     now: Instant,
@@ -64,7 +64,7 @@ impl Expected {
 impl World {
     fn new(seed: u64) -> Self {
         Self {
-            dice: Dice::new(seed),
+            random: TestRandom::new(seed),
             session: session_of(Pool::new(PoolConfig::new(Vec::new()))),
             peers: Vec::new(),
             now: Instant::now(),
@@ -84,8 +84,8 @@ impl World {
 
     /// One thing happens; everything that follows from it at once has come.
     fn step(&mut self) {
-        self.now += Duration::from_millis(self.dice.below(100));
-        let result = match self.dice.below(100) {
+        self.now += Duration::from_millis(self.random.below(100));
+        let result = match self.random.below(100) {
             0..60 => self.client(),
             60..70 => {
                 self.ready();
@@ -99,7 +99,7 @@ impl World {
             }
             80..98 => {
                 if let Some(at) = self.pick_peer() {
-                    _ = self.dice.chance(300) && self.peers[at].confirm(self.now).is_some();
+                    _ = self.random.chance(300) && self.peers[at].confirm(self.now).is_some();
                     self.peers[at].deliver(self.now);
                 }
                 Ok(())
@@ -116,7 +116,7 @@ impl World {
         if let Err(fault) = result.and_then(|()| self.react()) {
             return self.ended(&fault);
         }
-        if self.dice.chance(10) {
+        if self.random.chance(10) {
             self.settle();
         }
     }
@@ -139,7 +139,7 @@ impl World {
         has_read
     }
 
-    /// Only this may end a client, and it starts anew.
+    /// Only this may end a client, and it starts again.
     fn ended(&mut self, fault: &Fault) {
         assert!(fault.text.contains("an exclusive queue cannot be carried over"), "{fault:?}");
         self.session = session_of(self.session.pool.clone());
@@ -149,7 +149,7 @@ impl World {
 
     fn pick_peer(&mut self) -> Option<usize> {
         let count = self.peers.len() as u64;
-        (count > 0).then(|| self.dice.below(count) as usize)
+        (count > 0).then(|| self.random.below(count) as usize)
     }
 
     /// A connection that the session has asked for is ready.
@@ -172,7 +172,7 @@ impl World {
 
     /// A connection is lost, or a channel has to move.
     fn disturb(&mut self) {
-        if self.dice.chance(700) {
+        if self.random.chance(700) {
             let placed = self.session.channels.iter().find(|(_, channel)| channel.general.is_placed());
             if let Some((channel, lease)) = placed.map(|(number, channel)| (number, channel.general.lease)) {
                 self.session.link.notify(Event::DeliveriesOverflowed { channel, lease });
@@ -190,7 +190,7 @@ impl World {
 
     /// The client sends something on one of its channels.
     fn client(&mut self) -> Result<(), Fault> {
-        let number = 1 + self.dice.below(CHANNELS.into()) as u16;
+        let number = 1 + self.random.below(CHANNELS.into()) as u16;
         let mut bytes = Vec::new();
         let Some(mut expected) = self.channels.remove(&number) else {
             write_method(&mut bytes, number, channel::Open::default());
@@ -200,7 +200,7 @@ impl World {
             return self.feed(&bytes);
         };
         if !expected.is_closing && expected.answers.len() < IN_FLIGHT_MAX {
-            match self.dice.below(20) {
+            match self.random.below(20) {
                 0..4 => self.publish(number, &mut expected, &mut bytes),
                 4..12 => self.consumers(number, &mut expected, &mut bytes),
                 _ => self.other(number, &mut expected, &mut bytes),
@@ -211,7 +211,7 @@ impl World {
     }
 
     fn publish(&mut self, number: u16, expected: &mut Expected, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.dice.below(3) {
+        for _ in 0..=self.random.below(3) {
             self.sent += 1;
             write_method(bytes, number, basic::Publish { routing_key: "q", ..Default::default() });
             write_content_header(bytes, number, 8, NO_PROPERTIES);
@@ -227,11 +227,11 @@ impl World {
     }
 
     fn consumers(&mut self, number: u16, expected: &mut Expected, bytes: &mut Vec<u8>) {
-        let no_wait = self.dice.chance(250);
-        if self.dice.chance(400) {
+        let no_wait = self.random.chance(250);
+        if self.random.chance(400) {
             let unknown = self.name("unknown");
             let consumer_tag = match expected.consumers.pop_first() {
-                Some(tag) if self.dice.chance(900) => tag,
+                Some(tag) if self.random.chance(900) => tag,
                 known => {
                     expected.consumers.extend(known);
                     unknown
@@ -246,10 +246,10 @@ impl World {
         }
         let new = self.name("tag");
         let consumer_tag = match expected.cancelled.pop() {
-            Some(tag) if self.dice.chance(500) => tag,
+            Some(tag) if self.random.chance(500) => tag,
             _ => new,
         };
-        let no_ack = self.dice.chance(30);
+        let no_ack = self.random.chance(30);
         let consume =
             basic::Consume { queue: "q", consumer_tag: &consumer_tag, no_ack, no_wait, ..Default::default() };
         write_method(bytes, number, consume);
@@ -260,15 +260,15 @@ impl World {
     }
 
     fn other(&mut self, number: u16, expected: &mut Expected, bytes: &mut Vec<u8>) {
-        match self.dice.below(100) {
+        match self.random.below(100) {
             0..25 => {
-                let global = self.dice.chance(30);
+                let global = self.random.chance(30);
                 write_method(bytes, number, basic::Qos { prefetch_size: 0, prefetch_count: 1, global });
                 expected.expect("basic.qos-ok", "");
             }
             25..40 => {
                 let name = self.name("queue");
-                let no_wait = self.dice.chance(250);
+                let no_wait = self.random.chance(250);
                 let declare = queue::Declare { queue: &name, durable: true, no_wait, ..Default::default() };
                 write_method(bytes, number, declare);
                 if !no_wait {
@@ -277,7 +277,7 @@ impl World {
                 expected.has_declared = true;
             }
             40..46 => {
-                let exclusive = self.dice.chance(300);
+                let exclusive = self.random.chance(300);
                 write_method(bytes, number, queue::Declare { exclusive, ..Default::default() });
                 expected.expect("queue.declare-ok", "amq.gen");
                 expected.has_declared = true;
@@ -306,7 +306,7 @@ impl World {
                 expected.expect("basic.recover-ok", "");
             }
             76..84 if !expected.is_transactional => {
-                let no_wait = self.dice.chance(500);
+                let no_wait = self.random.chance(500);
                 write_method(bytes, number, confirm::Select { no_wait });
                 if !no_wait {
                     expected.expect("confirm.select-ok", "");
@@ -422,7 +422,7 @@ impl World {
             let consumers = side.route().map(|route| self.consumers_at(route.upstream.id, route.channel));
             assert_eq!(consumers.unwrap_or_default(), expected.consumers, "consumers of {number}");
         }
-        assert_eq!(self.session.held, 0, "bytes that wait");
+        assert_eq!(self.session.queued, 0, "bytes that wait");
     }
 
     fn consumers_at(&self, upstream: u64, channel: u16) -> BTreeSet<String> {

@@ -11,30 +11,30 @@ use std::fmt::Debug;
 use amqp::method::{basic, confirm, queue};
 use tables::Cause::*;
 use tables::MessageState::*;
-use tables::PlaceState::*;
-use tables::{Cause, MESSAGES, MessageState, PlaceState, RARE, RARE_MESSAGES, SIDES};
+use tables::PlacementState::*;
+use tables::{Cause, MESSAGES, MessageState, PlacementState, RARE, RARE_MESSAGES, SIDES};
 
 use super::*;
-use crate::dice::Dice;
 use crate::refusal::Refusal;
 use crate::session::channel::{ChannelPhase, DueContent};
 use crate::session::side::SidePlacement;
+use crate::test_random::TestRandom;
 use crate::upstream::Peer;
 
 const CHANNELS: u16 = 3;
 
 struct World {
-    dice: Dice,
+    random: TestRandom,
     session: ProxySession,
     peers: Vec<Peer>,
     now: Instant,
     /// Bytes of body that the client has still to send, by channel; `None` for a header. The model of the frame order.
     sending: BTreeMap<u16, Option<u64>>,
     messages: BTreeSet<(MessageState, Cause, MessageState)>,
-    sides: BTreeSet<(PlaceState, Cause, PlaceState)>,
+    sides: BTreeSet<(PlacementState, Cause, PlacementState)>,
 }
 
-type States = BTreeMap<u16, (MessageState, PlaceState, Option<PlaceState>)>;
+type States = BTreeMap<u16, (MessageState, PlacementState, Option<PlacementState>)>;
 
 impl World {
     /// `departed_is_full` if nothing of clients that are gone is kept.
@@ -42,7 +42,7 @@ impl World {
         let departed_total_max = if departed_is_full { 0 } else { 64 * 1024 * 1024 };
         let config = PoolConfig { departed_total_max, ..PoolConfig::new(Vec::new()) };
         Self {
-            dice: Dice::new(seed),
+            random: TestRandom::new(seed),
             session: session_of(Pool::new(config)),
             peers: Vec::new(),
             now: Instant::now(),
@@ -66,9 +66,9 @@ impl World {
             ChannelPhase::Open(None) => Between,
             ChannelPhase::Open(Some(message)) => match (message.due, message.is_streaming()) {
                 (DueContent::Header { .. }, true) => HeaderStreamed,
-                (DueContent::Header { .. }, false) => HeaderHeld,
+                (DueContent::Header { .. }, false) => HeaderBuffered,
                 (DueContent::Body { .. }, true) => BodyStreamed,
-                (DueContent::Body { .. }, false) => BodyHeld,
+                (DueContent::Body { .. }, false) => BodyBuffered,
             },
             ChannelPhase::Closing { half_streamed: true } => ClosingHalf,
             ChannelPhase::Closing { half_streamed: false } => Closing,
@@ -92,7 +92,7 @@ impl World {
         let sum =
             |of: fn(&Channel) -> usize| self.session.channels.iter().map(|(_, channel)| of(channel)).sum();
         assert_eq!(self.session.staged, sum(Channel::staged), "bytes of incomplete messages");
-        assert_eq!(self.session.held, sum(Channel::held), "bytes that wait for placement");
+        assert_eq!(self.session.queued, sum(Channel::queued), "bytes that wait for placement");
     }
 
     /// Lets brokers answer everything, and connections become ready, until nothing changes: no channel may be left that
@@ -131,7 +131,7 @@ impl World {
     /// Acts, and checks what has changed.
     fn step(&mut self) {
         let before = self.states();
-        self.now += Duration::from_millis(self.dice.below(100));
+        self.now += Duration::from_millis(self.random.below(100));
         let Some((cause, result)) = self.act() else { return };
         let result = result.and_then(|()| self.session.handle_nudge(self.now));
         for peer in &mut self.peers {
@@ -142,7 +142,7 @@ impl World {
         }
         self.check();
         self.note(cause, &before);
-        if self.dice.chance(2) {
+        if self.random.chance(2) {
             self.settle();
         }
         let open: Vec<u16> = self.session.channels.iter().map(|(number, _)| number).collect();
@@ -167,13 +167,13 @@ impl World {
 
     /// Lets the client or a broker do something that is possible now.
     fn act(&mut self) -> Option<(Cause, Result<(), Fault>)> {
-        match self.dice.below(100) {
+        match self.random.below(100) {
             0..55 => self.client(),
             55..70 => self.ready(),
             70..93 => self.answer(),
             93..96 => {
                 let at = self.pick_peer()?;
-                let pick = self.dice.next();
+                let pick = self.random.next();
                 self.peers[at].close_channel(pick).then_some(())?;
                 while self.peers[at].deliver(self.now)? != "channel.close" {}
                 Some((PeerCloses, Ok(())))
@@ -181,7 +181,7 @@ impl World {
             96..98 => {
                 let at = self.pick_peer()?;
                 let mut peer = self.peers.swap_remove(at);
-                if self.dice.chance(850) {
+                if self.random.chance(850) {
                     peer.cut();
                     return Some((Lost, Ok(())));
                 }
@@ -204,12 +204,12 @@ impl World {
 
     fn pick_peer(&mut self) -> Option<usize> {
         let count = self.peers.len() as u64;
-        (count > 0).then(|| self.dice.below(count) as usize)
+        (count > 0).then(|| self.random.below(count) as usize)
     }
 
     fn answer(&mut self) -> Option<(Cause, Result<(), Fault>)> {
         let at = self.pick_peer()?;
-        if self.dice.chance(300) {
+        if self.random.chance(300) {
             return self.peers[at].confirm(self.now).map(|()| (Confirm, Ok(())));
         }
         let cause = if self.peers[at].deliver(self.now)? == "channel.close-ok" { CloseOk } else { Answer };
@@ -235,15 +235,15 @@ impl World {
 
     /// A frame of the client, mostly a legal one.
     fn client(&mut self) -> Option<(Cause, Result<(), Fault>)> {
-        let number = 1 + self.dice.below(CHANNELS.into()) as u16;
+        let number = 1 + self.random.below(CHANNELS.into()) as u16;
         let is_open = self.session.channels.get(number).is_some();
         let is_closing = self.session.channels.get(number).is_some_and(|channel| channel.is_closing());
         let sending = self.sending.get(&number).copied();
-        let legal = !self.dice.chance(10);
+        let legal = !self.random.chance(10);
         let mut bytes = Vec::new();
         let cause = match (is_open, sending) {
             _ if !legal => return self.illegal(number, is_open, is_closing, sending),
-            _ if self.dice.chance(6) => {
+            _ if self.random.chance(6) => {
                 self.session.close(self.now);
                 return Some((CloseConnection, Ok(())));
             }
@@ -264,7 +264,7 @@ impl World {
             }
             (true, None) => self.method(number, &mut bytes)?,
             (true, Some(None)) => {
-                let (size, cause) = match self.dice.below(10) {
+                let (size, cause) = match self.random.below(10) {
                     0 => (STAGING_LIMIT + 1, LargeHeader),
                     1 => (0, EmptyHeader),
                     _ => (4, Header),
@@ -277,7 +277,7 @@ impl World {
                 cause
             }
             (true, Some(Some(missing))) => {
-                let is_rest = self.dice.chance(500);
+                let is_rest = self.random.chance(500);
                 let size = if is_rest { missing } else { missing / 2 };
                 if size == 0 {
                     return None;
@@ -295,9 +295,9 @@ impl World {
 
     /// A method on a channel between messages.
     fn method(&mut self, number: u16, bytes: &mut Vec<u8>) -> Option<Cause> {
-        Some(match self.dice.below(100) {
+        Some(match self.random.below(100) {
             0..70 => {
-                let routing_key = if self.dice.chance(4) { "amq.rabbitmq.reply-to.x.y" } else { "q" };
+                let routing_key = if self.random.chance(4) { "amq.rabbitmq.reply-to.x.y" } else { "q" };
                 write_method(bytes, number, basic::Publish { routing_key, ..Default::default() });
                 self.sending.insert(number, None);
                 Publish
@@ -311,7 +311,7 @@ impl World {
                 Declare
             }
             80..83 => {
-                let consumer_tag = &format!("{}", self.dice.next());
+                let consumer_tag = &format!("{}", self.random.next());
                 write_method(
                     bytes,
                     number,
@@ -363,7 +363,7 @@ impl World {
                 write_frame(&mut bytes, FrameKind::Body, number, |out| out.push(0));
                 ReplyCode::UnexpectedFrame
             }
-            (true, Some(Some(missing))) if missing < STAGING_LIMIT && self.dice.chance(500) => {
+            (true, Some(Some(missing))) if missing < STAGING_LIMIT && self.random.chance(500) => {
                 write_body(&mut bytes, number, missing + 1);
                 ReplyCode::FrameError
             }
@@ -410,7 +410,7 @@ async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
         let departed_total_max = if seed % 4 == 0 { 0 } else { 64 * 1024 * 1024 };
         let session = session_of(Pool::new(PoolConfig { departed_total_max, ..PoolConfig::new(Vec::new()) }));
         let mut world = World {
-            dice: Dice::new(seed),
+            random: TestRandom::new(seed),
             session,
             peers: Vec::new(),
             now: Instant::now(),

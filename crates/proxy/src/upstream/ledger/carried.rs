@@ -145,7 +145,7 @@ impl Consumer {
         self
     }
 
-    /// The method that makes the consumer again. A stream goes on behind what was delivered.
+    /// The method that makes the consumer again. A stream continues behind what was delivered.
     pub(crate) fn again(&self) -> Cow<'_, [u8]> {
         let Some(consume) = self.consume() else { return (&*self.method).into() };
         let Some(arguments) = self.position.again(&consume.arguments) else { return (&*self.method).into() };

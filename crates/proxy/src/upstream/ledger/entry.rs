@@ -42,7 +42,7 @@ impl SentEntry {
     /// Appends a method that was sent after this entry, if it is of the same kind and there is room.
     /// `answered` is the number of the channel's methods that have been answered.
     pub(super) fn join(&mut self, method: &What, payload: &[u8], answered: u64) -> bool {
-        let has_room = self.frames.len() + payload.len() + OVERHEAD <= SHARED_BYTES;
+        let has_capacity = self.frames.len() + payload.len() + OVERHEAD <= SHARED_BYTES;
         match (&mut self.what, method) {
             (
                 What::Asked { first, count, prefetch },
@@ -52,7 +52,7 @@ impl SentEntry {
                     // All methods in it are answered; it only waits for the entries in front of it.
                     self.frames.clear();
                     (*first, *count, *prefetch) = (number, 1, present);
-                } else if has_room
+                } else if has_capacity
                     && number == *first + *count
                     && (*prefetch == present || !is_consume(payload))
                 {
@@ -64,7 +64,7 @@ impl SentEntry {
             (
                 What::Unanswered { published, asked, count },
                 What::Unanswered { published: messages, asked: answers, .. },
-            ) if has_room && (&*published, &*asked) == (messages, answers) => *count += 1,
+            ) if has_capacity && (&*published, &*asked) == (messages, answers) => *count += 1,
             _ => return false,
         }
         self.put(payload);
@@ -100,23 +100,23 @@ impl SentEntry {
             return false;
         }
         *count += more;
-        self.make_room(frames.len());
+        self.reserve(frames.len());
         self.frames.extend_from_slice(frames);
         true
     }
 
     /// Appends a method.
     fn put(&mut self, payload: &[u8]) {
-        self.make_room(payload.len() + OVERHEAD);
+        self.reserve(payload.len() + OVERHEAD);
         put_frame(&mut self.frames, FrameKind::Method, 0, payload, 0);
     }
 
     /// Grows the buffer up to [`SHARED_BYTES`] only: [`Vec`] might reserve more than is ever used.
-    fn make_room(&mut self, more: usize) {
+    fn reserve(&mut self, more: usize) {
         let needed = self.frames.len() + more;
         if needed > self.frames.capacity() {
-            let room = (2 * self.frames.capacity()).min(SHARED_BYTES).max(needed);
-            self.frames.reserve_exact(room - self.frames.len());
+            let capacity = (2 * self.frames.capacity()).min(SHARED_BYTES).max(needed);
+            self.frames.reserve_exact(capacity - self.frames.len());
         }
     }
 

@@ -1,4 +1,4 @@
-//! How far a consumer has read a stream, so that it goes on there on another channel.
+//! How far a consumer has read a stream, so that it continues there on another channel.
 //!
 //! A stream keeps what it delivers: made again as the client made it, a consumer would get everything again, or miss
 //! what was published meanwhile. Each delivery from a stream has its offset in a header, so that the next one is known.
@@ -52,7 +52,7 @@ impl StreamPosition {
         matches!(std::mem::replace(self, Self::None), Self::At(_))
     }
 
-    /// The arguments to go on with; `None` if they are those that the client gave.
+    /// The arguments to continue with; `None` if they are those that the client gave.
     pub(super) fn again(self, arguments: &RawTable<'_>) -> Option<FieldTable> {
         let from = match self {
             Self::Next(since) => FieldValue::Timestamp(since),

@@ -31,10 +31,11 @@ fn ledger(carried: Carried) -> Arc<Ledger> {
     Ledger::new(&ClientLink::nobody(), carried)
 }
 
-/// A ledger that accounts for its bytes in `kept`.
-pub(super) fn counted(kept: &Arc<ReplayTotals>) -> Arc<Ledger> {
+/// A ledger that accounts for its bytes in `replay_totals`.
+pub(super) fn counted(replay_totals: &Arc<ReplayTotals>) -> Arc<Ledger> {
     let outbox = Arc::new(transport::Outbox::new(0));
-    let link = ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), kept.clone(), Arc::default());
+    let link =
+        ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), replay_totals.clone(), Arc::default());
     Ledger::new(&Arc::new(link), Carried::default())
 }
 
@@ -218,29 +219,29 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
 #[test]
 fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     const ASKED: usize = 2000;
-    let kept = Arc::<ReplayTotals>::default();
-    let ledger = counted(&kept);
+    let replay_totals = Arc::<ReplayTotals>::default();
+    let ledger = counted(&replay_totals);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for asked in 1..=ASKED {
         ledger.method(&declare, true, PrefetchState::default());
         let frames = asked * (declare.len() + OVERHEAD);
-        let taken = kept.connected.bytes();
+        let taken = replay_totals.connected.bytes();
         assert!(taken < 2 * frames + 256, "{taken} bytes for {frames}");
     }
     let record = ledger.record.lock();
     let places = record.entries.capacity() * size_of::<SentEntry>();
     let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
-    assert!(places + buffers <= kept.connected.bytes(), "all that is taken is counted");
+    assert!(places + buffers <= replay_totals.connected.bytes(), "all that is taken is counted");
     drop(record);
     for _ in 0..ASKED {
         ledger.answered(None, None);
     }
-    assert_eq!(kept.connected.bytes(), 0);
+    assert_eq!(replay_totals.connected.bytes(), 0);
     assert!(!ledger.has_entries());
 }
 
 #[test]
-fn the_room_for_many_entries_is_given_back_when_they_are_over() {
+fn the_memory_for_many_entries_is_freed_when_they_are_over() {
     let ledger = ledger(Carried::default());
     for _ in 0..10_000 {
         ledger.messages(&message("m"), 1);
@@ -248,15 +249,15 @@ fn the_room_for_many_entries_is_given_back_when_they_are_over() {
     for tag in 1..10_000 {
         ledger.confirmed(tag, false);
         let record = ledger.record.lock();
-        assert!(record.entries.capacity() <= (4 * record.entries.len() + 4).max(ENTRIES_ROOM));
+        assert!(record.entries.capacity() <= (4 * record.entries.len() + 4).max(SMALL_CAPACITY));
     }
-    assert!(ledger.record.lock().entries.capacity() <= ENTRIES_ROOM);
+    assert!(ledger.record.lock().entries.capacity() <= SMALL_CAPACITY);
 }
 
 #[test]
 fn what_is_answered_is_given_back_in_small_steps() {
-    let kept = Arc::<ReplayTotals>::default();
-    let ledger = counted(&kept);
+    let replay_totals = Arc::<ReplayTotals>::default();
+    let ledger = counted(&replay_totals);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for _ in 0..1000 {
         ledger.method(&declare, true, PrefetchState::default());
@@ -264,23 +265,23 @@ fn what_is_answered_is_given_back_in_small_steps() {
     for left in (0..1000).rev() {
         ledger.answered(None, None);
         let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_BYTES;
-        assert!(kept.connected.bytes() < most, "{left} are left");
+        assert!(replay_totals.connected.bytes() < most, "{left} are left");
     }
 }
 
 #[test]
 fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_answered() {
-    let kept = Arc::<ReplayTotals>::default();
-    let ledger = counted(&kept);
+    let replay_totals = Arc::<ReplayTotals>::default();
+    let ledger = counted(&replay_totals);
     ledger.messages(&message("slow"), 1);
     for _ in 0..10_000 {
         ledger.method(&payload(queue::Declare::default()), true, PrefetchState::default());
         ledger.answered(None, None);
     }
-    assert!(kept.connected.bytes() < SHARED_BYTES);
+    assert!(replay_totals.connected.bytes() < SHARED_BYTES);
     ledger.method(&payload(queue::Delete::default()), true, PrefetchState::default());
     assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
-    assert_eq!(kept.connected.bytes(), 0);
+    assert_eq!(replay_totals.connected.bytes(), 0);
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl ChannelConfirms {
             }
         }
         next.into_iter().for_each(&mut write);
-        if self.waiting.is_empty() && self.waiting.capacity() > KEPT_RUNS {
+        if self.waiting.is_empty() && self.waiting.capacity() > RETAINED_RUNS {
             self.waiting = VecDeque::new();
         }
     }
@@ -115,7 +115,7 @@ fn runs(first: u64, flushed: &Flushed, mut each: impl FnMut(Run)) {
 }
 
 /// Capacity for runs that a channel keeps when nothing waits: enough for the batches of one disk write.
-const KEPT_RUNS: usize = 64;
+const RETAINED_RUNS: usize = 64;
 
 #[cfg(test)]
 mod tests {

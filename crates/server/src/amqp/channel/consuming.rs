@@ -262,7 +262,7 @@ fn check_get(queue: &Queue, vhost: &VirtualHost) -> Result<(), Fault> {
              queues with single active consumer",
             queue.name(),
             vhost.name(),
-            vhost.compatibility().quorum_in_a_refusal()
+            vhost.compatibility().quorum_queue_error_label()
         );
         return Err(Fault::new(ReplyCode::ResourceLocked, text));
     }

@@ -25,7 +25,7 @@ pub(super) struct PendingPublish {
     mandatory: bool,
 }
 
-/// A publish with its content, which waits until the user's authority has been asked about it.
+/// A publish with its content, which waits until the user's auth backend has been asked about it.
 pub(crate) struct WaitingPublish {
     channel: u16,
     method: PendingPublish,
@@ -114,7 +114,7 @@ impl Channel {
 
     /// Bytes of an incomplete message.
     pub(crate) fn incomplete_bytes(&self) -> usize {
-        self.assembler.held()
+        self.assembler.buffered_len()
     }
 
     fn take_progress(

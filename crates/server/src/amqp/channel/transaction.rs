@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::super::broker_session::ChannelContext;
 use super::super::deliveries::Unsettled;
 use super::{Channel, DeliverySettlement, Mode, give_back};
-use crate::question::RIGHTS_FORGOTTEN;
+use crate::pending_authorisation::RIGHTS_FORGOTTEN;
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -107,14 +107,18 @@ impl Channel {
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         self.ask_about_transaction(context)?;
         let transaction = self.take_transaction()?;
-        for held in &transaction.publishes {
-            match self.publisher.get(context, self.number).publish_held(held.message(), context.now) {
+        for buffered in &transaction.publishes {
+            match self
+                .publisher
+                .get(context, self.number)
+                .publish_in_transaction(buffered.message(), context.now)
+            {
                 Ok(true) => {}
-                Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
+                Ok(false) => self.is_unroutable(context, buffered.message(), buffered.mandatory),
                 Err(BrokerError::NoExchange { .. })
                     if context.vhost.compatibility().commits_to_deleted_exchanges() =>
                 {
-                    self.is_unroutable(context, held.message(), held.mandatory);
+                    self.is_unroutable(context, buffered.message(), buffered.mandatory);
                 }
                 Err(error) => {
                     // The channel is about to close, which requeues its deliveries.
@@ -149,8 +153,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Has the user's authority, if there is one, asked about all publishes that it has not been asked about, and refuses the
-    /// transaction if one of them is refused: commit does not stop half-way.
+    /// Has the user's auth backend, if there is one, asked about all publishes that it has not been asked about, and refuses
+    /// the transaction if one of them is refused: commit does not stop half-way.
     fn ask_about_transaction(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let Mode::Tx(transaction) = &self.mode else { return Ok(()) };
         if !context.authorised.identity().is_asked() {
@@ -158,8 +162,8 @@ impl Channel {
         }
         let publisher = self.publisher.get(context, self.number);
         let mut is_unasked = false;
-        for held in &transaction.publishes {
-            match publisher.check(held.message()) {
+        for buffered in &transaction.publishes {
+            match publisher.check(buffered.message()) {
                 Err(BrokerError::Unasked) => is_unasked = true,
                 Err(error) if error.reply_code() == ReplyCode::AccessRefused => return Err(error.into()),
                 // Commit meets any other error at its place.
@@ -178,7 +182,7 @@ impl Channel {
 }
 
 /// The fault for a publish that is refused once its transaction has been taken apart: that cannot be repeated. The user's
-/// authority can only be missing then if all its answers were forgotten a moment ago.
+/// auth backend can only be missing then if all its answers were forgotten a moment ago.
 fn refused_at_commit(context: &ChannelContext, error: BrokerError) -> Fault {
     if error == BrokerError::Unasked {
         context.authorised.identity().end_operation();

@@ -1,4 +1,4 @@
-//! A client's connection that goes on in another process: what it leaves here, and how it begins there.
+//! A client's connection that continues in another process: what it leaves here, and how it begins there.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -71,7 +71,7 @@ impl ConnectionConsumers {
             // The task that makes room in them calls this next.
             return self.deferred.store(true, Ordering::Release);
         }
-        while let Some((deliveries, key)) = self.next_with_room() {
+        while let Some((deliveries, key)) = self.next_with_capacity() {
             deliveries.resume_in_turn(key, now);
             if work::is_turn_over() || self.traces.are_full() {
                 return self.defer();
@@ -121,13 +121,13 @@ impl ConnectionConsumers {
         is_urgent: bool,
     ) -> Option<u64> {
         let is_late = !in_turn && (!is_urgent && work::is_turn_over() || self.traces.are_full());
-        if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
+        if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_capacity() {
             return None;
         }
         // Checked again with the wait queue locked: the connection's task, which is called when there is room
         // again, then looks at the queue after the consumer has joined it.
         let mut line = self.line.lock();
-        if !is_late && (in_turn || line.waiting.is_empty()) && self.outbox.has_room() {
+        if !is_late && (in_turn || line.waiting.is_empty()) && self.outbox.has_capacity() {
             return None;
         }
         let ticket = line.next_ticket;
@@ -148,10 +148,10 @@ impl ConnectionConsumers {
         self.crowded.store(!line.waiting.is_empty(), Ordering::Relaxed);
     }
 
-    fn next_with_room(&self) -> Option<(Arc<Deliveries>, ConsumerKey)> {
+    fn next_with_capacity(&self) -> Option<(Arc<Deliveries>, ConsumerKey)> {
         let mut line = self.line.lock();
         // Only asked if a consumer waits: the outbox remembers a negative answer.
-        if line.waiting.is_empty() || !self.outbox.has_room() {
+        if line.waiting.is_empty() || !self.outbox.has_capacity() {
             return None;
         }
         let next = line.waiting.pop_first().map(|(_, next)| next);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Consumer, ConsumerRoom, Delivery, Offer, Queue, Tracer};
+use broker::{Consumer, ConsumerCapacity, Delivery, Offer, Queue, Tracer};
 use transport::OutBuf;
 
 use super::super::content::{Destination, write_deliver};
@@ -53,15 +53,15 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
 }
 
 impl<F: Form> Consumer for ChannelConsumer<F> {
-    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let mut inner = self.deliveries.inner.lock();
         let inner = inner.get_or_insert_default();
-        let room = self.take(inner, offer);
+        let capacity = self.take(inner, offer);
         let (taken, now) = offer.taken();
         if taken.deliver + taken.deliver_no_ack > 0 {
             inner.passing.add(0, taken, now);
         }
-        room
+        capacity
     }
 
     fn channel(&self) -> u16 {
@@ -84,7 +84,7 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
 
 impl<F: Form> ChannelConsumer<F> {
     /// Takes deliveries for as long as there are credit and room.
-    fn take(&self, inner: &mut DeliveringChannel, offer: &mut Offer<'_>) -> ConsumerRoom {
+    fn take(&self, inner: &mut DeliveringChannel, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
         let is_traced = connection.traces().are_wanted();
@@ -92,14 +92,14 @@ impl<F: Form> ChannelConsumer<F> {
         loop {
             if !inner.has_credit(self.key) {
                 inner.exhaust(self.key);
-                return ConsumerRoom::Full;
+                return ConsumerCapacity::Full;
             }
             // Asked before each round: a negative answer makes the outbox call the session when it has room again.
             if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn, offer.is_urgent()) {
                 if let Some(credit) = inner.credit_mut(self.key) {
-                    credit.standing = Standing::OutOfRoom(ticket);
+                    credit.standing = Standing::OutboxFull(ticket);
                 }
-                return ConsumerRoom::Full;
+                return ConsumerCapacity::Full;
             }
             let allowance = outbox.limit().saturating_sub(outbox.backlog());
             let mut traced = Vec::new();
@@ -119,10 +119,10 @@ impl<F: Form> ChannelConsumer<F> {
                 connection.trace(self.deliveries.channel(), &self.queue, false, traced);
             }
             match emptied {
-                Some(true) => return ConsumerRoom::More,
+                Some(true) => return ConsumerCapacity::More,
                 Some(false) => {}
                 // The connection has ended; its session will cancel the consumer.
-                None => return ConsumerRoom::Full,
+                None => return ConsumerCapacity::Full,
             }
         }
     }

@@ -42,7 +42,7 @@ impl Departure {
     pub(crate) fn leave(self, now: Timestamp) {
         for Departing { queue, consumers, mut deliveries } in self.queues {
             if self.channels > 1 {
-                // Some queues keep the order in which messages come back.
+                // Some queues keep the order in which messages return.
                 deliveries.sort_by_key(Delivery::position);
             }
             queue.leave(&consumers, deliveries, now);

@@ -11,11 +11,11 @@ use super::{ConsumerKey, Unsettled};
 
 /// Tombstones are swept from the unsettled deliveries when they outnumber both the live entries and this
 /// constant, so that one delivery that is never settled does not make the list grow without bound.
-pub(super) const TOMBSTONES_KEPT: usize = 64;
+pub(super) const RETAINED_TOMBSTONES: usize = 64;
 
 /// Capacity for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at
 /// about 70 bytes each. Without a prefetch a client may have received a whole queue.
-pub(super) const UNSETTLED_KEPT: usize = 1024;
+pub(super) const RETAINED_CAPACITY: usize = 1024;
 
 /// The state of a channel that delivers.
 #[derive(Default)]
@@ -90,7 +90,7 @@ pub(super) enum Standing {
     /// Waits in [`DeliveringChannel::waiting`] under this ticket.
     Waiting(u64),
     /// Waits in the connection's wait queue under this ticket.
-    OutOfRoom(u64),
+    OutboxFull(u64),
 }
 
 impl DeliveringChannel {
@@ -187,7 +187,7 @@ impl DeliveringChannel {
         let entry = self.unsettled[at].1.take()?;
         self.unsettled_count -= 1;
         self.drop_leading_tombstones();
-        if self.unsettled.len() > 2 * self.unsettled_count + TOMBSTONES_KEPT {
+        if self.unsettled.len() > 2 * self.unsettled_count + RETAINED_TOMBSTONES {
             self.unsettled.retain(|(_, entry)| entry.is_some());
         }
         self.give_back_memory();
@@ -227,9 +227,9 @@ impl DeliveringChannel {
 
     /// Shrinks after a burst of deliveries was settled. From a quarter full to half full, so that it is rarely done.
     fn give_back_memory(&mut self) {
-        let (len, room) = (self.unsettled.len(), self.unsettled.capacity());
-        if room > UNSETTLED_KEPT && len < room / 4 {
-            self.unsettled.shrink_to(UNSETTLED_KEPT.max(2 * len));
+        let (len, capacity) = (self.unsettled.len(), self.unsettled.capacity());
+        if capacity > RETAINED_CAPACITY && len < capacity / 4 {
+            self.unsettled.shrink_to(RETAINED_CAPACITY.max(2 * len));
         }
     }
 }

@@ -9,7 +9,7 @@ use broker::{
 };
 use transport::Outbox;
 
-use super::inner::{TOMBSTONES_KEPT, UNSETTLED_KEPT};
+use super::inner::{RETAINED_CAPACITY, RETAINED_TOMBSTONES};
 use super::*;
 
 const NOW: Timestamp = Timestamp(1_000_000);
@@ -219,7 +219,7 @@ fn one_delivery_never_settled_does_not_keep_the_others_in_memory() {
     let inner = fixture.deliveries.inner.lock();
     let inner = inner.as_ref().unwrap();
     assert_eq!(inner.unsettled_count, 2);
-    assert!(inner.unsettled.len() <= 2 * 2 + TOMBSTONES_KEPT + 1, "{}", inner.unsettled.len());
+    assert!(inner.unsettled.len() <= 2 * 2 + RETAINED_TOMBSTONES + 1, "{}", inner.unsettled.len());
 }
 
 #[test]
@@ -228,20 +228,20 @@ fn a_burst_of_deliveries_takes_memory_only_until_it_is_settled() {
     for multiple in [true, false] {
         let mut fixture = Fixture::new(AMPLE);
         fixture.consume("c", 0, false);
-        fixture.publish(10 * UNSETTLED_KEPT);
-        assert!(capacity(&fixture) >= 10 * UNSETTLED_KEPT);
+        fixture.publish(10 * RETAINED_CAPACITY);
+        assert!(capacity(&fixture) >= 10 * RETAINED_CAPACITY);
         if multiple {
             assert!(fixture.settle(0, true).is_some());
         } else {
             // The last ones are still unsettled.
-            (10..10 * UNSETTLED_KEPT as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
+            (10..10 * RETAINED_CAPACITY as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
         }
-        assert!(capacity(&fixture) <= 2 * UNSETTLED_KEPT, "{}", capacity(&fixture));
+        assert!(capacity(&fixture) <= 2 * RETAINED_CAPACITY, "{}", capacity(&fixture));
     }
 }
 
 #[test]
-fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_room() {
+fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_capacity() {
     let mut fixture = Fixture::new(200);
     fixture.consume("c", 0, true);
     fixture.publish(100);
@@ -331,7 +331,7 @@ fn channels_of_a_client_that_reads_slowly_take_turns() {
 }
 
 #[test]
-fn who_waits_for_room_is_not_overtaken_by_who_finds_some() {
+fn who_waits_for_capacity_is_not_overtaken_by_who_finds_some() {
     let mut first = Fixture::new(300);
     let mut other = second_channel(&first);
     first.consume("first", 0, true);

@@ -11,7 +11,7 @@ use broker::{Delivery, Queue, Timestamp, Tracer, VirtualHost};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, Rank, work};
 
-use super::super::room::DiskRoom;
+use super::super::publish_gate::PublishGate;
 
 /// Deliveries that wait to be traced.
 #[derive(Default)]
@@ -104,16 +104,16 @@ impl Traces {
 
 impl TracePublisher {
     /// Publishes waiting traces within the turn. If some are left, or more is published than can leave memory,
-    /// `room` pauses the client; does nothing while it is paused. `tracer` creates the connection's tracer.
+    /// `publish_gate` pauses the client; does nothing while it is paused. `tracer` creates the connection's tracer.
     pub(crate) fn publish(
         &mut self,
         traces: &Traces,
-        room: &DiskRoom,
+        publish_gate: &PublishGate,
         now: Timestamp,
         tracer: impl Fn() -> Tracer,
     ) {
         let Some(vhost) = &traces.vhost else { return };
-        if !room.is_there() || (self.tracer.is_none() && traces.is_empty()) {
+        if !publish_gate.is_open() || (self.tracer.is_none() && traces.is_empty()) {
             return;
         }
         let publisher = self.tracer.get_or_insert_with(|| Box::new(tracer()));
@@ -124,9 +124,9 @@ impl TracePublisher {
         }
         let flushed = publisher.flush(now);
         if flushed.unfinished || !traces.is_empty() {
-            room.pause_for_turn();
+            publish_gate.pause_for_turn();
         } else if flushed.full {
-            room.pause(vhost);
+            publish_gate.pause(vhost);
         } else if !vhost.is_traced() {
             self.tracer = None;
         }

@@ -1,19 +1,19 @@
-//! Users about whose operations another authority is asked: what waits for an answer, and what does not.
+//! Users about whose operations another auth backend is asked: what waits for an answer, and what does not.
 
 use super::*;
-use crate::simulated::SimulatedAuthority;
+use crate::simulated::SimulatedAuthzBackend;
 use broker::Verdict;
 
-/// A client whose authority answers each question at once, until the test holds it back.
+/// A client whose auth backend answers each question at once, until the test holds it back.
 struct AskedClient {
-    authority: SimulatedAuthority,
+    authz: SimulatedAuthzBackend,
     client: Conversation,
 }
 
 impl AskedClient {
     fn open(heartbeat: u16) -> Self {
         let broker = Broker::new(BrokerConfig::default());
-        let authority = SimulatedAuthority::of(&broker);
+        let authz = SimulatedAuthzBackend::of(&broker);
         let shared = server_of(broker);
         let mut client = Conversation::connect(&shared);
         let mut handshake = ClientHandshake::new(ClientOffer {
@@ -27,7 +27,7 @@ impl AskedClient {
         while !handshake.is_open() {
             let mut output = Vec::new();
             handshake.poll_output(&mut output);
-            authority.run(|| client.send(&output));
+            authz.run(|| client.send(&output));
             client.go_on();
             handshake.handle_input(&client.outbox.read_all());
             assert!(!matches!(
@@ -35,7 +35,7 @@ impl AskedClient {
                 Some(ClientEvent::Refused(_) | ClientEvent::Failed(_))
             ));
         }
-        let mut asked = Self { authority, client };
+        let mut asked = Self { authz, client };
         asked.call(|out| {
             for number in [1, 2] {
                 frame::write_method(out, number, channel::Open { reserved_1: "" });
@@ -44,30 +44,30 @@ impl AskedClient {
         asked
     }
 
-    /// Sends frames in one read, and returns what comes back until nobody but the authority is waited for.
+    /// Sends frames in one read, and returns what comes back until nobody but the auth backend is waited for.
     fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
         let mut bytes = Vec::new();
         write(&mut bytes);
-        self.authority.run(|| self.client.send(&bytes));
+        self.authz.run(|| self.client.send(&bytes));
         self.received()
     }
 
     fn received(&mut self) -> Vec<String> {
         // One frame after the other may have a question.
         for _ in 0..16 {
-            self.authority.run(|| self.client.go_on());
+            self.authz.run(|| self.client.go_on());
         }
         self.client.received()
     }
 
     fn release(&mut self, verdict: Verdict) -> Vec<String> {
-        self.authority.release(verdict);
+        self.authz.release(verdict);
         self.received()
     }
 }
 
 impl Conversation {
-    /// Does as the driver after a nudge: the session goes on, and is shown the bytes that it has not taken.
+    /// Does as the driver after a nudge: the session continues, and is shown the bytes that it has not taken.
     fn go_on(&mut self) {
         self.connection.handle_nudge(self.now);
         if self.connection.intent() == Intent::Run {
@@ -88,22 +88,22 @@ fn publish_to(out: &mut Vec<u8>, channel: u16, exchange: &str, key: &str) {
 #[test]
 fn frames_of_other_channels_wait_behind_the_question_in_their_order() {
     let mut asked = AskedClient::open(0);
-    asked.authority.hold_back();
+    asked.authz.hold_back();
     let answers = asked.call(|out| {
         declare_on(out, 1, "first");
         declare_on(out, 2, "second");
         declare_on(out, 1, "third");
     });
     assert_eq!(answers, [""; 0]);
-    assert_eq!(asked.authority.asked(), ["configure queue first"]);
+    assert_eq!(asked.authz.asked(), ["configure queue first"]);
     assert_eq!(asked.release(Verdict::Allowed), ["queue.declare-ok"; 3]);
-    assert_eq!(asked.authority.asked(), ["configure queue second", "configure queue third"]);
+    assert_eq!(asked.authz.asked(), ["configure queue second", "configure queue third"]);
 }
 
 #[test]
 fn a_refusal_ends_its_channel_and_what_waits_on_another_one_goes_on() {
     let mut asked = AskedClient::open(0);
-    asked.authority.hold_back();
+    asked.authz.hold_back();
     asked.call(|out| {
         declare_on(out, 1, "first");
         declare_on(out, 2, "second");
@@ -120,11 +120,11 @@ fn a_publish_whose_frames_came_apart_waits_and_is_published_once() {
         declare(out, "q");
         frame::write_method(out, 1, confirm::Select { no_wait: false });
     });
-    asked.authority.hold_back();
+    asked.authz.hold_back();
     let mut bytes = Vec::new();
     publish(&mut bytes, "q", &[7; 9000], false);
     for byte in &bytes {
-        asked.authority.run(|| asked.client.send(std::slice::from_ref(byte)));
+        asked.authz.run(|| asked.client.send(std::slice::from_ref(byte)));
     }
     assert_eq!(asked.received(), [""; 0]);
     assert_eq!(asked.release(Verdict::Allowed), ["basic.ack 1"]);
@@ -137,7 +137,7 @@ fn a_publish_whose_frames_came_apart_waits_and_is_published_once() {
 #[test]
 fn heartbeats_are_sent_while_a_question_is_open() {
     let mut asked = AskedClient::open(10);
-    asked.authority.hold_back();
+    asked.authz.hold_back();
     asked.call(|out| declare(out, "q"));
     asked.client.now += Duration::from_secs(6);
     asked.client.connection.handle_deadline(asked.client.now);
@@ -157,15 +157,15 @@ fn a_consumer_time_out_on_another_channel_leaves_the_question_open() {
         publish(out, "q", b"x", false);
         frame::write_method(out, 2, basic::Consume { queue: "q", ..Default::default() });
     });
-    asked.authority.asked();
-    asked.authority.hold_back();
+    asked.authz.asked();
+    asked.authz.hold_back();
     assert_eq!(asked.call(|out| declare_on(out, 1, "refused")), [""; 0]);
     let closed = asked.client.wait(CONSUMER_TIMEOUT + Duration::from_secs(180));
     assert!(closed[0].starts_with("channel.close PRECONDITION_FAILED"), "{closed:?}");
     // The refusal is that of the operation, which is not asked about once more.
     let answers = asked.release(Verdict::Refused);
     assert!(answers[0].starts_with("channel.close ACCESS_REFUSED"), "{answers:?}");
-    assert_eq!(asked.authority.asked(), ["configure queue refused"]);
+    assert_eq!(asked.authz.asked(), ["configure queue refused"]);
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn a_commit_with_a_refused_message_publishes_none() {
         publish(out, "q", b"x", false);
         publish_to(out, 1, "amq.topic", "news");
     });
-    asked.authority.forget();
-    asked.authority.refuse(&["write topic amq.topic news"]);
+    asked.authz.forget();
+    asked.authz.refuse(&["write topic amq.topic news"]);
     let answers = asked.call(|out| frame::write_method(out, 1, tx::Commit {}));
     assert!(answers[0].starts_with("channel.close ACCESS_REFUSED"), "{answers:?}");
     let got = asked.call(|out| frame::write_method(out, 2, basic::Get { queue: "q", ..Default::default() }));
@@ -194,10 +194,10 @@ fn a_commit_during_which_all_answers_are_forgotten_loses_nothing() {
         publish(out, "q", b"x", false);
         publish_to(out, 1, "amq.topic", "news");
     });
-    asked.authority.forget();
-    asked.authority.hold_back();
+    asked.authz.forget();
+    asked.authz.hold_back();
     assert_eq!(asked.call(|out| frame::write_method(out, 1, tx::Commit {})), [""; 0]);
-    asked.authority.forget();
+    asked.authz.forget();
     assert_eq!(asked.release(Verdict::Allowed), ["tx.commit-ok"]);
     let got = asked.call(|out| frame::write_method(out, 2, basic::Get { queue: "q", ..Default::default() }));
     assert_eq!(got, ["basic.get-ok 0"]);

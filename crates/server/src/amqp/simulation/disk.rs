@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use amqp::properties::{PERSISTENT, Properties};
 use broker::{Store, Timestamp};
 use store::Rounds;
-use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::disk::simulated::{Faults, SimDisk, SimRandom};
 use store::journal::{CommitOutcome, JournalSettings, Lsn};
 use sync::work::Turn;
 
@@ -85,7 +85,7 @@ fn answers_and_confirms_keep_their_order_and_are_never_early() {
 
 /// Random actions of one client, and the answers that it expects.
 struct Run {
-    dice: Dice,
+    random: SimRandom,
     durable: Durable,
     client: Conversation,
     /// Log position that must be on disk before each publish may be confirmed, in order; `None` for transient messages.
@@ -99,15 +99,15 @@ impl Run {
     fn new(seed: u64) -> Self {
         let mut durable = Durable::new(seed, 1 << 20);
         let client = confirming(&mut durable);
-        let dice = Dice::new(seed);
-        Self { dice, durable, client, unconfirmed: VecDeque::new(), confirmed: 0, answers: VecDeque::new() }
+        let random = SimRandom::new(seed);
+        Self { random, durable, client, unconfirmed: VecDeque::new(), confirmed: 0, answers: VecDeque::new() }
     }
 
     fn play(mut self) {
         for _ in 0..60 {
-            match self.dice.below(10) {
+            match self.random.below(10) {
                 0..5 => self.speak(),
-                5 => self.durable.breaks(self.dice.chance(500)),
+                5 => self.durable.breaks(self.random.chance(500)),
                 6..8 => drop(self.durable.rounds.step()),
                 _ => self.nudge(),
             }
@@ -123,8 +123,8 @@ impl Run {
     /// Sends a few requests in one read.
     fn speak(&mut self) {
         let mut bytes = Vec::new();
-        for _ in 0..=self.dice.below(4) {
-            match self.dice.below(8) {
+        for _ in 0..=self.random.below(4) {
+            match self.random.below(8) {
                 0..4 => {
                     publish_persistent(&mut bytes, b"kept");
                     self.unconfirmed.push_back(Some(Lsn(0)));
@@ -134,7 +134,7 @@ impl Run {
                     self.unconfirmed.push_back(None);
                 }
                 5 | 6 => {
-                    declare_durable(&mut bytes, ["r", "s", "t"][self.dice.below(3) as usize]);
+                    declare_durable(&mut bytes, ["r", "s", "t"][self.random.below(3) as usize]);
                     self.answers.push_back("queue.declare-ok");
                 }
                 _ => {
@@ -197,12 +197,12 @@ fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
     let flood = |out: &mut Vec<u8>| (0..5).for_each(|_| publish_persistent(out, &body));
     assert_eq!(publisher.call(flood), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
-    assert!(!durable.store.has_room());
+    assert!(!durable.store.has_capacity());
     assert!(matches!(durable.rounds.step(), CommitOutcome::Failed(_)));
     assert_eq!(publisher.nudged(), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(publisher.call(flood), [""; 0], "held, not taken");
-    // A consumer goes on: messages in the queue are delivered.
+    // A consumer continues: messages in the queue are delivered.
     let get = |out: &mut Vec<u8>| {
         frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
     };
@@ -232,7 +232,7 @@ fn a_message_that_some_of_its_queues_have_reaches_the_others_though_the_journal_
     assert_eq!((fairness::depth(&mut other, 0), fairness::depth(&mut other, QUEUES - 1)), (1, 0));
     durable.breaks(true);
     publisher.call(|out| (0..5).for_each(|_| publish_persistent(out, &[7; 3000])));
-    assert!(!durable.store.has_room());
+    assert!(!durable.store.has_capacity());
     let mut turns = 0;
     while fairness::depth(&mut other, QUEUES - 1) == 0 {
         fairness::turn(&mut wide);

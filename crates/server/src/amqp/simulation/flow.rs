@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amqp::RawTable;
-use broker::{Consumer, ConsumerRoom, ConsumerSpec, Offer, Queue, SessionId};
+use broker::{Consumer, ConsumerCapacity, ConsumerSpec, Offer, Queue, SessionId};
 
 use super::*;
 
@@ -16,8 +16,8 @@ const MAX_PAUSE: Duration = Duration::from_millis(50);
 struct Late(bool);
 
 impl Consumer for Late {
-    fn accept(&self, _: &mut Offer<'_>) -> ConsumerRoom {
-        ConsumerRoom::Full
+    fn accept(&self, _: &mut Offer<'_>) -> ConsumerCapacity {
+        ConsumerCapacity::Full
     }
 
     fn cancelled(&self) {}

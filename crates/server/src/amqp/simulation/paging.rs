@@ -44,7 +44,7 @@ fn backlog() -> (Conversation, Arc<Broker>) {
         }
     });
     page(&broker);
-    assert!(broker.held().paged_messages > MESSAGES as u64 / 2);
+    assert!(broker.paging_status().paged_messages > MESSAGES as u64 / 2);
     (client, broker)
 }
 

@@ -117,7 +117,7 @@ fn replies_wait_for_a_requester_that_reads_slowly() {
             break;
         }
         delivered += methods.iter().filter(|method| *method == "basic.deliver").count();
-        requester.connection.handle_room();
+        requester.connection.handle_capacity();
     }
     assert_eq!(delivered, 3000);
 }

@@ -1,17 +1,17 @@
-//! Users about whose operations another authority is asked.
+//! Users about whose operations another auth backend is asked.
 
 use super::torn::{log_end, torn_at};
 use super::*;
-use crate::simulated::SimulatedAuthority;
+use crate::simulated::SimulatedAuthzBackend;
 
 /// A client that logs in as `alice`, whom the broker's own list does not know, with a session that outlives it.
-fn alice(world: &mut World, authority: &SimulatedAuthority, name: &str) -> (Client, Vec<String>) {
-    comes_in(world, authority, ("alice", name), None)
+fn alice(world: &mut World, authz: &SimulatedAuthzBackend, name: &str) -> (Client, Vec<String>) {
+    comes_in(world, authz, ("alice", name), None)
 }
 
 fn comes_in(
     world: &mut World,
-    authority: &SimulatedAuthority,
+    authz: &SimulatedAuthzBackend,
     (user, name): (&str, &str),
     will: Option<::mqtt::packet::Will<'_>>,
 ) -> (Client, Vec<String>) {
@@ -25,16 +25,16 @@ fn comes_in(
     };
     let mut bytes = Vec::new();
     Packet::Connect(Box::new(connect)).encode(MqttVersion::V311, &mut bytes);
-    authority.run(|| client.connection.handle_input(&bytes, client.now));
-    let answers = settled(&mut client, world, authority);
+    authz.run(|| client.connection.handle_input(&bytes, client.now));
+    let answers = settled(&mut client, world, authz);
     (client, answers)
 }
 
 /// Returns the packets that come until nobody is waited for.
-fn settled(client: &mut Client, world: &mut World, authority: &SimulatedAuthority) -> Vec<String> {
+fn settled(client: &mut Client, world: &mut World, authz: &SimulatedAuthzBackend) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..16 {
-        all.append(&mut authority.run(|| client.received(world)));
+        all.append(&mut authz.run(|| client.received(world)));
     }
     all
 }
@@ -42,11 +42,11 @@ fn settled(client: &mut Client, world: &mut World, authority: &SimulatedAuthorit
 fn send(
     client: &mut Client,
     world: &mut World,
-    authority: &SimulatedAuthority,
+    authz: &SimulatedAuthzBackend,
     packet: Packet<'_>,
 ) -> Vec<String> {
-    let mut all = authority.run(|| client.send(world, packet));
-    all.append(&mut settled(client, world, authority));
+    let mut all = authz.run(|| client.send(world, packet));
+    all.append(&mut settled(client, world, authz));
     all
 }
 
@@ -66,25 +66,25 @@ fn a_message_of_qos_2_that_waits_for_its_permission_goes_to_the_queues_alone_tha
         let mut reader = world.connected(MqttVersion::V311, name, 1);
         reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     }
-    let authority = SimulatedAuthority::of(world.hub.broker());
-    let (mut writer, _) = alice(&mut world, &authority, "writer");
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
+    let (mut writer, _) = alice(&mut world, &authz, "writer");
     let publish = message("t", QoS::ExactlyOnce, 5);
-    let answers = send(&mut writer, &mut world, &authority, Packet::Publish(publish));
+    let answers = send(&mut writer, &mut world, &authz, Packet::Publish(publish));
     assert_eq!(answers, ["pubrec 5 success"]);
     let disk = torn_at(&disk, log_end(&disk) - 1);
     std::mem::forget(writer);
-    drop((world, authority));
+    drop((world, authz));
 
     let mut world = World::on(&disk);
     assert_eq!(counts(&world, ["r1", "r2"]).iter().sum::<u64>(), 1);
-    let authority = SimulatedAuthority::of(world.hub.broker());
-    let (mut writer, answers) = alice(&mut world, &authority, "writer");
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
+    let (mut writer, answers) = alice(&mut world, &authz, "writer");
     assert_eq!(answers, ["connack Success present"]);
-    authority.asked();
+    authz.asked();
     let again = PublishPacket { dup: true, ..publish };
-    let answers = send(&mut writer, &mut world, &authority, Packet::Publish(again));
+    let answers = send(&mut writer, &mut world, &authz, Packet::Publish(again));
     assert_eq!(answers, ["pubrec 5 success"]);
-    assert_eq!(authority.asked(), ["write exchange amq.topic", "write topic amq.topic t"]);
+    assert_eq!(authz.asked(), ["write exchange amq.topic", "write topic amq.topic t"]);
     assert_eq!(counts(&world, ["r1", "r2"]), [1, 1]);
 }
 
@@ -93,7 +93,7 @@ fn a_will_is_asked_about_at_connect_and_published_as_soon_as_its_client_has_gone
     let mut world = World::new();
     let mut reader = world.connected(MqttVersion::V311, "reader", 0);
     reader.subscribe_at(&mut world, "gone", QoS::AtMostOnce);
-    let authority = SimulatedAuthority::of(world.hub.broker());
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
     let will = ::mqtt::packet::Will {
         qos: QoS::AtMostOnce,
         retain: false,
@@ -101,9 +101,9 @@ fn a_will_is_asked_about_at_connect_and_published_as_soon_as_its_client_has_gone
         topic: "gone",
         payload: b"me",
     };
-    let (client, answers) = comes_in(&mut world, &authority, ("alice", "mortal"), Some(will));
+    let (client, answers) = comes_in(&mut world, &authz, ("alice", "mortal"), Some(will));
     assert_eq!(answers, ["connack Success"]);
-    assert_eq!(authority.asked(), ["write exchange amq.topic", "write topic amq.topic gone"]);
+    assert_eq!(authz.asked(), ["write exchange amq.topic", "write topic amq.topic gone"]);
     // Nobody runs tasks here: the will does not wait for one.
     drop(client);
     assert_eq!(reader.received(&mut world), ["publish gone AtMostOnce 0"]);
@@ -119,20 +119,20 @@ fn a_client_returns_to_a_queue_without_a_session() {
         ..broker::QueueDeclare::default()
     };
     vhost.declare_queue(broker::SessionId(0), &queue, broker::Timestamp::default()).unwrap();
-    let authority = SimulatedAuthority::of(world.hub.broker());
-    let (_client, answers) = alice(&mut world, &authority, "me");
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
+    let (_client, answers) = alice(&mut world, &authz, "me");
     assert_eq!(answers, ["connack Success"]);
-    assert_eq!(authority.asked(), ["read queue mqtt-subscription-meqos1"]);
+    assert_eq!(authz.asked(), ["read queue mqtt-subscription-meqos1"]);
 }
 
 #[test]
-fn a_session_stays_its_users_when_another_authority_decides_about_the_rights() {
+fn a_session_stays_its_users_when_another_backend_decides_about_the_rights() {
     let mut world = World::new();
     drop(world.connected(MqttVersion::V311, "me", 60));
-    let authority = SimulatedAuthority::of(world.hub.broker());
-    let (_client, answers) = alice(&mut world, &authority, "me");
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
+    let (_client, answers) = alice(&mut world, &authz, "me");
     assert_eq!(answers, ["connack Server unavailable"], "it is another user");
-    let (_client, answers) = comes_in(&mut world, &authority, ("guest", "me"), None);
+    let (_client, answers) = comes_in(&mut world, &authz, ("guest", "me"), None);
     assert_eq!(answers, ["connack Success present"]);
 }
 
@@ -140,28 +140,28 @@ fn a_session_stays_its_users_when_another_authority_decides_about_the_rights() {
 fn all_subscriptions_of_a_session_are_asked_about_in_one_pass_and_resumed() {
     const FILTERS: usize = 1200;
     let mut world = World::new();
-    let authority = SimulatedAuthority::of(world.hub.broker());
-    let (mut client, _) = alice(&mut world, &authority, "me");
+    let authz = SimulatedAuthzBackend::of(world.hub.broker());
+    let (mut client, _) = alice(&mut world, &authz, "me");
     for number in 0..FILTERS {
         let (filter, mut buffer) = (format!("t/{number}"), Vec::new());
         let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
         let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: &filter, options }]);
         let packet = Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests };
-        authority.run(|| client.send(&mut world, Packet::Subscribe(packet)));
+        authz.run(|| client.send(&mut world, Packet::Subscribe(packet)));
         for _ in 0..6 {
-            authority.run(|| client.look());
+            authz.run(|| client.look());
         }
     }
     drop(client);
-    authority.asked();
-    authority.hold_back();
-    let (mut client, answers) = alice(&mut world, &authority, "me");
+    authz.asked();
+    authz.hold_back();
+    let (mut client, answers) = alice(&mut world, &authz, "me");
     assert_eq!(answers, [""; 0]);
     // The limit is on what the user may ask at once, and not on what a session may need.
-    assert!(authority.asked().len() < 64);
-    authority.release(broker::Verdict::Allowed);
-    let answers = settled(&mut client, &mut world, &authority);
+    assert!(authz.asked().len() < 64);
+    authz.release(broker::Verdict::Allowed);
+    let answers = settled(&mut client, &mut world, &authz);
     assert_eq!(answers, ["connack Success present"]);
-    let topics = authority.asked().iter().filter(|asked| asked.starts_with("read topic")).count();
+    let topics = authz.asked().iter().filter(|asked| asked.starts_with("read topic")).count();
     assert!(topics <= FILTERS, "each is asked about once");
 }

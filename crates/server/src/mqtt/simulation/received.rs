@@ -1,7 +1,7 @@
 //! The table of the states of a received message of QoS 2, checked with random clients and crashes at every point:
 //! between an operation and its round, between the commit of the notes and the write of the log, and within that write.
 
-use store::disk::simulated::Dice;
+use store::disk::simulated::SimRandom;
 
 use super::torn::{log_end, torn_at};
 use super::*;
@@ -76,14 +76,14 @@ impl Life {
     }
 
     /// The process is killed, or the power fails while a round writes the log; and the client comes back.
-    fn crash(mut self, dice: &mut Dice) -> Self {
-        let disk = if dice.chance(300) {
+    fn crash(mut self, random: &mut SimRandom) -> Self {
+        let disk = if random.chance(300) {
             self.disk.kill()
         } else {
             let before = log_end(&self.disk);
             self.world.round();
             let written = log_end(&self.disk).saturating_sub(before) as u64;
-            torn_at(&self.disk, before + dice.below(written + 1) as usize)
+            torn_at(&self.disk, before + random.below(written + 1) as usize)
         };
         drop(self.writer);
         drop(self.world);
@@ -101,14 +101,14 @@ impl Life {
         life
     }
 
-    fn step(mut self, dice: &mut Dice) -> Self {
-        match dice.below(20) {
+    fn step(mut self, random: &mut SimRandom) -> Self {
+        match random.below(20) {
             0..6 if self.in_flight.len() < 3 => self.publish(),
             6..11 => self.look(),
             11..15 => self.world.round(),
             // The notes get to the disk before the log, as they do within a round.
             15..18 => self.world.hub.store().unwrap().catalogue().commit_pending().unwrap(),
-            18.. => return self.crash(dice),
+            18.. => return self.crash(random),
             _ => {}
         }
         self
@@ -123,10 +123,10 @@ fn count(world: &World, reader: &str) -> u64 {
 #[test]
 fn a_message_of_qos_2_reaches_each_queue_once_wherever_crashes_come() {
     for seed in 0..20 {
-        let mut dice = Dice::new(seed);
+        let mut random = SimRandom::new(seed);
         let mut life = Life::new(seed);
         for _ in 0..60 {
-            life = life.step(&mut dice);
+            life = life.step(&mut random);
         }
         for _ in 0..10 {
             life.world.round();

@@ -118,17 +118,17 @@ fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
     let mut world = World::on(&disk);
     let mut brief = world.connected(MqttVersion::V5, "brief", 0);
     brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    let (mut lasting, _) = resumed(&mut world, "lasting", 60);
-    lasting.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    drop((brief, lasting));
+    let (mut persistent, _) = resumed(&mut world, "lasting", 60);
+    persistent.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    drop((brief, persistent));
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 1), ["puback 1 success"]);
     drop((writer, world));
 
     let mut world = World::on(&disk);
-    let (lasting, came) = resumed(&mut world, "lasting", 60);
+    let (persistent, came) = resumed(&mut world, "lasting", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
-    drop(lasting);
+    drop(persistent);
     // An earlier version has not left the queue to the next start.
     let vhost = world.hub.broker().vhost("/").unwrap();
     vhost.delete_queue(broker::SessionId(0), GROUP, false, false).unwrap();
@@ -137,7 +137,7 @@ fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 1), ["puback 1 success"]);
-    let (_lasting, came) = resumed(&mut world, "lasting", 60);
+    let (_persistent, came) = resumed(&mut world, "lasting", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
 }
 
@@ -150,9 +150,9 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     let mut brief = world.connected(MqttVersion::V5, "brief", 0);
     brief.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     brief.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    let (mut lasting, _) = resumed(&mut world, "lasting", 60);
-    lasting.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
-    lasting.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
+    let (mut persistent, _) = resumed(&mut world, "lasting", 60);
+    persistent.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    persistent.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
     // One that an application has declared under such a name.
     let vhost = world.hub.broker().vhost("/").unwrap();
@@ -160,7 +160,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     let declare = broker::QueueDeclare { name, durable: true, ..broker::QueueDeclare::default() };
     vhost.declare_queue(broker::SessionId(0), &declare, broker::Timestamp::default()).unwrap();
     world.round();
-    std::mem::forget((brief, lasting));
+    std::mem::forget((brief, persistent));
     let disk = disk.kill();
     drop(world);
 

@@ -13,16 +13,16 @@ use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::retained::LogClient;
 use super::session::{AdmittedUpstream, UpstreamSession};
+use super::session_takeover::{EarlierConsumer, Watched, Watcher};
 use super::state::{ReadState, StateEvent, StateReading, in_use};
-use super::takeover::{EarlierConsumer, Watched, Watcher};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
 use crate::mqtt::admission::{Admission, Admitting, Entering, write};
-use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use crate::mqtt::message::MessageMapping;
+use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::upstream::open_refusal::OpenRefusal;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
@@ -49,9 +49,9 @@ enum Stage {
     Asking(BackendRequest<Result<OpenedUpstream, LoginError>>),
     /// The client waits for its session.
     Claiming(Box<Claiming>),
-    /// The upstream is asked whether the session's queue is there, or to delete it; the flag tells which.
+    /// The upstream is asked whether the session's queue is there, or to delete it; the flag says which.
     Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
-    /// The state queue is read; the flag tells whether the session's queue was found.
+    /// The state queue is read; the flag says whether the session's queue was found.
     Reading(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
     Over,
 }
@@ -151,7 +151,7 @@ impl UpstreamAdmission {
         if !claiming.log.is_decided(outbox) {
             return false;
         }
-        let Some(kept) = claiming.claim.take_granted() else { return false };
+        let Some(detached_session) = claiming.claim.take_granted() else { return false };
         let Stage::Claiming(mut claiming) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return false;
         };
@@ -171,7 +171,7 @@ impl UpstreamAdmission {
             claiming.uplink.request(BEFORE, QueueRequest::Delete { queue: self.state_queue().into() });
             claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
         }
-        self.stage = Stage::Probing(claiming, kept, wants_session);
+        self.stage = Stage::Probing(claiming, detached_session, wants_session);
         true
     }
 
@@ -221,7 +221,7 @@ impl UpstreamAdmission {
         None
     }
 
-    /// Reads the state queue; `None` while the upstream has not answered. Otherwise tells whether it was there.
+    /// Reads the state queue; `None` while the upstream has not answered. Otherwise returns whether it was there.
     fn read(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
         let name = self.state_queue();
         let Stage::Reading(claiming, _, is_found) = &mut self.stage else { return None };
@@ -266,7 +266,7 @@ impl UpstreamAdmission {
 
     /// Makes the session. The flags tell that its queue, and its state queue, are there.
     fn admit(&mut self, is_found: bool, has_state: bool, entering: &mut Entering<'_>) -> Admitting {
-        let (Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _)) =
+        let (Stage::Probing(claiming, detached_session, _) | Stage::Reading(claiming, detached_session, _)) =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
             return Admitting::Waits;
@@ -274,15 +274,23 @@ impl UpstreamAdmission {
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
         let Entering { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
-        let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
+        let is_there = |detached_session: &DetachedUpstream| {
+            !detached_session.is_over(at) && is_found == detached_session.has_queue
+        };
         let mut session = (is_found || has_state).then(Session::new);
-        match kept {
+        match detached_session {
             // Without what was forgotten, the session is what the upstream has of it. Its will is discarded.
-            Some(kept) if kept.is_forgotten && session.is_some() => drop(kept),
-            Some(kept) if !kept.is_forgotten && engine.wants_session() && is_there(&kept) => {
-                session = Some(kept.session);
+            Some(detached_session) if detached_session.is_forgotten && session.is_some() => {
+                drop(detached_session)
             }
-            Some(kept) => kept.end(),
+            Some(detached_session)
+                if !detached_session.is_forgotten
+                    && engine.wants_session()
+                    && is_there(&detached_session) =>
+            {
+                session = Some(detached_session.session);
+            }
+            Some(detached_session) => detached_session.end(),
             None => {}
         }
         // The state upstream is later than the one that is known here.
@@ -366,8 +374,8 @@ impl Admission for UpstreamAdmission {
         match self.probed(entering) {
             None => {}
             Some(Ok(is_found)) => match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Probing(claiming, kept, true) => {
-                    self.stage = Stage::Reading(claiming, kept, is_found);
+                Stage::Probing(claiming, detached_session, true) => {
+                    self.stage = Stage::Reading(claiming, detached_session, is_found);
                 }
                 stage => {
                     self.stage = stage;
@@ -392,12 +400,14 @@ impl Admission for UpstreamAdmission {
     }
 
     fn leave(&mut self) {
-        let (claiming, kept) = match std::mem::replace(&mut self.stage, Stage::Over) {
+        let (claiming, detached_session) = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Claiming(claiming) => {
-                let kept = claiming.claim.take_granted().flatten();
-                (claiming, kept)
+                let detached_session = claiming.claim.take_granted().flatten();
+                (claiming, detached_session)
             }
-            Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _) => (claiming, kept),
+            Stage::Probing(claiming, detached_session, _) | Stage::Reading(claiming, detached_session, _) => {
+                (claiming, detached_session)
+            }
             Stage::Asking(_) | Stage::Over => return,
         };
         let Claiming { claim, mut uplink, watched, .. } = *claiming;
@@ -410,7 +420,7 @@ impl Admission for UpstreamAdmission {
             uplink,
             deletes: Vec::new(),
             leaves: Vec::new(),
-            left: kept,
+            left: detached_session,
             will: None,
             watched,
         }

@@ -12,7 +12,7 @@ const MAX_BYTES: usize = 64 << 20;
 /// Bytes of a delayed will beside topic, payload and properties: its task, and the client's connection upstream that it keeps.
 const WILL: usize = 4 << 10;
 
-/// Counts delayed wills, and tells them when the server shuts down.
+/// Counts delayed wills, and notifies them when the server shuts down.
 #[derive(Debug)]
 pub(super) struct DelayedWills {
     bytes: Mutex<WillTotals, { Rank::Leaf as u8 }>,

@@ -50,8 +50,8 @@ impl UpstreamSession {
     fn deliver_live(&mut self, engine: &mut Engine) {
         while self.is_open() && !work::is_turn_over() {
             // A message that waits for the window holds up those behind it.
-            let has_room = self.outbox.has_room() && (engine.room() > 0 || !self.live.holds());
-            match self.live.take(has_room) {
+            let has_capacity = self.outbox.has_capacity() && (engine.free_window() > 0 || !self.live.holds());
+            match self.live.take(has_capacity) {
                 None => return,
                 Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
                 Some(LiveEvent::Message(message)) => {
@@ -80,13 +80,13 @@ impl UpstreamSession {
         let class = if self.uses_queue() { Class::Qos0 } else { Class::Qos1 };
         let verdict = match self.match_topic(&outgoing, class) {
             Match::Send(verdict) => verdict,
-            Match::Drop if self.ways.is_lingering(&outgoing.topic) => {
-                self.ways.defer(shared, self.at);
+            Match::Drop if self.paths.is_lingering(&outgoing.topic) => {
+                self.paths.defer(shared, self.at);
                 return true;
             }
             Match::Drop | Match::None => return true,
         };
-        if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.room() == 0 {
+        if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.free_window() == 0 {
             return false;
         }
         if outgoing.retain {
@@ -102,9 +102,9 @@ impl UpstreamSession {
 
     /// Sends live messages whose copies in the session's queue have not come.
     fn deliver_deferred(&mut self, engine: &mut Engine) {
-        while self.outbox.has_room()
+        while self.outbox.has_capacity()
             && !work::is_turn_over()
-            && let Some(shared) = self.ways.next_deferred(self.at)
+            && let Some(shared) = self.paths.next_deferred(self.at)
         {
             work::charge(MESSAGE, 1);
             let Ok(properties) = Properties::decode(&shared.properties) else { continue };
@@ -123,7 +123,11 @@ impl UpstreamSession {
     /// Sends messages of the session's queue. Returns whether some are to be acknowledged upstream.
     fn deliver_queued(&mut self, engine: &mut Engine) -> bool {
         let mut is_settled = false;
-        while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
+        while self.is_open()
+            && engine.free_window() > 0
+            && self.outbox.has_capacity()
+            && !work::is_turn_over()
+        {
             let Some(message) = self.uplink.consumer().take() else { break };
             let delivery_tag = message.delivery_tag;
             if !self.send_queued(message, engine) {
@@ -138,7 +142,7 @@ impl UpstreamSession {
     fn send_queued(&mut self, queued: QueuedMessage, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
-        self.ways.came(&routing_key, &properties, &body);
+        self.paths.came(&routing_key, &properties, &body);
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {
@@ -159,7 +163,11 @@ impl UpstreamSession {
     /// Sends messages of shared subscriptions. Returns whether some are to be acknowledged upstream.
     fn deliver_shared(&mut self, engine: &mut Engine) -> bool {
         let mut is_settled = false;
-        while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
+        while self.is_open()
+            && engine.free_window() > 0
+            && self.outbox.has_capacity()
+            && !work::is_turn_over()
+        {
             let Some((consumer, message)) = self.uplink.take_shared() else { break };
             let delivery_tag = message.delivery_tag;
             let Some(verdict) = self.groups.get().and_then(|groups| groups.verdict(consumer)) else {
@@ -227,7 +235,7 @@ impl UpstreamSession {
         addressed.into_message(verdict, engine.version().is_5())
     }
 
-    /// The time until a message expires: RabbitMQ tells when it was published, if it is a message of its release 4.
+    /// The time until a message expires: RabbitMQ reports when it was published, if it is a message of its release 4.
     fn time_left(&self, properties: &Properties<'_>) -> Option<Duration> {
         let expiration: u64 = properties.expiration?.parse().ok()?;
         let published = properties.timestamp.filter(|_| self.mapping.form != StoredForm::Headers);
@@ -250,6 +258,6 @@ impl UpstreamSession {
                 engine.deliver(message, tag, &mut Out(buf)).map(drop)
             }
         });
-        sent.unwrap_or(Err(Undeliverable::NoRoom))
+        sent.unwrap_or(Err(Undeliverable::NoCapacity))
     }
 }

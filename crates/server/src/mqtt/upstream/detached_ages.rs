@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use mqtt::session::Session;
 
-use crate::mqtt::claims::Owner;
+use crate::mqtt::session_ownership::Owner;
 
 /// Bytes of all detached sessions together: those of 200,000 clients with a subscription each.
 const MAX_BYTES: usize = 128 << 20;
@@ -74,7 +74,7 @@ impl DetachedAges {
         self.by_age.values().next().filter(|_| self.bytes > self.max_bytes)
     }
 
-    /// The next sessions behind one, oldest first, with the numbers to go on from.
+    /// The next sessions behind one, oldest first, with the numbers to continue from.
     pub(super) fn after(&self, number: u64) -> impl Iterator<Item = (u64, &Arc<Owner>)> {
         self.by_age.range((Bound::Excluded(number), Bound::Unbounded)).map(|(number, owner)| (*number, owner))
     }

@@ -14,11 +14,11 @@ use super::delayed_wills::{UnfinishedWork, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient};
-use super::takeover::Watched;
+use super::session_takeover::Watched;
 use super::uplink::{Uplink, UplinkEvent};
-use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::Then;
+use crate::mqtt::session_ownership::Owner;
 
 /// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it,
 /// and one that meets an upstream without answers is not to wait for longer than for its own login. As long again for records

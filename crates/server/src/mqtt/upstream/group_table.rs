@@ -132,8 +132,9 @@ mod tests {
         drop(first);
         let mut all = table.status();
         all.sort_unstable_by(|one, other| one.vhost.cmp(&other.vhost));
-        let told: Vec<_> = all.iter().map(|group| (&*group.vhost, group.members, group.delivered)).collect();
-        assert_eq!(told, [("/", 1, 2), ("there", 1, 0)]);
+        let reported: Vec<_> =
+            all.iter().map(|group| (&*group.vhost, group.members, group.delivered)).collect();
+        assert_eq!(reported, [("/", 1, 2), ("there", 1, 0)]);
         assert_eq!(table.totals(), GroupTotals { groups: 2, members: 2, delivered: 2 });
         drop((second, other));
         assert_eq!(table.status(), []);

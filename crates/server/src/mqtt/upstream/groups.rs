@@ -373,7 +373,7 @@ impl UpstreamSession {
         self.outbox.nudge();
     }
 
-    /// The session goes on with a group.
+    /// The session continues with a group.
     pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription, engine: &Engine) {
         if let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) {
             self.join(&name, &key, filter, subscription);
@@ -386,7 +386,7 @@ impl UpstreamSession {
 
 impl Groups {
     /// The connection has ended: the requests that follow each consumer, and those of groups without one. Groups are left
-    /// unless the session goes on. `marked` is the session's queue, which may mark them.
+    /// unless the session continues. `marked` is the session's queue, which may mark them.
     pub(super) fn ends(
         self,
         is_left: bool,

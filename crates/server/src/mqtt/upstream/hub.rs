@@ -14,15 +14,15 @@ use super::delayed_wills::{DelayedWills, WillTotals};
 use super::detached_ages::{DetachedAge, DetachedAges};
 use super::group_table::{GroupTable, GroupTotals};
 use super::retained::RetainedLogs;
+use super::session_takeover::{TakenBy, Takeovers};
 use super::shown::{DetachedMqttSession, SESSIONS_AT_ONCE};
 use super::state::MAX_RECEIVED;
-use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
-use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder, SessionUser};
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::ForeignSession;
 use crate::mqtt::missing_exchange::MissingExchange;
+use crate::mqtt::session_ownership::{Claim, Claims, Detached, Owner, SessionHolder, SessionUser};
 use crate::upstream::client::misses_exchange;
 
 /// A connection's claim to a session upstream.
@@ -82,7 +82,7 @@ pub(super) struct DetachedUpstream {
     pub(super) session: Session,
     /// Whether it has a queue upstream: a session without one is known here alone.
     pub(super) has_queue: bool,
-    /// Seconds that it outlives its connection; `u32::MAX` for ever.
+    /// Seconds that it outlives its connection; `u32::MAX` forever.
     pub(super) expiry: u32,
     /// When the connection ended.
     pub(super) since: Timestamp,
@@ -183,11 +183,11 @@ impl UpstreamHub {
     pub(super) fn settings(
         &self,
         compatibility: Compatibility,
-        is_lasting: bool,
+        is_persistent: bool,
         retains: bool,
     ) -> &Arc<MqttSettings> {
         let of_release = &self.settings[usize::from(compatibility == Compatibility::V4)];
-        &of_release[usize::from(is_lasting)][usize::from(retains)]
+        &of_release[usize::from(is_persistent)][usize::from(retains)]
     }
 
     /// The longest time that a session outlives its connection, in milliseconds, as far as RabbitMQ takes it for a queue.
@@ -211,9 +211,9 @@ impl UpstreamHub {
 
     /// The client of a detached session has connected to another server: what is known of the session here is of the past.
     pub(super) fn forget(&self, owner: &Owner, user: &str, by: TakenBy) {
-        let kept = self.sessions.lock().take(owner, user);
-        if let Some(kept) = kept {
-            kept.taken(by);
+        let detached_session = self.sessions.lock().take(owner, user);
+        if let Some(detached_session) = detached_session {
+            detached_session.taken(by);
         }
     }
 
@@ -245,7 +245,7 @@ impl UpstreamHub {
         let expired: Vec<_> = std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED).collect();
         forgotten.extend(std::iter::from_fn(|| sessions.take_excess()));
         drop(sessions);
-        expired.into_iter().for_each(|kept| kept.end());
+        expired.into_iter().for_each(|detached_session| detached_session.end());
         // Freed without the lock.
         drop(forgotten);
     }
@@ -253,7 +253,9 @@ impl UpstreamHub {
     /// The delay of a client's will has passed: nothing is kept of a session that is forgotten.
     pub(super) fn will_is_due(&self, owner: &Owner) {
         let mut sessions = self.sessions.lock();
-        let is_of_no_use = |kept: &mut DetachedUpstream| kept.is_forgotten && !kept.has_will();
+        let is_of_no_use = |detached_session: &mut DetachedUpstream| {
+            detached_session.is_forgotten && !detached_session.has_will()
+        };
         if sessions.claims.detached(owner).is_some_and(is_of_no_use) {
             sessions.forget(owner);
         }
@@ -268,8 +270,10 @@ impl UpstreamHub {
             let before = last;
             for (number, owner) in ages.after(last).take(SESSIONS_AT_ONCE) {
                 last = number;
-                let kept = claims.detached(owner);
-                all.extend(kept.map(|kept| DetachedMqttSession::of(owner, kept)));
+                let detached_session = claims.detached(owner);
+                all.extend(
+                    detached_session.map(|detached_session| DetachedMqttSession::of(owner, detached_session)),
+                );
             }
             if last == before {
                 return all;
@@ -301,47 +305,51 @@ impl UpstreamSessions {
     /// A session may have become a detached one. Returns it if it is too large to be known here.
     fn detach(&mut self, owner: &Arc<Owner>) -> Option<Session> {
         let Self { claims, ages } = self;
-        let kept = claims.detached(owner).filter(|kept| kept.age.is_none())?;
-        if !kept.is_forgotten {
-            kept.age = ages.add(owner, &kept.session);
+        let detached_session =
+            claims.detached(owner).filter(|detached_session| detached_session.age.is_none())?;
+        if !detached_session.is_forgotten {
+            detached_session.age = ages.add(owner, &detached_session.session);
         }
-        kept.age.is_none().then(|| self.forget(owner)).flatten()
+        detached_session.age.is_none().then(|| self.forget(owner)).flatten()
     }
 
     /// Forgets a detached session, except for its will.
     fn forget(&mut self, owner: &Owner) -> Option<Session> {
-        let kept = self.claims.detached(owner)?;
-        if !kept.has_will() {
-            let user = kept.user.clone();
-            return self.take(owner, &user).map(|kept| kept.session);
+        let detached_session = self.claims.detached(owner)?;
+        if !detached_session.has_will() {
+            let user = detached_session.user.clone();
+            return self.take(owner, &user).map(|detached_session| detached_session.session);
         }
-        kept.is_forgotten = true;
-        let (session, age) = (std::mem::replace(&mut kept.session, Session::new()), kept.age.take());
+        detached_session.is_forgotten = true;
+        let (session, age) =
+            (std::mem::replace(&mut detached_session.session, Session::new()), detached_session.age.take());
         age.into_iter().for_each(|age| self.ages.remove(age));
         Some(session)
     }
 
     /// A session is about to be granted, if it is detached.
     fn leaves(&mut self, owner: &Owner) {
-        if let Some(age) = self.claims.detached(owner).and_then(|kept| kept.age.take()) {
+        if let Some(age) =
+            self.claims.detached(owner).and_then(|detached_session| detached_session.age.take())
+        {
             self.ages.remove(age);
         }
     }
 
     fn take(&mut self, owner: &Owner, user: &str) -> Option<Box<DetachedUpstream>> {
-        let kept = self.claims.take_detached(owner, &SessionUser::named(user))?;
-        if let Some(age) = kept.age {
+        let detached_session = self.claims.take_detached(owner, &SessionUser::named(user))?;
+        if let Some(age) = detached_session.age {
             self.ages.remove(age);
         }
-        Some(kept)
+        Some(detached_session)
     }
 
     fn take_due(&mut self, now: Timestamp) -> Option<Box<DetachedUpstream>> {
-        let (_, kept) = self.claims.take_due(now)?;
-        if let Some(age) = kept.age {
+        let (_, detached_session) = self.claims.take_due(now)?;
+        if let Some(age) = detached_session.age {
             self.ages.remove(age);
         }
-        Some(kept)
+        Some(detached_session)
     }
 
     /// Forgets the oldest session if there are too many.
@@ -382,7 +390,7 @@ mod tests {
         assert!(first.take_granted().unwrap().is_none());
         let (will, mut published) = oneshot::channel();
         let since = hub.clock.timestamp(Instant::now());
-        let kept = |expiry, will| {
+        let detached_session = |expiry, will| {
             let (user, session) = ("me".into(), Session::new());
             Some(Box::new(DetachedUpstream {
                 user,
@@ -395,12 +403,15 @@ mod tests {
                 is_forgotten: false,
             }))
         };
-        hub.release(&mine, &first, kept(60, Some(will)));
-        let told: Vec<_> = hub.detached().iter().map(|each| (each.client_id.clone(), each.expiry)).collect();
-        assert_eq!(told, [("mine".to_owned(), 60)]);
+        hub.release(&mine, &first, detached_session(60, Some(will)));
+        let reported: Vec<_> =
+            hub.detached().iter().map(|each| (each.client_id.clone(), each.expiry)).collect();
+        assert_eq!(reported, [("mine".to_owned(), 60)]);
         assert!(claim(&hub, &mine, "you").is_none());
         let second = claim(&hub, &mine, "me").unwrap();
-        assert!(second.take_granted().flatten().is_some_and(|kept| !kept.is_over(since)));
+        assert!(
+            second.take_granted().flatten().is_some_and(|detached_session| !detached_session.is_over(since))
+        );
         assert_eq!(hub.detached(), [], "its client is connected");
         assert!(
             published.try_recv() == Err(oneshot::error::TryRecvError::Closed),
@@ -408,7 +419,7 @@ mod tests {
         );
         // Time zero has passed.
         let (will, mut published) = oneshot::channel();
-        hub.release(&mine, &second, kept(0, Some(will)));
+        hub.release(&mine, &second, detached_session(0, Some(will)));
         let others = claim(&hub, &other, "you").unwrap();
         hub.release(&other, &others, None);
         assert_eq!(published.try_recv(), Ok(()));
@@ -424,7 +435,7 @@ mod tests {
             let owner = Arc::new(Owner { vhost: "/".into(), client_id: number.to_string().into() });
             let claim = claim(&hub, &owner, "me").unwrap();
             claim.take_granted();
-            let kept = DetachedUpstream {
+            let detached_session = DetachedUpstream {
                 user: "me".into(),
                 session: Session::new(),
                 has_queue: true,
@@ -434,7 +445,7 @@ mod tests {
                 age: None,
                 is_forgotten: false,
             };
-            hub.release(&owner, &claim, Some(Box::new(kept)));
+            hub.release(&owner, &claim, Some(Box::new(detached_session)));
         }
         let listed: Vec<_> = hub.detached().into_iter().map(|each| each.client_id).collect();
         assert_eq!(listed, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
@@ -453,7 +464,7 @@ mod tests {
         let claim = claim(hub, &owner, "me").unwrap();
         claim.take_granted();
         let (will, published) = oneshot::channel();
-        let kept = DetachedUpstream {
+        let detached_session = DetachedUpstream {
             user: "me".into(),
             session: Session::new(),
             has_queue: true,
@@ -463,12 +474,12 @@ mod tests {
             age: None,
             is_forgotten: false,
         };
-        hub.release(&owner, &claim, Some(Box::new(kept)));
+        hub.release(&owner, &claim, Some(Box::new(detached_session)));
         (owner, published)
     }
 
     #[test]
-    fn the_will_of_a_session_that_is_forgotten_for_lack_of_room_waits_on() {
+    fn the_will_of_a_session_that_is_forgotten_for_lack_of_capacity_waits_on() {
         let waits = Err(oneshot::error::TryRecvError::Empty);
         let discarded = Err(oneshot::error::TryRecvError::Closed);
         for (by, fate) in [(TakenBy::Resuming, discarded), (TakenBy::Clean, Ok(()))] {
@@ -485,10 +496,10 @@ mod tests {
         let (first, mut will) = leave(&hub, "first", 60);
         leave(&hub, "second", 60);
         let back = claim(&hub, &first, "me").unwrap();
-        let kept = back.take_granted().flatten().unwrap();
-        assert!(kept.is_forgotten && will.try_recv() == waits);
+        let detached_session = back.take_granted().flatten().unwrap();
+        assert!(detached_session.is_forgotten && will.try_recv() == waits);
         // It goes before it is admitted, and its will's time comes then.
-        hub.release(&first, &back, Some(kept));
+        hub.release(&first, &back, Some(detached_session));
         assert_eq!((hub.detached().len(), will.try_recv()), (1, waits));
         drop(will);
         hub.will_is_due(&first);
@@ -501,11 +512,11 @@ mod tests {
         let (first, will) = leave(&hub, "first", 60);
         leave(&hub, "second", 60);
         let back = claim(&hub, &first, "me").unwrap();
-        let kept = back.take_granted().flatten();
+        let detached_session = back.take_granted().flatten();
         // Its time comes while the client is about to be admitted.
         drop(will);
         hub.will_is_due(&first);
-        hub.release(&first, &back, kept);
+        hub.release(&first, &back, detached_session);
         assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
         // Of no seconds.
         let (_third, mut will) = leave(&hub, "third", 0);

@@ -34,7 +34,7 @@ pub(super) struct LiveFilters {
     /// Answers that are due.
     answers: VecDeque<(u64, Result<(), Fault>)>,
     /// A message that the client had no window for.
-    held: Option<Arc<SharedMessage>>,
+    deferred: Option<Arc<SharedMessage>>,
 }
 
 struct SharedPart {
@@ -70,14 +70,14 @@ impl LiveFilters {
     /// Without subscriptions. Above [`MqttConfig::queue_max`] bytes of waiting messages, those of QoS 0 are dropped, the oldest
     /// first; if there are none, the client is to be closed. `form` is that of the upstream's messages.
     pub(super) fn new(login: SharedLogin, config: &MqttConfig, form: StoredForm) -> Self {
-        let (shared, keys, asked, answers, held) = Default::default();
+        let (shared, keys, asked, answers, deferred) = Default::default();
         let bytes = usize::try_from(config.queue_max).unwrap_or(usize::MAX);
         let (limits, exchange) = (InboxLimits { messages: usize::MAX, bytes }, Arc::clone(&config.exchange));
         let is_droppable: IsDroppable = match form {
             StoredForm::Headers => |message| is_qos0(message, StoredForm::Headers),
             _ => |message| is_qos0(message, StoredForm::AnnotationHeader),
         };
-        Self { login, exchange, limits, is_droppable, shared, keys, asked, answers, held }
+        Self { login, exchange, limits, is_droppable, shared, keys, asked, answers, deferred }
     }
 
     /// Sets whether messages of QoS 1 and 2 are to be sent as such to the subscription with a binding key.
@@ -121,7 +121,7 @@ impl LiveFilters {
     }
 
     /// The next event. Without room for a message, messages wait.
-    pub(super) fn take(&mut self, has_room: bool) -> Option<LiveEvent> {
+    pub(super) fn take(&mut self, has_capacity: bool) -> Option<LiveEvent> {
         loop {
             if let Some((number, answer)) = self.answers.pop_front() {
                 if self.answers.is_empty() {
@@ -129,10 +129,10 @@ impl LiveFilters {
                 }
                 return Some(LiveEvent::Answered(number, answer));
             }
-            if has_room && let Some(message) = self.held.take() {
+            if has_capacity && let Some(message) = self.deferred.take() {
                 return Some(LiveEvent::Message(message));
             }
-            let event = self.shared.as_ref()?.inbox.take(has_room && self.held.is_none())?;
+            let event = self.shared.as_ref()?.inbox.take(has_capacity && self.deferred.is_none())?;
             match event {
                 SharedEvent::Subscribed(number) => self.answered(number, Ok(())),
                 SharedEvent::Refused(number, fault) => {
@@ -150,17 +150,17 @@ impl LiveFilters {
 
     /// Returns a message for which there was no window.
     pub(super) fn hold(&mut self, message: Arc<SharedMessage>) {
-        self.held = Some(message);
+        self.deferred = Some(message);
     }
 
     /// Whether a message waits for a window.
     pub(super) fn holds(&self) -> bool {
-        self.held.is_some()
+        self.deferred.is_some()
     }
 
     /// Whether the client may be read.
-    pub(super) fn has_room(&self) -> bool {
-        self.shared.as_ref().is_none_or(|part| part.subscriber.has_room())
+    pub(super) fn has_capacity(&self) -> bool {
+        self.shared.as_ref().is_none_or(|part| part.subscriber.has_capacity())
     }
 
     /// The subscription with this number is refused. Returns whether it has been granted before, and the client still wants it.

@@ -2,13 +2,13 @@
 //!
 //! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
 //! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they
-//!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
+//!   are answered; [`delivering`]: messages for the client, and [`delivery_paths`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers;
 //!   [`group_table`]: all groups with members here.
 //! - [`state`]: what of a session that lasts is kept upstream beside its messages.
-//! - [`takeover`]: a client's connections to other servers are closed when it connects here.
+//! - [`session_takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`retained`]: retained messages, which all servers in front of the upstream share.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
@@ -25,6 +25,7 @@
 mod admission;
 mod delayed_wills;
 mod delivering;
+mod delivery_paths;
 mod detached_ages;
 mod farewell;
 mod group_consumers;
@@ -38,17 +39,16 @@ mod queue_consumer;
 mod queue_requests;
 mod retained;
 mod session;
+mod session_takeover;
 mod shown;
 #[cfg(test)]
 mod simulation;
 mod state;
 mod subscribing;
-mod takeover;
 #[cfg(test)]
 mod tests;
 mod unacked;
 mod uplink;
-mod ways;
 
 pub(super) use admission::UpstreamAdmission;
 pub use group_table::GroupStatus;

@@ -125,7 +125,7 @@ impl PendingSubscribes {
     }
 
     /// Whether the client may be read.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         self.packets.len() < MAX_PACKETS && !self.has_entries()
     }
 
@@ -277,7 +277,7 @@ impl PendingSubscribes {
         let packet = self.packets.get_mut(usize::try_from(number_of - self.answered).ok()?)?;
         packet.waiting -= 1;
         let reason = &mut packet.reasons[entry];
-        // The first of several requests tells why.
+        // The first of several requests says why.
         if !reason.is_error() {
             *reason = refused.unwrap_or(*reason);
         }
@@ -346,15 +346,15 @@ mod tests {
         pending.push(2, PendingEntries::Unsubscribe(vec!["x".into(), "y".into()].into_iter()));
         assert!(pending.next_entry().is_some());
         pending.resolve(ReasonCode::Success, &[], None);
-        assert!(!pending.has_room() && pending.next_entry().is_some());
+        assert!(!pending.has_capacity() && pending.next_entry().is_some());
         pending.resolve(ReasonCode::NoSubscriptionExisted, &[], None);
-        assert!(pending.next_entry().is_none() && pending.has_room() && !pending.is_due());
+        assert!(pending.next_entry().is_none() && pending.has_capacity() && !pending.is_due());
         assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted { .. })));
         assert!(pending.is_due());
         let both = vec![ReasonCode::Success, ReasonCode::NoSubscriptionExisted];
         assert_eq!(answers(&mut pending), [(1, vec![ReasonCode::Success]), (2, both)]);
         assert!(pending.is_empty());
-        // The numbers of packets go on.
+        // The numbers of packets continue.
         let next = subscribe(&mut pending, 3, None);
         pending.answered(next, Some(NO));
         assert_eq!(answers(&mut pending), [(3, vec![NO])]);
@@ -391,7 +391,7 @@ mod tests {
             pending.resolve(ReasonCode::Success, &numbers[numbers.len() - 1..], None);
         }
         assert_eq!(numbers.len(), MAX_WAITING);
-        assert!(pending.has_entries() && !pending.has_room());
+        assert!(pending.has_entries() && !pending.has_capacity());
         pending.answered(numbers[0], None);
         assert!(pending.next_entry().is_some());
     }

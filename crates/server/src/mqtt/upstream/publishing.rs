@@ -235,7 +235,7 @@ impl PublishingChannel {
                 Some(PublishedMessage::Plain(packet_id)) => {
                     answer(PublishAnswer::Client(verdict_on(packet_id, is_acked)));
                 }
-                // A client whose message is published must not be told to send it again.
+                // A client whose message is published must not be asked to send it again.
                 Some(PublishedMessage::RecordOf(packet_id)) => {
                     let is_published = !std::mem::take(is_refused);
                     if is_published && !is_acked {

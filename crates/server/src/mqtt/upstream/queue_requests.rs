@@ -158,7 +158,7 @@ impl QueueRequests {
             RequestChannel::Open => {}
             RequestChannel::Closed | RequestChannel::Closing => return,
         }
-        while self.sent < self.waiting.len() && client.has_room() && !self.is_deciding() {
+        while self.sent < self.waiting.len() && client.has_capacity() && !self.is_deciding() {
             let may_be_quorum = self.queue_type == QueueKind::Quorum || self.has_found_other;
             let (_, request) = &mut self.waiting[self.sent];
             if let QueueRequest::DeleteUnused { queue } = request

@@ -17,6 +17,7 @@ use sync::work;
 use tokio::sync::oneshot;
 use transport::Outbox;
 
+use super::delivery_paths::DeliveryPaths;
 use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
 use super::groups::Groups;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
@@ -25,19 +26,18 @@ use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
 use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient, RetainedSession};
+use super::session_takeover::{TakenBy, Watched};
 use super::state::{OutboundPublish, StateQueue, StateWork};
-use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
-use super::ways::Ways;
 use crate::backend::Backend;
-use crate::mqtt::claims::Owner;
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::session::{
-    ClientIdentity, Dismissal, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
 };
+use crate::mqtt::session_ownership::Owner;
 use crate::mqtt::subscriptions::Subscriptions;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
@@ -60,7 +60,7 @@ pub(super) struct UpstreamSession {
     pub(super) subscriptions: Subscriptions,
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
-    pub(super) ways: Ways,
+    pub(super) paths: DeliveryPaths,
     /// Its shared subscriptions.
     pub(super) groups: OnDemand<Groups>,
     /// The work for the state queue that is under way.
@@ -88,7 +88,7 @@ enum ConnectionEnd {
     None,
     /// At this time, because a queue of the session was deleted, unless another connection is the reason.
     Bereft(Instant),
-    Due(Dismissal),
+    Due(CloseReason),
 }
 
 /// The queue of a session.
@@ -170,7 +170,7 @@ impl UpstreamSession {
             live: LiveFilters::new(shared_login, &hub.config, admitted.mapping.form),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
-            ways: Ways::default(),
+            paths: DeliveryPaths::default(),
             groups: OnDemand::default(),
             work: StateWork::default(),
             retained: RetainedSession::new(log),
@@ -201,7 +201,7 @@ impl UpstreamSession {
         &self.user
     }
 
-    /// Whether the connection goes on.
+    /// Whether the connection continues.
     pub(super) fn is_open(&self) -> bool {
         !matches!(self.end, ConnectionEnd::Due(_))
     }
@@ -221,7 +221,7 @@ impl UpstreamSession {
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
         if self.is_open() {
             tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
-            self.end = ConnectionEnd::Due(Dismissal::new(reason, why.text.clone()));
+            self.end = ConnectionEnd::Due(CloseReason::new(reason, why.text.clone()));
             self.outbox.nudge();
         }
     }
@@ -413,18 +413,18 @@ impl MqttSession for UpstreamSession {
 
     fn has_deliverable(&self, engine: &Engine) -> bool {
         let is_due = !self.answers.is_empty() || self.pending.is_due();
-        let has_messages = engine.room() > 0
+        let has_messages = engine.free_window() > 0
             && (self.uplink.has_messages() || self.live.holds() || self.retained.has_messages());
         self.is_open() && (is_due || has_messages) && !work::is_turn_over()
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         self.is_open()
-            && self.uplink.has_room()
-            && self.live.has_room()
-            && self.pending.has_room()
-            && self.work.has_room()
-            && self.retained.has_room()
+            && self.uplink.has_capacity()
+            && self.live.has_capacity()
+            && self.pending.has_capacity()
+            && self.work.has_capacity()
+            && self.retained.has_capacity()
     }
 
     fn is_settled(&self) -> bool {
@@ -435,18 +435,18 @@ impl MqttSession for UpstreamSession {
                 && self.answers.is_empty())
     }
 
-    fn handle_nudge(&mut self) -> Option<Dismissal> {
+    fn handle_nudge(&mut self) -> Option<CloseReason> {
         if self.claim.is_superseded() {
-            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
+            return Some(CloseReason::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
         if let ConnectionEnd::Due(end) = &self.end { Some(end.clone()) } else { None }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         // Without room, nothing is sent by then.
-        let ways = self.ways.next_deadline().filter(|_| self.outbox.has_room());
+        let paths = self.paths.next_deadline().filter(|_| self.outbox.has_capacity());
         let bereft = if let ConnectionEnd::Bereft(at) = self.end { Some(at) } else { None };
-        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), ways, bereft];
+        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), paths, bereft];
         deadlines.into_iter().flatten().min()
     }
 
@@ -545,7 +545,7 @@ pub(super) const MIN_EXPIRES: u64 = 60_000;
 /// The longest one that RabbitMQ takes.
 const MAX_EXPIRES: u64 = u32::MAX as u64;
 
-/// How long the connection of a client whose queue was deleted goes on: meanwhile it may turn out that another server has it.
+/// How long the connection of a client whose queue was deleted continues: meanwhile it may turn out that another server has it.
 pub(super) const ANNOUNCEMENT_TIME: Duration = Duration::from_secs(1);
 
 /// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.

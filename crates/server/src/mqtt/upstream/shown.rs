@@ -5,7 +5,7 @@ use broker::Timestamp;
 use super::group_table::GroupStatus;
 use super::hub::{DetachedUpstream, UpstreamHub};
 use super::retained::RetainedStatus;
-use crate::mqtt::claims::Owner;
+use crate::mqtt::session_ownership::Owner;
 
 /// Detached sessions that are looked at before the lock of all sessions is released: some tens of microseconds.
 pub(super) const SESSIONS_AT_ONCE: usize = 128;
@@ -21,21 +21,21 @@ pub struct DetachedMqttSession {
     pub vhost: String,
     /// Number of its subscriptions.
     pub subscriptions: usize,
-    /// Seconds that it outlives its connection; `u32::MAX` for ever.
+    /// Seconds that it outlives its connection; `u32::MAX` forever.
     pub expiry: u32,
     /// When the connection ended.
     pub since: Timestamp,
 }
 
 impl DetachedMqttSession {
-    pub(super) fn of(owner: &Owner, kept: &DetachedUpstream) -> Self {
+    pub(super) fn of(owner: &Owner, detached_session: &DetachedUpstream) -> Self {
         Self {
             client_id: owner.client_id.to_string(),
-            user: kept.user.to_string(),
+            user: detached_session.user.to_string(),
             vhost: owner.vhost.to_string(),
-            subscriptions: kept.session.subscription_count(),
-            expiry: kept.expiry,
-            since: kept.since,
+            subscriptions: detached_session.session.subscription_count(),
+            expiry: detached_session.expiry,
+            since: detached_session.since,
         }
     }
 }

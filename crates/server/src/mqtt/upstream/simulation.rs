@@ -1,7 +1,7 @@
 //! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock: the upstream is the embedded broker,
 //! and the pool's connections to it are within the process.
 
-mod lasting;
+mod persistent_sessions;
 mod subscribing;
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::client::ClientConnection;
 use crate::mqtt::simulation::describe;
 use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
 use crate::server::{Server, Shared};
-use crate::simulated::{self, Cable};
+use crate::simulated::{self, InProcessConnector};
 
 const V5: MqttVersion = MqttVersion::V5;
 const V311: MqttVersion = MqttVersion::V311;
@@ -42,7 +42,7 @@ struct World {
     upstream: Arc<Shared>,
     shared: Arc<Shared>,
     hub: Arc<UpstreamHub>,
-    cable: Arc<Cable>,
+    connector: Arc<InProcessConnector>,
     next_id: u64,
 }
 
@@ -50,27 +50,27 @@ impl World {
     fn new() -> Self {
         let (broker, clock) = (Broker::new(BrokerConfig::default()), Clock::start());
         let upstream = simulated::server_of(broker, clock, 0).shared();
-        let cable = Cable::to(&upstream);
-        Self::with(upstream, cable, clock)
+        let connector = InProcessConnector::to(&upstream);
+        Self::with(upstream, connector, clock)
     }
 
     /// Another server in front of the same upstream.
     fn beside(&self) -> Self {
-        Self::with(Arc::clone(&self.upstream), Arc::clone(&self.cable), self.hub.clock)
+        Self::with(Arc::clone(&self.upstream), Arc::clone(&self.connector), self.hub.clock)
     }
 
-    fn with(upstream: Arc<Shared>, cable: Arc<Cable>, clock: Clock) -> Self {
-        let pool = cable.pool();
+    fn with(upstream: Arc<Shared>, connector: Arc<InProcessConnector>, clock: Clock) -> Self {
+        let pool = connector.pool();
         let shared = Server::new(simulated::config(), Backend::Upstream(pool), clock, "test").shared();
         let settings = Arc::new(MqttSettings::default());
         let hub = UpstreamHub::new(MqttConfig::of_test(settings), clock);
         shared.set_mqtt(MqttBackend::Upstream(Arc::clone(&hub)));
-        Self { upstream, shared, hub, cable, next_id: 1 }
+        Self { upstream, shared, hub, connector, next_id: 1 }
     }
 
     /// Lets the answers of the upstream through, or keeps them back.
     fn let_answers_through(&self, open: bool) {
-        self.cable.let_answers_through(open);
+        self.connector.let_answers_through(open);
     }
 
     fn vhost(&self) -> Arc<VirtualHost> {
@@ -111,7 +111,7 @@ impl World {
     /// Deletes it, as an operator would.
     fn delete_shared_queue(&self) {
         let (vhost, queue) = (self.vhost(), self.shared_queue());
-        let mut owners = self.cable.connection_ids().map(SessionId);
+        let mut owners = self.connector.connection_ids().map(SessionId);
         assert!(owners.any(|owner| vhost.delete_queue(owner, queue.name(), false, false).is_ok()));
     }
 
@@ -229,7 +229,7 @@ impl Client {
         Vec::new()
     }
 
-    /// Lets everybody go on for a while. Returns the packets received.
+    /// Lets everybody continue for a while. Returns the packets received.
     async fn answers(&mut self) -> Vec<String> {
         let mut packets = Vec::new();
         for _ in 0..10 {

@@ -7,10 +7,10 @@ use mqtt::topic::TopicFilter;
 use mqtt::{QoS, ReasonCode};
 use sync::work;
 
+use super::delivery_paths::PathChange;
 use super::pending::{PendingEntry, SubscribeOutcome, Subscribed};
 use super::queue_requests::QueueRequest;
 use super::session::{QueueState, UpstreamSession, of_fault};
-use super::ways::WayChange;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
 use crate::mqtt::subscriptions::Class;
@@ -37,8 +37,8 @@ impl UpstreamSession {
         let mut has_handled = false;
         while self.is_open()
             && !work::is_turn_over()
-            && self.uplink.has_room()
-            && self.live.has_room()
+            && self.uplink.has_capacity()
+            && self.live.has_capacity()
             && let Some(entry) = self.pending.next_entry()
         {
             work::charge(ENTRY, 1);
@@ -83,15 +83,15 @@ impl UpstreamSession {
         match before.map(|before| self.class_of(before.options.qos)) {
             // Its messages come by the other way until this one is bound.
             Some(other) if other != class => {
-                self.ways.add(&key, class);
-                let replaced = self.ways.change(filter, WayChange { number, class });
+                self.paths.add(&key, class);
+                let replaced = self.paths.change(filter, PathChange { number, class });
                 self.give_up(&key, replaced);
             }
             same => {
                 if same.is_none() {
-                    self.ways.add(&key, class);
+                    self.paths.add(&key, class);
                 }
-                let replaced = self.ways.take_change(filter);
+                let replaced = self.paths.take_change(filter);
                 self.give_up(&key, replaced);
                 engine.session_mut().subscribe(filter, subscription);
                 self.subscriptions.insert(filter, subscription);
@@ -120,7 +120,7 @@ impl UpstreamSession {
         }
         let keeps = |qos: QoS| qos != QoS::AtMostOnce;
         let own = self.subscriptions.get(filter).map(|own| own.options.qos);
-        let others = self.ways.count(key, Class::Qos0).saturating_sub(u32::from(own.is_some()));
+        let others = self.paths.count(key, Class::Qos0).saturating_sub(u32::from(own.is_some()));
         let mut is_reliable = own.is_some_and(keeps);
         if !is_reliable && others > 0 {
             work::charge(SCANNED_FILTER, self.subscriptions.len());
@@ -156,7 +156,7 @@ impl UpstreamSession {
 
     /// A filter with this key does not need a way any more. Returns the number of the request if its binding is removed.
     fn end_way(&mut self, key: &str, class: Class) -> Option<u64> {
-        if !self.ways.remove(key, class) {
+        if !self.paths.remove(key, class) {
             return None;
         }
         if class == Class::Qos0 {
@@ -175,7 +175,7 @@ impl UpstreamSession {
     }
 
     /// A change is not to be made any more.
-    fn give_up(&mut self, key: &str, change: Option<WayChange>) {
+    fn give_up(&mut self, key: &str, change: Option<PathChange>) {
         if let Some(change) = change {
             self.end_way(key, change.class);
         }
@@ -206,14 +206,14 @@ impl UpstreamSession {
         let Some(before) = before else {
             // The queue of a session that another server has served may have the binding. No longer key can be bound.
             let is_bound =
-                self.queue.is_there() && key.len() <= MAX_SHORT && !self.ways.needs(&key, Class::Qos1);
+                self.queue.is_there() && key.len() <= MAX_SHORT && !self.paths.needs(&key, Class::Qos1);
             let number = is_bound.then(|| self.unbind(&key));
             return self.pending.resolve(ReasonCode::NoSubscriptionExisted, number.as_slice(), None);
         };
         self.subscriptions.remove(filter);
-        let change = self.ways.take_change(filter);
+        let change = self.paths.take_change(filter);
         self.give_up(&key, change);
-        for _ in 0..self.ways.stop_lingering(filter) {
+        for _ in 0..self.paths.stop_lingering(filter) {
             self.end_way(&key, Class::Qos0);
         }
         let number = self.end_way(&key, self.class_of(before.options.qos));
@@ -262,14 +262,14 @@ impl UpstreamSession {
     /// The upstream has bound what a subscription needs: its messages come by the new way from now on.
     fn subscribed(&mut self, (number, packet): (u64, u64), subscribed: Subscribed, engine: &mut Engine) {
         let Subscribed { filter, subscription } = subscribed;
-        let Some(change) = self.ways.take_changed(&filter, number) else { return };
+        let Some(change) = self.paths.take_changed(&filter, number) else { return };
         engine.session_mut().subscribe(&filter, subscription);
         self.subscriptions.insert(&filter, subscription);
         if change.class == Class::Qos0 {
             // The messages in the queue are still sent.
             let key = self.mapping.key(&filter);
             self.end_way(&key, Class::Qos1);
-        } else if let Some(over) = self.ways.linger(&filter, self.at) {
+        } else if let Some(over) = self.paths.linger(&filter, self.at) {
             self.end_way(&self.mapping.key(&over), Class::Qos0);
         }
         self.list(packet);
@@ -285,7 +285,7 @@ impl UpstreamSession {
     ) {
         let key = self.mapping.key(filter);
         self.outdate_list();
-        if let Some(change) = self.ways.take_changed(filter, number) {
+        if let Some(change) = self.paths.take_changed(filter, number) {
             self.give_up(&key, Some(change));
             // Unless the one that it was to replace has been refused as well.
             if !matches!(settled, Some(None)) {
@@ -317,7 +317,7 @@ impl UpstreamSession {
 
     /// Ends the live subscriptions that have lingered.
     pub(super) fn end_lingering(&mut self) {
-        while let Some(filter) = self.ways.next_over(self.at) {
+        while let Some(filter) = self.paths.next_over(self.at) {
             self.end_way(&self.mapping.key(&filter), Class::Qos0);
         }
     }
@@ -342,7 +342,7 @@ impl UpstreamSession {
             let Ok(key) = self.binding_key(&filter, engine) else { continue };
             self.subscriptions.insert(&filter, subscription);
             let class = self.class_of(subscription.options.qos);
-            self.ways.add(&key, class);
+            self.paths.add(&key, class);
             // The session's queue has its bindings.
             if class == Class::Qos0 {
                 let number = self.pending.next_number();

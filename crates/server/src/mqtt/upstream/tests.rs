@@ -64,16 +64,16 @@ pub(super) fn uplink(shared: &Arc<Shared>, id: u64) -> Uplink {
     Uplink::new(simulated::amqp_client(shared, id, "guest"), &config)
 }
 
-/// Lets both sides go on until there is nothing to do. Returns what has happened.
+/// Lets both sides continue until there is nothing to do. Returns what has happened.
 fn settle(uplink: &mut Uplink) -> Vec<String> {
     // More than an answer of the broker's takes.
     for _ in 0..8 {
         uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
     }
-    std::iter::from_fn(|| uplink.next_event()).map(told).collect()
+    std::iter::from_fn(|| uplink.next_event()).map(reported).collect()
 }
 
-fn told(event: UplinkEvent) -> String {
+fn reported(event: UplinkEvent) -> String {
     match event {
         UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
         UplinkEvent::Published(Then::Refuse { packet_id, reason, .. }) => format!("{packet_id} {reason}"),
@@ -336,15 +336,15 @@ fn a_session_marks_a_group_though_the_last_one_that_marked_it_leaves_at_that_mom
     uplink.stop_shared(consumer, vec![leave()]);
     settle(&mut uplink);
     assert!(has_group(&world), "it is marked");
-    // Neither for a queue that is missing, nor for ever.
+    // Neither for a queue that is missing, nor forever.
     uplink.request(6, QueueRequest::BindMark { queue: "none".into(), mark: mark() });
     assert_eq!(settle(&mut uplink), ["6 404"]);
     let permissions = Permissions { configure: "^mqtt".to_owned(), ..Permissions::all() };
     world.broker().vhost("/").unwrap().set_permissions("guest", Some(&permissions)).unwrap();
     uplink.request(7, QueueRequest::BindMark { queue: queue(), mark: "gone".into() });
     uplink.request(8, QueueRequest::Find { queue: queue() });
-    let told: Vec<_> = (0..4).flat_map(|_| settle(&mut uplink)).collect();
-    assert_eq!(told, ["0 403", "0 403", "0 403", "0 403", "0 403", "7 404", "8 done"]);
+    let reported: Vec<_> = (0..4).flat_map(|_| settle(&mut uplink)).collect();
+    assert_eq!(reported, ["0 403", "0 403", "0 403", "0 403", "0 403", "7 404", "8 done"]);
 }
 
 #[test]

@@ -268,8 +268,8 @@ impl Uplink {
     }
 
     /// Whether the client may be read. If not, the waker is woken when it is worth asking again.
-    pub(super) fn has_room(&self) -> bool {
-        self.client.has_room()
+    pub(super) fn has_capacity(&self) -> bool {
+        self.client.has_capacity()
             && self.channels.publishing.unconfirmed() + self.channels.requests.len() < MAX_UNANSWERED
     }
 
@@ -311,7 +311,7 @@ impl Uplink {
         if refused.len() == before {
             return Ok(());
         }
-        // Their answers come too late to be told.
+        // Their answers come too late to be reported.
         self.until(|uplink| uplink.channels.publishing.has_answered_records(), drop).await
     }
 

@@ -25,7 +25,7 @@ const UNCONNECTED: usize = 64 << 10;
 
 /// Why messages could not be moved.
 const NO_PARKED: &str = "no local queue for parked messages";
-const NO_ROOM: &str =
+const PARKING_FULL: &str =
     "parked messages take half of spool_max_bytes; they have to be forwarded again or dropped";
 const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
 
@@ -57,7 +57,7 @@ impl Forwarder {
     /// Reads messages of the local queues as far as they are wanted; returns their number.
     pub(super) fn fill(&mut self, now: Instant) -> usize {
         let (mut count, at) = (0, self.local.timestamp(now));
-        while self.forwarding.wants_more() && (self.may_load() || self.make_room(now)) {
+        while self.forwarding.wants_more() && (self.may_load() || self.free_memory(now)) {
             let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
             count += 1;
             work::charge(READ, 1);
@@ -112,8 +112,8 @@ impl Forwarder {
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
-        if !self.local.has_room_to_park() {
-            self.found_no_room(&from, delivery, at);
+        if !self.local.has_parking_capacity() {
+            self.parking_is_full(&from, delivery, at);
             return false;
         }
         match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
@@ -140,8 +140,8 @@ impl Forwarder {
     }
 
     /// Whether another message may be in memory once those have left it that only wait for their destination.
-    fn make_room(&mut self, now: Instant) -> bool {
-        if self.is_draining() || self.failure.is_some() || !self.forwarding.make_room() {
+    fn free_memory(&mut self, now: Instant) -> bool {
+        if self.is_draining() || self.failure.is_some() || !self.forwarding.free_memory() {
             return false;
         }
         // Before any of their backlogs is read again: they have their places there.
@@ -205,7 +205,7 @@ impl Forwarder {
     ) {
         self.heard(now);
         // Without room to park it the message waits like others for its destination: nothing else is held up by it.
-        let at = self.local.has_room_to_park().then(|| self.local.timestamp(now).0);
+        let at = self.local.has_parking_capacity().then(|| self.local.timestamp(now).0);
         self.forwarding.nacked(channel, delivery_tag, multiple, now, at);
     }
 
@@ -238,7 +238,7 @@ impl Forwarder {
                     self.queue.forwarded.fetch_add(1, Ordering::Relaxed);
                     add_of(&mut batches.done, taken);
                 }
-                // After a failure it comes again, and is refused again.
+                // After a failure it is redelivered, and refused again.
                 Settled::Parked(_, taken, _) if self.failure.is_some() => {
                     add_of(&mut batches.released, taken)
                 }
@@ -274,8 +274,8 @@ impl Forwarder {
         let Taken { from, delivery } = taken;
         work::charge(MOVE, 1);
         let bytes = delivery.message().body_len() as u64;
-        if !self.local.has_room_to_park() {
-            return self.found_no_room(&from, delivery, at);
+        if !self.local.has_parking_capacity() {
+            return self.parking_is_full(&from, delivery, at);
         }
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {
             Ok(()) => {
@@ -288,13 +288,13 @@ impl Forwarder {
     }
 
     /// A message cannot be parked, and returns.
-    fn found_no_room(&mut self, from: &Queue, delivery: Delivery, at: Timestamp) {
+    fn parking_is_full(&mut self, from: &Queue, delivery: Delivery, at: Timestamp) {
         self.local.cannot_park(&self.queue);
-        self.failed(from, vec![delivery], failure(NO_ROOM), at);
+        self.failed(from, vec![delivery], failure(PARKING_FULL), at);
     }
 
     /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any
-    /// more: the connection ends, and the forwarder begins anew.
+    /// more: the connection ends, and the forwarder begins again.
     fn failed(&mut self, from: &Queue, deliveries: Vec<Delivery>, failure: Fault, at: Timestamp) {
         from.requeue(deliveries, Returned::Released, at);
         if self.failure.is_none() {

@@ -17,7 +17,7 @@ const MAX_LOADED: usize = 128 << 20;
 /// a second.
 const MIN_LOADED: usize = 256 << 10;
 
-/// A share of the limit in bytes by which the spool has to fall below it before publishers go on, so that they are not
+/// A share of the limit in bytes by which the spool has to fall below it before publishers continue, so that they are not
 /// blocked again by the next message.
 const MARGIN: u64 = 20;
 
@@ -76,7 +76,7 @@ impl LocalSpool {
     }
 
     /// Whether another message may be parked.
-    pub(in crate::spool) fn has_room_to_park(&self) -> bool {
+    pub(in crate::spool) fn has_parking_capacity(&self) -> bool {
         self.parked().bytes() < self.config().max_bytes / PARKED_SHARE
     }
 
@@ -97,7 +97,7 @@ impl LocalSpool {
         }
     }
 
-    /// Lets a queue go on once there is room for parked messages.
+    /// Lets a queue continue once there is room for parked messages.
     fn check_parking(&self, queue: &SpoolQueue) {
         let half = self.config().max_bytes / PARKED_SHARE;
         if queue.parks_nothing() && self.parked().bytes() <= half - half / MARGIN {
@@ -151,7 +151,7 @@ impl LocalSpool {
         }
     }
 
-    /// Messages come back to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for
+    /// Messages return to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for
     /// them.
     pub(in crate::spool) fn reopened(&self) {
         if self.mode() == ForwardingMode::Draining {
@@ -159,7 +159,7 @@ impl LocalSpool {
         }
     }
 
-    /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
+    /// Blocks publishers, or lets them continue, according to the limits. Takes time in proportion to the number of queues.
     pub(in crate::spool) fn check_limits(&self) {
         for queue in self.queues() {
             self.check_parking(&queue);

@@ -81,7 +81,7 @@ struct ForwarderLogin {
     credentials: VecDeque<Arc<Credentials>>,
     /// How many of them were refused to the forwarder one after the other.
     refused: usize,
-    /// Number of logins that may let the forwarder go on.
+    /// Number of logins that may let the forwarder continue.
     logins: u64,
     /// Why nothing is being forwarded.
     trouble: Option<Box<str>>,
@@ -244,7 +244,7 @@ impl SpoolQueue {
         self.parks_nothing.swap(parks_nothing, Ordering::AcqRel)
     }
 
-    /// Lets a forwarder go on that waits for a login.
+    /// Lets a forwarder continue that waits for a login.
     pub(super) fn retry(&self) {
         self.login.lock().logins += 1;
         self.waker.wake();
@@ -343,7 +343,7 @@ impl SpoolQueue {
         self.login.lock().refused = 0;
     }
 
-    /// The upstream has refused the forwarder's credentials for good. Returns whether there are others to be tried before it
+    /// The upstream has refused the forwarder's credentials permanently. Returns whether there are others to be tried before it
     /// waits.
     pub(in crate::spool) fn login_refused(&self, credentials: &Credentials) -> bool {
         let mut login = self.login.lock();
@@ -359,7 +359,7 @@ impl SpoolQueue {
         false
     }
 
-    /// Changes with each login that may let the forwarder go on.
+    /// Changes with each login that may let the forwarder continue.
     pub(in crate::spool) fn logins(&self) -> u64 {
         self.login.lock().logins
     }

@@ -17,7 +17,8 @@ pub struct SpoolStatus {
     pub bytes: u64,
     /// Seconds since the oldest of them was accepted.
     pub oldest_seconds: Option<u64>,
-    /// Those of them that wait for their destination, because the upstream has nacked one for it, or has refused one for good.
+    /// Those of them that wait for their destination, because the upstream has nacked one for it, or has refused one
+    /// permanently.
     pub deferred: u64,
     /// Messages that have been accepted a second, lately.
     pub accept_rate: f64,
@@ -27,7 +28,7 @@ pub struct SpoolStatus {
     pub accepted: u64,
     /// Messages that the upstream has confirmed since the start.
     pub forwarded: u64,
-    /// Messages that it has refused for good since the start.
+    /// Messages that it has refused permanently since the start.
     pub parked: u64,
     /// Why nothing is being forwarded, if something prevents it.
     pub trouble: Option<Box<str>>,

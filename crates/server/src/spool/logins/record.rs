@@ -92,7 +92,7 @@ impl UserLogins {
         rewritten_after: u64,
     ) -> bool {
         if self.find(fingerprint).is_none() {
-            self.make_room();
+            self.evict_oldest();
             self.secrets.push(AcceptedSecret {
                 fingerprint: Some(fingerprint),
                 hash: None,
@@ -116,7 +116,7 @@ impl UserLogins {
     }
 
     /// Forgets the secret that was accepted longest ago, if there are as many as may be.
-    fn make_room(&mut self) {
+    fn evict_oldest(&mut self) {
         if self.secrets.len() < MAX_SECRETS {
             return;
         }

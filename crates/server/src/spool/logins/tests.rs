@@ -233,7 +233,7 @@ async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_tw
 }
 
 #[tokio::test]
-async fn a_refused_password_counts_no_longer_even_if_there_is_no_room_to_compare_it() {
+async fn a_refused_password_counts_no_longer_even_if_there_is_no_capacity_to_compare_it() {
     let folder = left_by_another(&[credentials("revoked")]).await;
     let logins = folder.open();
     let mut asked = tokio::task::JoinSet::new();

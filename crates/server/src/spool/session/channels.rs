@@ -64,7 +64,7 @@ impl PendingContent {
     /// Bytes that are in memory.
     fn buffered(&self) -> usize {
         match self {
-            Self::Spooled(assembler) => assembler.held(),
+            Self::Spooled(assembler) => assembler.buffered_len(),
             Self::None | Self::Undecided { .. } => 0,
         }
     }

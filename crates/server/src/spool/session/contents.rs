@@ -67,7 +67,7 @@ impl UnfinishedContents {
         self.remove(at)
     }
 
-    /// The upstream's session goes on with a method on this channel, whatever is missing. Returns the answers that come
+    /// The upstream's session continues with a method on this channel, whatever is missing. Returns the answers that come
     /// before it.
     pub(super) fn break_off(&mut self, channel: u16) -> Option<Vec<u8>> {
         let at = self.position(channel)?;
@@ -87,7 +87,7 @@ impl UnfinishedContents {
     }
 
     /// Whether few enough answers wait for the client to be read.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         self.waiting < WAITING_MAX
     }
 

@@ -149,9 +149,9 @@ impl SpoolingSession {
                 self.decide(frame, &publish, destination, now)
             }
             PendingContent::Spooled(mut assembler) => {
-                let before = assembler.held();
+                let before = assembler.buffered_len();
                 let assembled = assembler.body(frame.payload);
-                self.incomplete.changed(before, assembler.held());
+                self.incomplete.changed(before, assembler.buffered_len());
                 match assembled? {
                     Assembled::More => {
                         channel.pending = PendingContent::Spooled(assembler);

@@ -16,11 +16,11 @@ impl SpoolingSession {
         }
         let flushed = self.publisher.flush(self.local.timestamp(now));
         if flushed.unfinished {
-            self.room.pause_for_turn();
+            self.publish_gate.pause_for_turn();
             return false;
         }
         if flushed.full {
-            self.room.pause(self.local.vhost());
+            self.publish_gate.pause(self.local.vhost());
         }
         let publishes = std::mem::take(&mut self.unflushed);
         self.queue.waker().wake();

@@ -55,7 +55,7 @@ impl BackendSession for UpstreamSession {
         Ok(())
     }
 
-    fn handle_room(&mut self, _: Instant) {}
+    fn handle_capacity(&mut self, _: Instant) {}
 
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -65,7 +65,7 @@ impl BackendSession for UpstreamSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         true
     }
 
@@ -279,7 +279,7 @@ fn a_confirm_waits_for_the_rest_of_a_message() {
         site.upstream(&[&header(1, 12)]);
         site.spool();
         assert_eq!(site.received(), ["Header of 1"]);
-        // Other channels go on.
+        // Other channels continue.
         site.upstream(&[&body(1, 5), &deliver(2), &header(2, 0), &body(1, 4)]);
         site.spool();
         assert!(!site.session.is_settled());
@@ -380,13 +380,13 @@ fn the_client_is_not_read_while_very_many_confirms_wait() {
     let mut site = Site::new();
     site.upstream(&[&deliver(1), &header(1, 2)]);
     let mut publishes = 0;
-    while site.session.has_room() && publishes < 10_000 {
+    while site.session.has_capacity() && publishes < 10_000 {
         site.spool();
         publishes += 1;
     }
     assert!((1000..10_000).contains(&publishes), "{publishes}");
     site.upstream(&[&body(1, 2)]);
-    assert!(site.session.has_room());
+    assert!(site.session.has_capacity());
     assert_eq!(site.received().len(), 3 + publishes);
 }
 

@@ -94,7 +94,7 @@ fn play(seed: u64, confirms: Confirms) -> Result<Outcome, String> {
 
 /// A run determined by its seed.
 struct Run {
-    dice: Dice,
+    random: SimRandom,
     disk: DyingDisk,
     confirms: Confirms,
     upstream: Upstream,
@@ -108,7 +108,7 @@ struct Run {
     /// The numbers that arrived in each queue, in order, with the time in losses and deaths.
     arrived: BTreeMap<&'static str, Vec<(u32, u64)>>,
     ids: BTreeMap<u32, String>,
-    /// Losses and deaths so far, after which messages may come again.
+    /// Losses and deaths so far, after which messages may be redelivered.
     epoch: u64,
     outcome: Outcome,
 }
@@ -118,10 +118,10 @@ impl Run {
         let disk = SimDisk::new(seed, 1 << 30);
         let upstream = Upstream::new();
         let queues = QUEUES.iter().map(|name| declare(&upstream, name)).collect();
-        let mut dice = Dice::new(seed ^ 0x0005_0001);
+        let mut random = SimRandom::new(seed ^ 0x0005_0001);
         Self {
-            refuses: dice.chance(500),
-            dice,
+            refuses: random.chance(500),
+            random,
             disk: DyingDisk::new(disk),
             confirms,
             upstream,
@@ -137,7 +137,7 @@ impl Run {
     }
 
     async fn play(mut self) -> Result<Outcome, String> {
-        for _ in 0..1 + self.dice.below(4) {
+        for _ in 0..1 + self.random.below(4) {
             let found = self.live().await?;
             self.outcome.deaths += 1;
             self.epoch += 1;
@@ -165,14 +165,14 @@ impl Run {
         let local = site.queue();
         let store = Arc::clone(site.spool.local.store().unwrap());
         let mut waiting = Vec::new();
-        let steps = self.dice.below(40);
+        let steps = self.random.below(40);
         // Some die at a write, the others between two.
-        if self.dice.chance(700) {
-            self.disk.die_after(self.dice.below(4 * (steps + 1)), self.dice.chance(700));
+        if self.random.chance(700) {
+            self.disk.die_after(self.random.below(4 * (steps + 1)), self.random.chance(700));
         }
         for _ in 0..steps {
             let durable = store.durable();
-            match self.dice.below(11) {
+            match self.random.below(11) {
                 0..4 => {
                     let numbers = self.publish(&site.spool, &local);
                     waiting.push((store.end(), numbers));
@@ -183,7 +183,7 @@ impl Run {
                 // They are refused again.
                 8 => self.outcome.requeued += site.spool.requeue_parked(SpoolSelection::default()),
                 _ => {
-                    let time = Duration::from_millis([0, 1, 5, 200][self.dice.below(4) as usize]);
+                    let time = Duration::from_millis([0, 1, 5, 200][self.random.below(4) as usize]);
                     tokio::time::sleep(time).await;
                 }
             }
@@ -193,7 +193,7 @@ impl Run {
             }
             self.take_arrived()?;
         }
-        let found = self.disk.die(self.dice.chance(700));
+        let found = self.disk.die(self.random.chance(700));
         let durable = store.durable();
         self.end(&site, &waiting, durable, found)
     }
@@ -219,15 +219,15 @@ impl Run {
     /// Publishes some messages to one destination, as one read of a client would bring them.
     fn publish(&mut self, spool: &Spool, queue: &SpoolQueue) -> Range<u32> {
         let first = self.next;
-        let to = match self.dice.below(8) {
+        let to = match self.random.below(8) {
             0 if self.refuses => GONE,
             other => QUEUES[other as usize % QUEUES.len()],
         };
         let destination = if to == GONE { (GONE, "key") } else { ("", to) };
-        self.next += 1 + self.dice.below(20) as u32;
-        let dice = &mut self.dice;
+        self.next += 1 + self.random.below(20) as u32;
+        let random = &mut self.random;
         let bodies = (first..self.next)
-            .map(|number| format!("{number:06}{}", "x".repeat(dice.below(3000) as usize)).into_bytes());
+            .map(|number| format!("{number:06}{}", "x".repeat(random.below(3000) as usize)).into_bytes());
         spool_bodies(spool, queue, destination, spool.local.timestamp(transport::now()).0, bodies);
         self.published.resize(self.next as usize, to);
         first..self.next
@@ -235,7 +235,7 @@ impl Run {
 
     /// Loses the connection to the upstream, or has it vanish or come back.
     fn disturb(&mut self, site: &Simulated) {
-        let is_reachable = self.dice.chance(600);
+        let is_reachable = self.random.chance(600);
         site.is_reachable.store(is_reachable, Ordering::Relaxed);
         self.upstream.lose();
         self.epoch += 1;

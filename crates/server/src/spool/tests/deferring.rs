@@ -69,7 +69,7 @@ async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
 async fn what_one_of_two_queues_does_not_take_is_parked_in_the_end_and_what_is_behind_it_comes_once() {
     let max = Duration::from_secs(600);
     let mut site = Simulated::new(&disk(), SpoolConfig { nacked_max: Some(max), ..config() });
-    let (local, room) = (site.queue(), site.declare("room", &FieldTable::new()));
+    let (local, full) = (site.queue(), site.declare("room", &FieldTable::new()));
     site.declare("full", &limited(0));
     site.declare_fanout("both", "room");
     let binding = broker::Binding { source: "both", destination: "full", ..broker::Binding::default() };
@@ -86,7 +86,7 @@ async fn what_one_of_two_queues_does_not_take_is_parked_in_the_end_and_what_is_b
     assert_eq!((site.spool.parked(), site.status().messages, site.status().parked), (100, 0, 100));
     let reasons = site.spool.parked_messages();
     assert!(reasons.iter().all(|message| message.reason.starts_with("NACKED - basic.nack")), "{reasons:?}");
-    let copies = take(&room).0;
+    let copies = take(&full).0;
     assert_eq!(firsts(copies.clone()).len(), 100);
     assert!(copies.len() < 100 * 100, "{} copies", copies.len());
 }
@@ -124,7 +124,7 @@ async fn nothing_is_lost_or_reordered_in_a_power_failure_while_a_queue_is_full()
 }
 
 async fn crash_once(seed: u64) {
-    let mut dice = Dice::new(seed);
+    let mut random = SimRandom::new(seed);
     let disk = SimDisk::new(seed, 1 << 30);
     let mut site = Simulated::new(&disk, config());
     let local = site.queue();
@@ -133,9 +133,9 @@ async fn crash_once(seed: u64) {
     let store = Arc::clone(site.spool.local.store().unwrap());
     let (mut spooled, mut ends, mut arrived, mut others) = (0, Vec::new(), Vec::new(), Vec::new());
     for _ in 0..25 {
-        match dice.below(5) {
+        match random.below(5) {
             0 | 1 => {
-                let more = 300 + dice.below(1500) as u32;
+                let more = 300 + random.below(1500) as u32;
                 spool_some(&site.spool, &local, "", "full", spooled..spooled + more);
                 spool_some(&site.spool, &local, "", "other", spooled..spooled + 1);
                 spooled += more;
@@ -146,9 +146,9 @@ async fn crash_once(seed: u64) {
             3 => {
                 arrived.extend(take(&queue).0);
                 site.upstream.vhost().delete_queue(broker::SessionId(77), "full", false, false).unwrap();
-                queue = site.declare("full", &limited(dice.below(2) as i64 * 100_000));
+                queue = site.declare("full", &limited(random.below(2) as i64 * 100_000));
             }
-            _ => tokio::time::sleep(Duration::from_millis(dice.below(200))).await,
+            _ => tokio::time::sleep(Duration::from_millis(random.below(200))).await,
         }
     }
     let durable = store.durable();
@@ -203,7 +203,7 @@ async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() 
     const MESSAGES: u64 = 4500;
     let mut deaths = 0;
     for seed in 0..10 {
-        let mut dice = Dice::new(seed);
+        let mut random = SimRandom::new(seed);
         let dying = DyingDisk::new(SimDisk::new(seed, 1 << 30));
         let mut site = Simulated::on(Arc::new(dying.clone()), Upstream::new(), config());
         let local = site.queue();
@@ -215,11 +215,11 @@ async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() 
         }
         assert_eq!((site.status().deferred, local.backlogs().len()), (MESSAGES, 1));
         site.upstream.vhost().delete_exchange("e", false).unwrap();
-        dying.die_after(dice.below(60), dice.chance(500));
+        dying.die_after(random.below(60), random.chance(500));
         let mut found = None;
         for _ in 0..400 {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            for _ in 0..dice.below(3) {
+            for _ in 0..random.below(3) {
                 drop(site.rounds.step());
             }
             found = dying.take_found();

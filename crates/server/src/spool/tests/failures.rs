@@ -97,8 +97,8 @@ async fn a_record_that_cannot_be_read_is_parked_and_counts_as_such() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parked_messages_that_take_half_of_the_room_stop_their_user_alone_until_an_operator_has_seen_to_them()
-{
+async fn parked_messages_that_take_half_of_the_spool_stop_their_user_alone_until_an_operator_has_seen_to_them()
+ {
     let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 100_000, ..config() });
     let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
     let other = site.spool.queue("/", "other").unwrap();
@@ -248,7 +248,7 @@ async fn an_old_password_that_was_presented_last_does_not_keep_the_new_one_from_
     spool_some(&site.spool, &local, "", "q", 0..3);
     site.pass(Duration::from_secs(1)).await;
     assert_eq!(take(&upstream).0, numbers(0..3));
-    // With nothing else that is known it waits, and goes on with the next login.
+    // With nothing else that is known it waits, and continues with the next login.
     site.refused.lock().push(new);
     site.upstream.lose();
     site.pass(LONG).await;

@@ -399,22 +399,22 @@ async fn nothing_on_disk_is_lost_in_a_power_failure() {
 }
 
 async fn crash_once(seed: u64) {
-    let mut dice = Dice::new(seed);
+    let mut random = SimRandom::new(seed);
     let disk = SimDisk::new(seed, 1 << 30);
     let mut before = Simulated::new(&disk, config());
     let (local, first) = (before.queue(), before.declare("q", &FieldTable::new()));
     let store = Arc::clone(before.spool.local.store().unwrap());
     let (mut spooled, mut ends) = (0, Vec::new());
-    for _ in 0..dice.below(30) {
-        match dice.below(4) {
+    for _ in 0..random.below(30) {
+        match random.below(4) {
             0 | 1 => {
-                let more = 1 + dice.below(20) as u32;
+                let more = 1 + random.below(20) as u32;
                 spool_some(&before.spool, &local, "", "q", spooled..spooled + more);
                 spooled += more;
                 ends.push((store.end(), spooled));
             }
             2 => drop(before.rounds.step()),
-            _ => tokio::time::sleep(Duration::from_millis(dice.below(3))).await,
+            _ => tokio::time::sleep(Duration::from_millis(random.below(3))).await,
         }
     }
     let durable = store.durable();

@@ -18,7 +18,7 @@ use broker::{Broker, BrokerConfig, Publish, Timestamp};
 use parking_lot::Mutex;
 use spool::SpooledMessage;
 use store::disk::Disk;
-use store::disk::simulated::{Dice, SimDisk};
+use store::disk::simulated::{SimDisk, SimRandom};
 use store::journal::JournalSettings;
 use store::{Rounds, Store};
 

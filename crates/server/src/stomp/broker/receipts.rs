@@ -65,7 +65,7 @@ impl Receipts {
     }
 
     /// Whether the client may send more requests.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         self.bytes < MAX_WAITING_RECEIPTS
     }
 }

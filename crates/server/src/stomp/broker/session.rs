@@ -19,9 +19,9 @@ use super::subscribing::Subscription;
 use super::transactions::StompTransaction;
 use crate::alarms::Blocked;
 use crate::amqp::deliveries::{ConnectionConsumers, Departure, TracePublisher};
-use crate::amqp::room::DiskRoom;
+use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
-use crate::question::OpenQuestion;
+use crate::pending_authorisation::OpenQuestion;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 use crate::stomp::session::{Receipt, StompSession, of_fault};
@@ -44,7 +44,7 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) replies: HashMap<Box<str>, Reply>,
     pub(super) transactions: HashMap<TransactionId, StompTransaction>,
     /// Bytes of messages in `transactions`.
-    pub(super) held_bytes: usize,
+    pub(super) transaction_bytes: usize,
     /// Queues already declared, so that not every message declares its queue again.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
     /// Set while an alarm of the server blocks the client.
@@ -53,7 +53,7 @@ pub(in crate::stomp) struct BrokerStompSession {
     next_check: Option<Instant>,
     /// Publishes the traces of its deliveries to the firehose.
     traces: TracePublisher,
-    /// Asks the user's authority about the request that is under way, which is then repeated.
+    /// Asks the user's auth backend about the request that is under way, which is then repeated.
     question: OpenQuestion,
     /// That request. Nothing is read from the client while it waits.
     waiting: Option<Box<Request<'static>>>,
@@ -76,7 +76,7 @@ pub(super) struct StompContext {
     /// The connection as operators see it. Set once it is open.
     pub(super) view: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
-    room: DiskRoom,
+    publish_gate: PublishGate,
     nudge: Arc<dyn Waiter>,
     /// Time of the current input.
     pub(super) now: Timestamp,
@@ -119,7 +119,7 @@ impl BrokerStompSession {
                 ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(authorised.vhost())),
             ),
             view: None,
-            room: DiskRoom::new(Arc::clone(&outbox)),
+            publish_gate: PublishGate::new(Arc::clone(&outbox)),
             nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
             outbox,
             now: Timestamp::default(),
@@ -135,7 +135,7 @@ impl BrokerStompSession {
             next_tag: 1,
             replies: HashMap::new(),
             transactions: HashMap::new(),
-            held_bytes: 0,
+            transaction_bytes: 0,
             declared: HashMap::new(),
             blocked: None,
             next_check: None,
@@ -163,7 +163,7 @@ impl BrokerStompSession {
         self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
         let context = &self.context;
-        if context.room.after(flushed, &context.vhost, context.now)
+        if context.publish_gate.after(flushed, &context.vhost, context.now)
             && let Some(view) = &context.view
         {
             view.in_flow(context.now);
@@ -298,7 +298,7 @@ impl StompSession for BrokerStompSession {
         }
         let flushed = self.publisher.flush(self.context.now);
         if flushed.unfinished {
-            self.context.room.pause_for_turn();
+            self.context.publish_gate.pause_for_turn();
         } else {
             self.flushed(&flushed);
         }
@@ -312,12 +312,12 @@ impl StompSession for BrokerStompSession {
             let receipt = request.receipt().map(Into::into);
             self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)?;
         }
-        self.context.room.resume(&self.context.vhost);
+        self.context.publish_gate.resume(&self.context.vhost);
         // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
         // and the log.
         self.flush(now);
         let Self { context, traces, .. } = self;
-        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
+        traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.stand() {
             self.blocked = None;
@@ -326,7 +326,7 @@ impl StompSession for BrokerStompSession {
         Ok(cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect())
     }
 
-    fn handle_room(&mut self, now: Instant) {
+    fn handle_capacity(&mut self, now: Instant) {
         self.set_time(now);
         self.context.consumers.resume(self.context.now);
     }
@@ -356,10 +356,10 @@ impl StompSession for BrokerStompSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.context.room.is_there()
+    fn has_capacity(&self) -> bool {
+        self.context.publish_gate.is_open()
             && self.blocked.is_none()
-            && self.receipts.has_room()
+            && self.receipts.has_capacity()
             && self.waiting.is_none()
     }
 

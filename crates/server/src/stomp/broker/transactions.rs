@@ -13,9 +13,9 @@ use stomp::server::{Settle, TransactionId};
 use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
 use crate::amqp::deliveries::{Deliveries, Departure, Unsettled};
-use crate::question::RIGHTS_FORGOTTEN;
+use crate::pending_authorisation::RIGHTS_FORGOTTEN;
 use crate::stomp::session::{of_fault, unknown_delivery};
-use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
+use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
@@ -45,17 +45,17 @@ impl BrokerStompSession {
     pub(super) fn hold(
         &mut self,
         id: TransactionId,
-        held: TransactionMessage,
+        buffered: TransactionMessage,
         message: &Publish<'_>,
     ) -> Result<(), StompFault> {
         self.publisher.check(*message).map_err(of_fault)?;
-        let bytes = held.bytes();
-        if self.held_bytes + bytes > MAX_HELD_BYTES {
+        let bytes = buffered.bytes();
+        if self.transaction_bytes + bytes > MAX_TRANSACTION_BYTES {
             return Err(too_large());
         }
         if let Some(transaction) = self.transactions.get_mut(&id) {
-            self.held_bytes += bytes;
-            transaction.messages.push(held);
+            self.transaction_bytes += bytes;
+            transaction.messages.push(buffered);
         }
         Ok(())
     }
@@ -78,8 +78,8 @@ impl BrokerStompSession {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
         // A fault ends the connection, and the transaction with it.
         let mut is_unasked = false;
-        for held in messages {
-            match self.publisher.check(held.message()) {
+        for buffered in messages {
+            match self.publisher.check(buffered.message()) {
                 Err(BrokerError::Unasked) => is_unasked = true,
                 checked => checked.map_err(of_fault)?,
             }
@@ -90,8 +90,8 @@ impl BrokerStompSession {
         let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
             return Ok(DiskPoint::default());
         };
-        for held in &messages {
-            let published = self.publish(held.message(), held.receipt.as_deref());
+        for buffered in &messages {
+            let published = self.publish(buffered.message(), buffered.receipt.as_deref());
             published.map_err(|fault| self.refused_at_commit(fault))?;
         }
         let published = self.flush_published();
@@ -108,7 +108,7 @@ impl BrokerStompSession {
     }
 
     /// The fault for a message that is refused once its transaction has been taken apart: that cannot be repeated. The user's
-    /// authority can only be missing then if all its answers were forgotten a moment ago.
+    /// auth backend can only be missing then if all its answers were forgotten a moment ago.
     fn refused_at_commit(&self, fault: StompFault) -> StompFault {
         if !fault.is_unasked {
             return fault;
@@ -131,7 +131,7 @@ impl BrokerStompSession {
 
     fn take_transaction(&mut self, id: TransactionId) -> Option<StompTransaction> {
         let transaction = self.transactions.remove(&id)?;
-        self.held_bytes -= transaction.messages.iter().map(TransactionMessage::bytes).sum::<usize>();
+        self.transaction_bytes -= transaction.messages.iter().map(TransactionMessage::bytes).sum::<usize>();
         Some(transaction)
     }
 }

@@ -112,7 +112,7 @@ fn a_client_that_does_not_read_is_sent_no_more_than_the_limit() {
         let some = receiver.received().len();
         assert!(some > 0, "stuck after {got} messages");
         got += some;
-        receiver.connection.handle_room();
+        receiver.connection.handle_capacity();
     }
 }
 

@@ -185,12 +185,12 @@ fn the_receipt_of_a_commit_is_refused_if_one_of_its_messages_is() {
         ),
         ("/queue/q", "RECEIPT c "),
     ] {
-        let held = |destination: &str| format!("SEND\ndestination:{destination}\ntransaction:t\n\nx");
+        let sent = |destination: &str| format!("SEND\ndestination:{destination}\ntransaction:t\n\nx");
         let reported = conversation.call(
             &[
                 "BEGIN\ntransaction:t\n\n",
-                &held(destination),
-                &held("/queue/q"),
+                &sent(destination),
+                &sent("/queue/q"),
                 "COMMIT\ntransaction:t\nreceipt:c\n\n",
             ]
             .join("\0"),

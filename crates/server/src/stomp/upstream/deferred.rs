@@ -27,14 +27,14 @@ pub(super) enum DeferredRequest {
 }
 
 impl UpstreamStompSession {
-    /// Goes on with the deferred request, as far as that is possible.
+    /// Continues with the deferred request, as far as that is possible.
     pub(super) fn go_on_with_deferred(&mut self) {
         match self.deferred.take() {
             Some(DeferredRequest::Commit { mut messages, settlements, receipt, published, is_refused }) => {
-                while self.client.has_room()
-                    && let Some(held) = messages.pop_front()
+                while self.client.has_capacity()
+                    && let Some(buffered) = messages.pop_front()
                 {
-                    self.publish(held.message(), held.receipt.as_deref());
+                    self.publish(buffered.message(), buffered.receipt.as_deref());
                 }
                 if messages.is_empty() {
                     settlements.iter().for_each(|(settle, tags)| self.apply(*settle, tags));
@@ -56,9 +56,9 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Whether the deferred request can go on without an answer of the upstream.
+    /// Whether the deferred request can continue without an answer of the upstream.
     pub(super) fn may_go_on(&self) -> bool {
-        matches!(self.deferred, Some(DeferredRequest::Commit { .. })) && self.client.has_room()
+        matches!(self.deferred, Some(DeferredRequest::Commit { .. })) && self.client.has_capacity()
     }
 }
 

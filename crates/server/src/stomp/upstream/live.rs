@@ -114,12 +114,12 @@ impl LiveSubscriptions {
     /// The next event, as long as no receipt has to be sent first.
     fn take(&self) -> Option<SharedEvent> {
         let (_, inbox) = self.joined.as_ref().filter(|_| self.starting.is_none())?;
-        inbox.take(self.outbox.has_room())
+        inbox.take(self.outbox.has_capacity())
     }
 
     /// Whether the client may be read.
-    pub(super) fn has_room(&self) -> bool {
-        self.joined.as_ref().is_none_or(|(subscriber, _)| subscriber.has_room())
+    pub(super) fn has_capacity(&self) -> bool {
+        self.joined.as_ref().is_none_or(|(subscriber, _)| subscriber.has_capacity())
     }
 
     /// Leaves the shared queue.

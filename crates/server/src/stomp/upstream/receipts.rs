@@ -58,7 +58,7 @@ impl UpstreamReceipts {
     }
 
     /// Whether the client may send more requests.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         self.bytes < MAX_WAITING_RECEIPTS
     }
 }

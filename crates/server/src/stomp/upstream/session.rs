@@ -34,7 +34,7 @@ pub(super) const CHANNEL: u16 = 1;
 /// Methods that may wait for their answers before the client is no longer read.
 const MAX_AWAITED: usize = 1024;
 
-/// Cost of a MESSAGE frame in nanoseconds: its headers are decoded and written anew.
+/// Cost of a MESSAGE frame in nanoseconds: its headers are decoded and written again.
 pub(super) const MESSAGE: u32 = 700;
 
 /// A connection's session in front of an upstream.
@@ -68,7 +68,7 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) prefetch: Option<u16>,
     pub(super) transactions: HashMap<TransactionId, UpstreamTransaction>,
     /// Bytes of messages in `transactions`.
-    pub(super) held_bytes: usize,
+    pub(super) transaction_bytes: usize,
     /// Queues that this connection has declared.
     pub(super) declared: HashSet<Box<str>>,
     /// The queues of `/temp-queue`s by their names.
@@ -150,7 +150,7 @@ impl UpstreamStompSession {
             unsettled: UnsettledDeliveries::default(),
             prefetch: None,
             transactions: HashMap::new(),
-            held_bytes: 0,
+            transaction_bytes: 0,
             declared: HashSet::new(),
             replies: HashMap::new(),
             next_reply: 0,
@@ -172,7 +172,7 @@ impl UpstreamStompSession {
         Until::Answered(self.awaited.last())
     }
 
-    /// Lets the upstream's side go on, and handles what it has sent. Returns the cancelled subscriptions.
+    /// Lets the upstream's side continue, and handles what it has sent. Returns the cancelled subscriptions.
     fn go_on(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
@@ -195,7 +195,7 @@ impl UpstreamStompSession {
 
     /// Whether messages for the client can be taken.
     fn takes_messages(&self) -> bool {
-        self.starting.is_none() && self.outbox.has_room()
+        self.starting.is_none() && self.outbox.has_capacity()
     }
 
     fn receive(&mut self, cancelled: &mut Vec<(Box<str>, u64)>) -> Result<(), StompFault> {
@@ -457,7 +457,7 @@ impl StompSession for UpstreamStompSession {
         Ok(cancelled)
     }
 
-    fn handle_room(&mut self, _: Instant) {
+    fn handle_capacity(&mut self, _: Instant) {
         self.outbox.nudge();
     }
 
@@ -472,15 +472,15 @@ impl StompSession for UpstreamStompSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         // While a consumer is being made, nothing may cancel it or have the pool move it to another connection: its answer
         // could be lost, and RabbitMQ 3.10 loses the channel of one that is cancelled before.
         self.deferred.is_none()
             && !self.awaited.has_consumers()
             && self.awaited.len() < MAX_AWAITED
-            && self.receipts.has_room()
-            && self.live.has_room()
-            && self.client.has_room()
+            && self.receipts.has_capacity()
+            && self.live.has_capacity()
+            && self.client.has_capacity()
     }
 
     fn is_settled(&self) -> bool {

@@ -73,7 +73,7 @@ impl Conversation {
             };
             rest = &rest[taken..];
             // One that defers a message takes nothing more before that is sent.
-            if !self.session.has_room() {
+            if !self.session.has_capacity() {
                 self.session.flush(self.now);
                 self.settle();
             }
@@ -81,7 +81,7 @@ impl Conversation {
         self.session.flush(self.now);
     }
 
-    /// Lets both sides go on until there is nothing to do.
+    /// Lets both sides continue until there is nothing to do.
     fn settle(&mut self) {
         for _ in 0..ROUNDS {
             let mut out = Vec::new();
@@ -160,7 +160,7 @@ fn messages_without_acknowledgement_are_acknowledged_upstream_once_they_are_writ
 }
 
 #[test]
-fn a_slow_client_gets_no_more_than_its_outbox_has_room_for() {
+fn a_slow_client_gets_no_more_than_fits_into_its_outbox() {
     let shared = server();
     let mut slow = Conversation::open(&shared);
     slow.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
@@ -174,7 +174,7 @@ fn a_slow_client_gets_no_more_than_its_outbox_has_room_for() {
     let mut received = 0;
     for _ in 0..20 {
         received += slow.received().len();
-        slow.session.handle_room(slow.now);
+        slow.session.handle_capacity(slow.now);
         slow.settle();
     }
     assert_eq!(received, 20);
@@ -206,8 +206,8 @@ fn a_transaction_takes_effect_with_its_commit() {
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client-individual\n\n";
     assert_eq!(conversation.call(subscribe), ["MESSAGE 1 false 0"]);
     for end in ["ABORT", "COMMIT"] {
-        let held = format!("SEND\ndestination:/queue/q\ntransaction:{end}\n\n{end}");
-        assert_eq!(conversation.call(&format!("BEGIN\ntransaction:{end}\n\n\0{held}")), [""; 0]);
+        let sent = format!("SEND\ndestination:/queue/q\ntransaction:{end}\n\n{end}");
+        assert_eq!(conversation.call(&format!("BEGIN\ntransaction:{end}\n\n\0{sent}")), [""; 0]);
         assert_eq!(conversation.ack(1, &format!("transaction:{end}\n")), ["RECEIPT a "]);
         let reported = conversation.call(&format!("{end}\ntransaction:{end}\nreceipt:e\n\n"));
         let expected =
@@ -244,11 +244,11 @@ fn the_receipt_of_a_commit_is_refused_if_one_of_its_messages_is() {
         (full, 20_000, "ERROR c Message refused "),
         ("/queue/q", 1, "RECEIPT c "),
     ] {
-        let held = |destination: &str, body: &str| {
+        let sent = |destination: &str, body: &str| {
             format!("SEND\ndestination:{destination}\ntransaction:t\n\n{body}")
         };
-        let mut frames = vec!["BEGIN\ntransaction:t\n\n".to_owned(), held(first, "x")];
-        frames.extend((0..16).map(|_| held("/queue/q", &"x".repeat(body))));
+        let mut frames = vec!["BEGIN\ntransaction:t\n\n".to_owned(), sent(first, "x")];
+        frames.extend((0..16).map(|_| sent("/queue/q", &"x".repeat(body))));
         frames.push("COMMIT\ntransaction:t\nreceipt:c\n\n".to_owned());
         let mut reported = conversation.call(&frames.join("\0"));
         conversation.settle();

@@ -7,7 +7,7 @@ use stomp::server::{Settle, TransactionId};
 
 use super::deferred::DeferredRequest;
 use super::session::UpstreamStompSession;
-use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
+use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
@@ -27,11 +27,11 @@ impl UpstreamStompSession {
     /// Holds a message until COMMIT.
     pub(super) fn hold(&mut self, id: TransactionId, message: TransactionMessage) -> Result<(), StompFault> {
         let bytes = message.bytes();
-        if self.held_bytes + bytes > MAX_HELD_BYTES {
+        if self.transaction_bytes + bytes > MAX_TRANSACTION_BYTES {
             return Err(too_large());
         }
         if let Some(transaction) = self.transactions.get_mut(&id) {
-            self.held_bytes += bytes;
+            self.transaction_bytes += bytes;
             transaction.messages.push(message);
         }
         Ok(())
@@ -70,7 +70,7 @@ impl UpstreamStompSession {
 
     fn take_transaction(&mut self, id: TransactionId) -> Option<UpstreamTransaction> {
         let transaction = self.transactions.remove(&id)?;
-        self.held_bytes -= transaction.messages.iter().map(TransactionMessage::bytes).sum::<usize>();
+        self.transaction_bytes -= transaction.messages.iter().map(TransactionMessage::bytes).sum::<usize>();
         Some(transaction)
     }
 }

@@ -73,11 +73,12 @@ impl UnsettledDeliveries {
         tags.iter().for_each(|tag| _ = self.outstanding.remove(tag));
         let first_other = self.outstanding.first().copied().unwrap_or(u64::MAX);
         let before = tags.partition_point(|tag| *tag < first_other);
-        let (together, single) = tags.split_at(before);
-        let together =
-            together.last().map(|last| SettledRun { delivery_tag: *last, multiple: together.len() > 1 });
+        let (begin_ordered_round, single) = tags.split_at(before);
+        let begin_ordered_round = begin_ordered_round
+            .last()
+            .map(|last| SettledRun { delivery_tag: *last, multiple: begin_ordered_round.len() > 1 });
         let single = single.iter().map(|tag| SettledRun { delivery_tag: *tag, multiple: false });
-        together.into_iter().chain(single).collect()
+        begin_ordered_round.into_iter().chain(single).collect()
     }
 
     /// Takes the deliveries that are to be acknowledged without the client.

@@ -177,9 +177,9 @@ impl SharedInbox {
 
     /// Takes the next event. Call it on each nudge, and when the client has room again, until it returns `None`; a caller
     /// that stops before that has to come back without a nudge. Answers come first. Without room for a message, all messages
-    /// stay, and no nudge tells of further ones. [`SharedEvent::Overflowed`] and [`SharedEvent::Ended`] come before
+    /// stay, and no nudge announces further ones. [`SharedEvent::Overflowed`] and [`SharedEvent::Ended`] come before
     /// everything else, and are the last.
-    pub(crate) fn take(&self, has_room: bool) -> Option<SharedEvent> {
+    pub(crate) fn take(&self, has_capacity: bool) -> Option<SharedEvent> {
         let mut contents = self.contents.lock();
         if let Some(end) = &mut contents.end {
             return match std::mem::replace(end, InboxEnd::Taken) {
@@ -196,7 +196,7 @@ impl SharedInbox {
         }
         let InboxContents { messages, stalled, .. } = &mut *contents;
         let waiting = messages.as_mut()?;
-        if !has_room {
+        if !has_capacity {
             *stalled = true;
             return None;
         }
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_wait_without_nudges_while_the_client_has_no_room() {
+    fn messages_wait_without_nudges_while_the_client_has_no_capacity() {
         let (inbox, outer) = inbox(10, 10_000, Copies::PerSubscription);
         inbox.push(SharedEvent::Subscribed(1));
         push(&inbox, &[1], b"a");

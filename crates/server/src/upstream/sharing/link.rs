@@ -246,7 +246,7 @@ impl Conversation {
             client.send(BINDING, channel::Open { reserved_1: "" });
         }
         client.flush(self.now)?;
-        while self.is_consuming && client.has_room() && !work::is_turn_over() {
+        while self.is_consuming && client.has_capacity() && !work::is_turn_over() {
             let sent = self.queue.take_requests(|request| {
                 work::charge(METHOD, 1);
                 send(client, &self.name, self.queue.exchange(), &request);

@@ -15,10 +15,10 @@
 //! [`SharedSubscriber`] when its client has gone.
 //!
 //! Invariants:
-//! - A key is bound upstream before its subscriber is told so, and a subscription gets no message before.
+//! - A key is bound upstream before its subscriber is notified, and a subscription gets no message before.
 //! - A subscriber's messages come in the order of the queue, each once for each of its subscriptions.
 //! - A subscriber that does not take its messages in time gets no more, and holds up nobody.
-//! - A refused key is told to its own subscribers alone.
+//! - A refused key is reported to its own subscribers alone.
 //! - When the connection is lost, subscribers stay, and all keys are bound again; messages published in between are not
 //!   received, as with a broker whose client connects again.
 //! - A turn of the queue's task ends when its work is used up, however many subscribers a message has.

@@ -211,7 +211,7 @@ impl SharedQueue {
         }
     }
 
-    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be told.
+    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
     pub(super) fn end(&self) -> Vec<Arc<SharedInbox>> {
         self.state.lock().end()
     }
@@ -285,8 +285,8 @@ impl SharedSubscriber {
 
     /// Whether the client may be read. If not, it has asked for many bindings that the upstream has not answered; its outbox
     /// is nudged when it has room again.
-    pub(crate) fn has_room(&self) -> bool {
-        self.queue.state.lock().has_room(self.id)
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.queue.state.lock().has_capacity(self.id)
     }
 }
 

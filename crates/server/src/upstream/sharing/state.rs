@@ -229,7 +229,7 @@ impl SharedState {
     }
 
     /// Whether a subscriber may have more bindings asked for. Its outbox is nudged when it may again.
-    pub(super) fn has_room(&self, id: SubscriberId) -> bool {
+    pub(super) fn has_capacity(&self, id: SubscriberId) -> bool {
         self.subscriber(id).is_none_or(|entry| entry.requested < MAX_REQUESTED)
     }
 
@@ -297,9 +297,9 @@ impl SharedState {
     pub(super) fn request_ended(&mut self, id: BindingId) {
         let by = self.bindings.get_mut(&id).and_then(|binding| binding.requested_by.take());
         if let Some(entry) = by.and_then(|by| self.subscriber_mut(by)) {
-            let had_room = entry.requested < MAX_REQUESTED;
+            let had_capacity = entry.requested < MAX_REQUESTED;
             entry.requested -= 1;
-            if !had_room {
+            if !had_capacity {
                 entry.inbox.nudge();
             }
         }
@@ -328,7 +328,7 @@ impl SharedState {
         self.queue.as_ref()
     }
 
-    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be told.
+    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
     pub(super) fn end(&mut self) -> Vec<Arc<SharedInbox>> {
         if std::mem::replace(&mut self.ended, true) {
             return Vec::new();

@@ -193,7 +193,7 @@ impl Drop for ListedQueue {
     }
 }
 
-/// The table's hasher is keyed with random bits, so that its order tells nothing about a secret.
+/// The table's hasher is keyed with random bits, so that its order reveals nothing about a secret.
 impl Hash for LoginKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let SharedLogin { prefix, credentials, vhost } = &self.0;

@@ -1,7 +1,7 @@
-//! Messages that the broker refuses for good, by closing a channel or the connection.
+//! Messages that the broker refuses permanently, by closing a channel or the connection.
 
 use super::*;
-use crate::suspicions::REFUSAL_HOLDS;
+use crate::refused_exchanges::REFUSAL_HOLDS;
 
 #[test]
 fn a_named_exchange_costs_the_others_one_more_attempt() {

@@ -315,7 +315,7 @@ impl Simulation {
     }
 
     /// Fills a queue, or makes room in it: not while messages for it are under way, one of which might pass earlier ones.
-    fn change_room(&mut self) {
+    fn change_capacity(&mut self) {
         let Setting { exchanges, keys, .. } = self.setting;
         let (exchange, key) = (exchanges[self.random.below(3)], keys[self.random.below(keys.len())]);
         let destination = format!("{exchange}/{key}");
@@ -337,7 +337,7 @@ impl Simulation {
                 let channel = [Fast, Careful][self.random.below(2)];
                 self.answer(channel);
                 if self.random.below(4) == 0 {
-                    self.forwarding.make_room();
+                    self.forwarding.free_memory();
                 }
             }
             8 if self.random.below(8) == 0 && !is_calm => {
@@ -347,7 +347,7 @@ impl Simulation {
                 [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
             }
             8 if self.random.below(12) == 0 && !is_calm => self.kill(),
-            8 if self.nacks && self.random.below(3) == 0 && !is_calm => self.change_room(),
+            8 if self.nacks && self.random.below(3) == 0 && !is_calm => self.change_capacity(),
             _ => self.now += Duration::from_millis(self.random.below(100) as u64),
         }
         self.settle(usize::MAX);

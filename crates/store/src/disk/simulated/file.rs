@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::dice::Dice;
+use super::random::SimRandom;
 use super::state::State;
 use crate::disk::DiskFile;
 
@@ -89,14 +89,14 @@ impl Content {
     }
 
     /// Writes some of the dirty sectors to the medium, and marks all of them clean.
-    pub(super) fn fail_sync(&mut self, dice: &mut Dice) {
-        self.safe = self.found(dice);
+    pub(super) fn fail_sync(&mut self, random: &mut SimRandom) {
+        self.safe = self.found(random);
         self.dirty.clear();
     }
 
     /// The content of the medium after a power failure.
-    pub(super) fn after_power_loss(&self, dice: &mut Dice) -> Self {
-        let safe = self.found(dice);
+    pub(super) fn after_power_loss(&self, random: &mut SimRandom) -> Self {
+        let safe = self.found(random);
         Self { seen: safe.clone(), safe, dirty: BTreeMap::new(), cut: None, reserved: self.reserved }
     }
 
@@ -107,20 +107,20 @@ impl Content {
         self.safe.clone_from(&self.seen);
     }
 
-    fn found(&self, dice: &mut Dice) -> Vec<u8> {
+    fn found(&self, random: &mut SimRandom) -> Vec<u8> {
         let mut found = self.safe.clone();
         // Crashes differ in how much was written back: almost nothing, almost all, or half.
-        let odds = [30, 500, 970][dice.below(3) as usize];
-        if self.seen.len() != found.len() && dice.chance(odds) {
+        let odds = [30, 500, 970][random.below(3) as usize];
+        if self.seen.len() != found.len() && random.chance(odds) {
             found.resize(self.seen.len(), 0);
         }
         for (sector, versions) in &self.dirty {
-            if !dice.chance(odds) {
+            if !random.chance(odds) {
                 continue;
             }
             // Usually the newest version, sometimes an older one.
             let newest = versions.len() as u64 - 1;
-            let chosen = if dice.chance(700) { newest } else { dice.below(newest + 1) };
+            let chosen = if random.chance(700) { newest } else { random.below(newest + 1) };
             put_sector(&mut found, *sector, &versions[chosen as usize]);
         }
         found

@@ -5,8 +5,8 @@
 //! folder was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second
 //! call succeeds without having written them. A seed determines everything.
 
-mod dice;
 mod file;
+mod random;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{Disk, DiskFile};
-pub use dice::Dice;
 use file::SimFile;
+pub use random::SimRandom;
 use state::State;
 
 /// The simulated disk. Clones are the same disk.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::Faults;
-use super::dice::Dice;
 use super::file::Content;
+use super::random::SimRandom;
 
 /// The state of a simulated disk.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub(super) struct State {
     unsynced: Vec<Change>,
     folders: BTreeSet<String>,
     files: BTreeMap<u64, Content>,
-    dice: Dice,
+    random: SimRandom,
 }
 
 #[derive(Debug, Clone)]
@@ -47,20 +47,20 @@ impl State {
             unsynced: Vec::new(),
             folders: BTreeSet::new(),
             files: BTreeMap::new(),
-            dice: Dice::new(seed),
+            random: SimRandom::new(seed),
         }
     }
 
     pub(super) fn after_power_loss(&mut self) -> Self {
         let mut names = self.safe_names.clone();
         for change in self.unsynced.clone() {
-            if self.dice.chance(500) {
+            if self.random.chance(500) {
                 change.apply(&mut names);
             }
         }
         let mut files = BTreeMap::new();
         for number in names.values() {
-            files.insert(*number, self.files[number].after_power_loss(&mut self.dice));
+            files.insert(*number, self.files[number].after_power_loss(&mut self.random));
         }
         Self {
             safe_names: names.clone(),
@@ -69,7 +69,7 @@ impl State {
             files,
             faults: Faults::default(),
             fail_sync: None,
-            dice: Dice::new(self.dice.next_u64()),
+            random: SimRandom::new(self.random.next_u64()),
             folders: self.folders.clone(),
             ..*self
         }
@@ -149,7 +149,7 @@ impl State {
         for change in std::mem::take(&mut self.unsynced) {
             // Changes of one name never overtake each other.
             let waits = || later.iter().any(|earlier| earlier.touches(&change));
-            if change.folder() != folder || failed.is_err() && (self.dice.chance(500) || waits()) {
+            if change.folder() != folder || failed.is_err() && (self.random.chance(500) || waits()) {
                 later.push(change);
             } else {
                 change.apply(&mut self.safe_names);
@@ -161,16 +161,16 @@ impl State {
 
     pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
         let allocated = self.files[&number].allocated();
-        let room = allocated + self.capacity.saturating_sub(self.used());
+        let space = allocated + self.capacity.saturating_sub(self.used());
         let end = offset + bytes.len() as u64;
         let mut outcome = Ok(());
         let mut written = bytes.len() as u64;
-        if end > room {
-            written = room.saturating_sub(offset).min(written);
+        if end > space {
+            written = space.saturating_sub(offset).min(written);
             outcome = Err(io::ErrorKind::StorageFull.into());
         }
         if self.fail_at(self.faults.write).is_err() {
-            written = self.dice.below(written + 1);
+            written = self.random.below(written + 1);
             outcome = Err(input_output());
         }
         self.file(number).write(&bytes[..written as usize], offset);
@@ -183,9 +183,9 @@ impl State {
         }
         let scheduled = self.fail_sync.is_some_and(|left| left == 0);
         self.fail_sync = self.fail_sync.and_then(|left| left.checked_sub(1));
-        if scheduled || self.dice.chance(self.faults.sync) {
+        if scheduled || self.random.chance(self.faults.sync) {
             if let Some(content) = self.files.get_mut(&number) {
-                content.fail_sync(&mut self.dice);
+                content.fail_sync(&mut self.random);
             }
             return Err(input_output());
         }
@@ -226,7 +226,7 @@ impl State {
     }
 
     fn fail_at(&mut self, rate: u64) -> io::Result<()> {
-        if self.dice.chance(rate) { Err(input_output()) } else { Ok(()) }
+        if self.random.chance(rate) { Err(input_output()) } else { Ok(()) }
     }
 }
 

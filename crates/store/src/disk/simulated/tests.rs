@@ -59,7 +59,7 @@ fn a_sync_after_a_failed_one_saves_nothing_of_what_failed() -> io::Result<()> {
 }
 
 #[test]
-fn a_full_disk_says_so_and_reserved_room_stays_usable() -> io::Result<()> {
+fn a_full_disk_says_so_and_reserved_space_stays_usable() -> io::Result<()> {
     let disk = SimDisk::new(1, 2048);
     let (one, two) = (disk.open("one")?, disk.open("two")?);
     one.reserve(1024)?;

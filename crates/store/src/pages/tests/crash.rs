@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::disk::simulated::{Dice, Faults};
+use crate::disk::simulated::{Faults, SimRandom};
 use crate::pages::PagesError;
 
 /// A queue and the state it must have after a crash.
@@ -20,17 +20,17 @@ struct Life {
     unsynced: BTreeSet<u64>,
     /// Settled, and not known to be persisted.
     settled: BTreeSet<u64>,
-    /// Settled for good.
+    /// Settled permanently.
     gone: BTreeSet<u64>,
 }
 
 impl Life {
-    fn step(&mut self, dice: &mut Dice) {
-        match dice.below(12) {
-            0..=5 => self.append(dice),
+    fn step(&mut self, random: &mut SimRandom) {
+        match random.below(12) {
+            0..=5 => self.append(random),
             6..=7 => {
-                let from = dice.below(self.next + 1);
-                let to = from + dice.below(20);
+                let from = random.below(self.next + 1);
+                let to = from + random.below(20);
                 self.segments.settle([from..=to]);
                 for position in self.live.range(from..=to).copied().collect::<Vec<_>>() {
                     self.live.remove(&position);
@@ -45,7 +45,7 @@ impl Life {
                 }
             }
             _ => {
-                let from = dice.below(self.next + 1);
+                let from = random.below(self.next + 1);
                 match self.segments.read(from, 5, 300) {
                     Ok(read) => {
                         read.iter().for_each(|message| assert_eq!(message.payload, payload(message.position)))
@@ -57,10 +57,10 @@ impl Life {
         }
     }
 
-    fn append(&mut self, dice: &mut Dice) {
-        for _ in 0..=dice.below(8) {
+    fn append(&mut self, random: &mut SimRandom) {
+        for _ in 0..=random.below(8) {
             let position = self.next;
-            let transient = dice.chance(200);
+            let transient = random.chance(200);
             match append_one(&self.segments, position, transient) {
                 Ok(()) if transient => {}
                 Ok(()) => {
@@ -73,7 +73,7 @@ impl Life {
                     return;
                 }
             }
-            self.next += 1 + dice.below(2);
+            self.next += 1 + random.below(2);
         }
     }
 
@@ -91,8 +91,8 @@ impl Life {
     }
 
     /// The power fails, or the process is killed.
-    fn crash(self, dice: &mut Dice) -> Self {
-        let killed = dice.chance(300);
+    fn crash(self, random: &mut SimRandom) -> Self {
+        let killed = random.chance(300);
         let disk = if killed { self.disk.kill() } else { self.disk.crash() };
         disk.set_faults(Faults::default());
         disk.set_capacity(1 << 30);
@@ -115,7 +115,7 @@ impl Life {
         }
         assert!(recovered.last.is_none_or(|last| last < self.next));
         // Messages that are not found were neither synced nor promised: as after a real restart, their positions are
-        // assigned anew. And as a journal would, settle again the positions whose settling was not persisted.
+        // assigned again. And as a journal would, settle again the positions whose settling was not persisted.
         segments.settle(self.settled.iter().map(|position| *position..=*position));
         let last = recovered.last.max(self.gone.last().copied()).max(self.settled.last().copied());
         let live = found.difference(&self.settled).copied().collect();
@@ -131,26 +131,26 @@ impl Life {
 }
 
 fn several_lives(seed: u64) {
-    let mut dice = Dice::new(seed);
+    let mut random = SimRandom::new(seed);
     let disk = SimDisk::new(seed, 1 << 30);
     let segments = create(&disk);
     let none = BTreeSet::new;
     let (live, unsynced, settled, gone) = (none(), none(), none(), none());
     let mut life = Life { disk, segments, next: 0, live, unsynced, settled, gone };
     for _ in 0..3 {
-        if dice.chance(600) {
-            let mut rate = || dice.below(3) * dice.below(60);
+        if random.chance(600) {
+            let mut rate = || random.below(3) * random.below(60);
             life.disk.set_faults(Faults { write: rate(), sync: rate(), names: rate() });
         }
-        for _ in 0..dice.below(80) {
-            if dice.chance(30) {
-                life.disk.set_capacity(life.disk.used() + dice.below(3000));
-            } else if dice.chance(60) {
+        for _ in 0..random.below(80) {
+            if random.chance(30) {
+                life.disk.set_capacity(life.disk.used() + random.below(3000));
+            } else if random.chance(60) {
                 life.disk.set_capacity(1 << 30);
             }
-            life.step(&mut dice);
+            life.step(&mut random);
         }
-        life = life.crash(&mut dice);
+        life = life.crash(&mut random);
     }
 }
 

@@ -86,16 +86,16 @@ impl Model {
     }
 
     fn read(&self, from: u64, count: usize, bytes: usize) {
-        let mut room = bytes;
+        let mut limit = bytes;
         let mut expected = Vec::new();
         for (position, (transient, deliveries)) in self.live.range(from..).take(count) {
             let len = payload(*position).len();
-            if len > room && !expected.is_empty() {
+            if len > limit && !expected.is_empty() {
                 break;
             }
-            room = room.saturating_sub(len);
+            limit = limit.saturating_sub(len);
             expected.push((*position, *deliveries, *transient));
-            if room == 0 {
+            if limit == 0 {
                 break;
             }
         }

@@ -65,7 +65,7 @@ fn a_transient_queue_is_never_synced_and_wiped_at_the_start() {
 }
 
 #[test]
-fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
+fn a_full_disk_loses_nothing_and_continues_when_there_is_space() {
     let disk = sim();
     let segments = create(&disk);
     append(&segments, 0..10);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::disk::simulated::{Dice, Faults};
+use crate::disk::simulated::{Faults, SimRandom};
 use crate::pages::PagesError;
 use crate::pages::segment::SegmentPhase;
 
@@ -100,9 +100,9 @@ impl World {
         assert!(open.max().is_none_or(|open| open + 1 == state.next_sequence));
     }
 
-    fn step(&mut self, event: Event, dice: &mut Dice) {
+    fn step(&mut self, event: Event, random: &mut SimRandom) {
         let before = self.states();
-        self.act(event, dice);
+        self.act(event, random);
         let after = self.states();
         self.has_its_files(&after);
         let numbers: BTreeSet<u64> = before.keys().chain(after.keys()).copied().collect();
@@ -117,14 +117,14 @@ impl World {
         }
     }
 
-    fn act(&mut self, event: Event, dice: &mut Dice) {
+    fn act(&mut self, event: Event, random: &mut SimRandom) {
         let io = |outcome: Result<(), PagesError>| match outcome {
             Ok(()) | Err(PagesError::Io { .. }) => {}
             Err(error) => panic!("{error}"),
         };
         match event {
             Append => {
-                let transient = dice.chance(self.transient);
+                let transient = random.chance(self.transient);
                 if append_one(&self.segments, self.next, transient).is_ok() {
                     self.next += 1;
                 }
@@ -139,11 +139,11 @@ impl World {
                 self.next = last.map_or(self.next, |last| last + 1);
             }
             Settle => {
-                let from = dice.below(self.next + 1);
-                self.segments.settle([from..=from + dice.below(40)]);
+                let from = random.below(self.next + 1);
+                self.segments.settle([from..=from + random.below(40)]);
             }
             Persist => {
-                if dice.chance(200) {
+                if random.chance(200) {
                     self.disk.set_faults(Faults { sync: 500, ..Faults::default() });
                 }
                 io(self.segments.persist_settled());
@@ -151,13 +151,13 @@ impl World {
             }
             Reap => io(self.segments.reap()),
             Restart => {
-                self.disk = if dice.chance(300) { self.disk.kill() } else { self.disk.crash() };
+                self.disk = if random.chance(300) { self.disk.kill() } else { self.disk.crash() };
                 let (segments, recovered) = reopen(&self.disk);
                 self.segments = segments;
                 self.next = recovered.last.map_or(self.next, |last| last + 1);
             }
         }
-        if event == Append && dice.chance(150) {
+        if event == Append && random.chance(150) {
             // A sync that succeeds changes no state.
             io(self.segments.sync());
         }
@@ -168,13 +168,13 @@ impl World {
 fn a_segment_changes_as_the_table_says_and_every_line_of_it_happens() {
     let mut seen = BTreeSet::new();
     for seed in 0..300 {
-        let mut dice = Dice::new(seed);
+        let mut random = SimRandom::new(seed);
         let disk = SimDisk::new(seed, 1 << 30);
         let segments = create(&disk);
         let transient = if seed % 2 == 0 { 200 } else { 920 };
         let mut world = World { disk, segments, next: 0, transient, seen };
         for _ in 0..150 {
-            let event = match dice.below(100) {
+            let event = match random.below(100) {
                 0..70 => Append,
                 70..74 => FailedSync,
                 74..84 => Settle,
@@ -182,7 +182,7 @@ fn a_segment_changes_as_the_table_says_and_every_line_of_it_happens() {
                 91..97 => Reap,
                 _ => Restart,
             };
-            world.step(event, &mut dice);
+            world.step(event, &mut random);
         }
         seen = world.seen;
     }

@@ -4,16 +4,16 @@
 pub(super) enum MessageState {
     Gone,
     Between,
-    HeaderHeld,
+    HeaderBuffered,
     HeaderStreamed,
-    BodyHeld,
+    BodyBuffered,
     BodyStreamed,
     Closing,
     ClosingHalf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PlaceState {
+pub(super) enum PlacementState {
     Nowhere,
     Waiting,
     WaitingOwn,
@@ -55,30 +55,30 @@ pub(super) enum Cause {
 
 use Cause::*;
 use MessageState::*;
-use PlaceState::*;
+use PlacementState::*;
 
 /// All transitions of the incoming message. Any other pair of a state and a cause leaves the state as it is.
 pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (Gone, Open, &[Between]),
-    (Between, Publish, &[HeaderHeld]),
+    (Between, Publish, &[HeaderBuffered]),
     (Between, Close, &[Gone, Closing]),
     (Between, CloseConnection, &[Gone, Closing]),
     (Between, PeerCloses, &[Gone]),
-    (HeaderHeld, Header, &[BodyHeld]),
-    (HeaderHeld, EmptyHeader, &[Between]),
-    (HeaderHeld, LargeHeader, &[BodyStreamed]),
-    (HeaderHeld, CloseConnection, &[Gone, Closing]),
-    (HeaderHeld, Granted, &[HeaderStreamed]),
-    (HeaderHeld, PeerCloses, &[Gone]),
+    (HeaderBuffered, Header, &[BodyBuffered]),
+    (HeaderBuffered, EmptyHeader, &[Between]),
+    (HeaderBuffered, LargeHeader, &[BodyStreamed]),
+    (HeaderBuffered, CloseConnection, &[Gone, Closing]),
+    (HeaderBuffered, Granted, &[HeaderStreamed]),
+    (HeaderBuffered, PeerCloses, &[Gone]),
     (HeaderStreamed, Header, &[BodyStreamed]),
     (HeaderStreamed, EmptyHeader, &[Between]),
     (HeaderStreamed, LargeHeader, &[BodyStreamed]),
     (HeaderStreamed, CloseConnection, &[Gone, ClosingHalf]),
     (HeaderStreamed, PeerCloses, &[Gone]),
-    (BodyHeld, Rest, &[Between]),
-    (BodyHeld, CloseConnection, &[Gone, Closing]),
-    (BodyHeld, Granted, &[BodyStreamed]),
-    (BodyHeld, PeerCloses, &[Gone]),
+    (BodyBuffered, Rest, &[Between]),
+    (BodyBuffered, CloseConnection, &[Gone, Closing]),
+    (BodyBuffered, Granted, &[BodyStreamed]),
+    (BodyBuffered, PeerCloses, &[Gone]),
     (BodyStreamed, Rest, &[Between]),
     (BodyStreamed, CloseConnection, &[Gone, ClosingHalf]),
     (BodyStreamed, PeerCloses, &[Gone]),
@@ -98,7 +98,7 @@ pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
 ];
 
 /// All transitions of a side, of a channel that stays. One event may lead over several lines of the table in `channel`.
-pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
+pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (Nowhere, EmptyHeader, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Nowhere, LargeHeader, &[WaitingOwn, PlacedOwn]),
     (Nowhere, Rest, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
@@ -157,7 +157,7 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
 pub(super) const RARE_MESSAGES: &[(MessageState, Cause, MessageState)] = &[(ClosingHalf, Faulted, Gone)];
 
 /// Lines of [`SIDES`] that happen too seldom to be met in each run.
-pub(super) const RARE: &[(PlaceState, Cause, PlaceState)] = &[
+pub(super) const RARE: &[(PlacementState, Cause, PlacementState)] = &[
     (Nowhere, Consume, Placed),
     (Nowhere, Answer, WaitingOwn),
     (Nowhere, PeerCloses, ClosingSide),

@@ -3,11 +3,11 @@
 use amqp::RawTable;
 use broker::{Binding, Tracer};
 
-use super::super::super::room::DiskRoom;
+use super::super::super::publish_gate::PublishGate;
 use super::*;
 
 /// Most deliveries that wait: the limit plus one consumer's batch beyond it.
-const MOST: usize = 2 * 1024;
+const MAX_WAITING: usize = 2 * 1024;
 
 /// A channel on a traced virtual host, and the queue that receives the traces.
 fn traced() -> (Fixture, Arc<Queue>) {
@@ -31,9 +31,9 @@ impl Fixture {
     }
 
     /// The work of the connection's task after a nudge.
-    fn notify(&self, publisher: &mut TracePublisher, room: &DiskRoom) {
-        room.resume(&self.vhost);
-        publisher.publish(self.connection.traces(), room, NOW, || self.tracer());
+    fn notify(&self, publisher: &mut TracePublisher, publish_gate: &PublishGate) {
+        publish_gate.resume(&self.vhost);
+        publisher.publish(self.connection.traces(), publish_gate, NOW, || self.tracer());
         self.connection.resume_deferred(NOW);
     }
 }
@@ -45,18 +45,19 @@ fn consumers_wait_while_much_is_to_be_told_of_and_get_all_of_it() {
     fixture.consume("c", 0, true);
     fixture.publish(MESSAGES);
     let mut delivered = fixture.delivered().len();
-    assert!((1024..=MOST).contains(&delivered), "{delivered} with nobody telling");
+    assert!((1024..=MAX_WAITING).contains(&delivered), "{delivered} with nobody telling");
     fixture.connection.resume(NOW);
     fixture.connection.resume_deferred(NOW);
     assert_eq!(fixture.delivered().len(), 0, "nothing has been told of meanwhile");
-    let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
+    let (mut publisher, publish_gate) =
+        (TracePublisher::default(), PublishGate::new(Arc::clone(&fixture.outbox)));
     while delivered < MESSAGES {
-        fixture.notify(&mut publisher, &room);
+        fixture.notify(&mut publisher, &publish_gate);
         let more = fixture.delivered().len();
-        assert!((1..=MOST).contains(&more), "{more} after {delivered}");
+        assert!((1..=MAX_WAITING).contains(&more), "{more} after {delivered}");
         delivered += more;
     }
-    fixture.notify(&mut publisher, &room);
+    fixture.notify(&mut publisher, &publish_gate);
     assert!(fixture.connection.traces().is_empty());
     assert_eq!(hears.message_count(), MESSAGES as u64);
 }
@@ -76,10 +77,11 @@ fn the_firehose_does_not_hold_up_whoever_listens_to_it() {
     const MESSAGES: usize = 3_000;
     let (mut fixture, hears) = traced();
     fixture.consume("c", 0, true);
-    let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
+    let (mut publisher, publish_gate) =
+        (TracePublisher::default(), PublishGate::new(Arc::clone(&fixture.outbox)));
     fixture.publish(MESSAGES);
     while fixture.queue.message_count() > 0 || !fixture.connection.traces().is_empty() {
-        fixture.notify(&mut publisher, &room);
+        fixture.notify(&mut publisher, &publish_gate);
         fixture.delivered();
     }
     // On the same connection: deliveries of traces are not traced.

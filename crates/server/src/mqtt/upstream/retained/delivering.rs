@@ -79,7 +79,7 @@ impl RetainedSession {
         Self { log, waiting: OnDemand::default() }
     }
 
-    /// Goes on with the wait of a SUBSCRIBE whose filters are bound.
+    /// Continues with the wait of a SUBSCRIBE whose filters are bound.
     pub(in super::super) fn advance(&mut self, wait: &mut RetainedWait, outbox: &Arc<Outbox>, now: Instant) {
         if let RetainedWait::Wanted(filters) = wait {
             let filters = std::mem::take(filters).into_iter();
@@ -161,7 +161,7 @@ impl RetainedSession {
         found.filter(|message| self.may_follow(message)).map(|message| message.topic.to_string()).collect()
     }
 
-    pub(in super::super) fn has_room(&self) -> bool {
+    pub(in super::super) fn has_capacity(&self) -> bool {
         self.waiting.get().is_none_or(|waiting| waiting.tickets.len() < MAX_TICKETS)
     }
 
@@ -200,7 +200,7 @@ impl UpstreamSession {
     /// Sends the retained messages that the client can take now.
     pub(in super::super) fn deliver_retained(&mut self, engine: &mut Engine) {
         while self.is_open()
-            && self.outbox.has_room()
+            && self.outbox.has_capacity()
             && !work::is_turn_over()
             && let Some(PendingCopy { topic, filter, .. }) = self.retained.first()
         {
@@ -213,12 +213,12 @@ impl UpstreamSession {
             let message = self.retained.log.get(&topic, self.now);
             let found = message.filter(|message| self.retained.may_follow(message)).zip(verdict);
             let copy = found.map(|(message, verdict)| message.to_subscriber(&verdict, self.now));
-            if copy.as_ref().is_some_and(|copy| copy.qos != QoS::AtMostOnce) && engine.room() == 0 {
+            if copy.as_ref().is_some_and(|copy| copy.qos != QoS::AtMostOnce) && engine.free_window() == 0 {
                 return;
             }
             let tag = self.own_tag();
             // A message that is too large for the client counts as sent.
-            if copy.map(|copy| self.send(copy, tag, engine)) == Some(Err(Undeliverable::NoRoom)) {
+            if copy.map(|copy| self.send(copy, tag, engine)) == Some(Err(Undeliverable::NoCapacity)) {
                 return;
             }
             self.retained.pop_first();

@@ -401,7 +401,7 @@ impl LogDialogue {
         }
         // Copies are made of what is known to be the newest.
         while self.reached > 0
-            && client.has_room()
+            && client.has_capacity()
             && !work::is_turn_over()
             && self.confirms.last() - self.confirms.settled() < MAX_UNCONFIRMED
             && self.log.has_copies()

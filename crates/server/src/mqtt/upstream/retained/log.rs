@@ -105,7 +105,7 @@ struct PreviousTopics {
     tickets: u64,
 }
 
-/// A status that was set, of which those that wait are to be told without the lock.
+/// A status that was set, of which those that wait are to be notified without the lock.
 #[must_use]
 struct StatusChange {
     is_new: bool,
@@ -464,13 +464,13 @@ impl LogClient {
     /// There are too many.
     pub(super) fn check(&self, routing_key: &str, properties: &[u8], payload: usize) -> Result<(), Refusal> {
         let size = record::size_of(routing_key, properties, payload);
-        let has_room = || {
+        let has_capacity = || {
             let now = self.log.now();
             let mut state = self.log.state.lock();
             // There may be room in a log that is not read here.
-            state.status == LogStatus::Refused || state.topics.has_room(&merged(routing_key), size, now)
+            state.status == LogStatus::Refused || state.topics.has_capacity(&merged(routing_key), size, now)
         };
-        if payload == 0 || has_room() {
+        if payload == 0 || has_capacity() {
             return Ok(());
         }
         Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "too much is retained" })

@@ -31,7 +31,7 @@
 //!
 //! # Invariants
 //! - A message that is to be retained is published only once the log is declared and bound, or no login here may have it.
-//! - It has the second key even then: another server may read the log, and is not to go on with a message that was removed.
+//! - It has the second key even then: another server may read the log, and is not to continue with a message that was removed.
 //! - What anybody may have published is validated, and no entry hides those behind it ([`record::read`]).
 //! - Entries of use are a part of the log that is bounded, so that copying them ends ([`topics::LogLimits`]).
 //! - All clients see what is retained once the upstream has accepted the binding of their filter, whoever reads the log.

@@ -20,7 +20,7 @@ use mqtt::topic::{check_name, merged};
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
 use super::LOG;
-use crate::mqtt::message::{Incoming, lasting};
+use crate::mqtt::message::{Incoming, stored_properties};
 use crate::mqtt::retained::RetainedMessage;
 
 /// The header of an entry.
@@ -96,7 +96,7 @@ pub(super) fn original(message: &Incoming<'_>, now: Timestamp) -> (&'static str,
     let expiry = message.properties.message_expiry_interval();
     let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
     let mut bytes = vec![ORIGINAL];
-    describe(message.qos, expires, &lasting(&message.properties), &mut bytes);
+    describe(message.qos, expires, &stored_properties(&message.properties), &mut bytes);
     (HEADER, FieldValue::ByteArray(bytes))
 }
 
@@ -189,7 +189,7 @@ fn entry(routing_key: &str, header: &[u8], body: &[u8]) -> Option<LogEntry> {
     let (expires, rest) = number(rest)?;
     let checked = PacketProperties::check(rest, Holder::Publish).ok()?;
     let is_publishers = |property: &Property<'_>| !matches!(property, Property::SubscriptionIdentifier(_));
-    let properties = lasting(&checked);
+    let properties = stored_properties(&checked);
     let properties = properties.as_properties().iter().filter(is_publishers);
     let message = RetainedMessage {
         topic: (*topic).into(),

@@ -237,7 +237,7 @@ fn a_copy_sets_no_topic_that_its_original_has_not_set() {
 }
 
 #[test]
-fn entries_that_were_read_before_and_those_without_room_change_nothing() {
+fn entries_that_were_read_before_and_those_without_capacity_change_nothing() {
     let (mut log, mut topics) = (TestLog::default(), RetainedTopics::new(LIMITS, 0));
     log.set("a", "1");
     log.set("a", "2");
@@ -246,7 +246,7 @@ fn entries_that_were_read_before_and_those_without_room_change_nothing() {
     assert!(topics.read(again, NOW));
     assert_eq!(found(&topics)["a"], "2");
     let large = original("large", &[0; 20 << 10], &PropertyList::new(), QoS::AtLeastOnce);
-    assert!(!topics.has_room("large", 20 << 10, NOW) && topics.has_room("a", 15 << 10, NOW));
+    assert!(!topics.has_capacity("large", 20 << 10, NOW) && topics.has_capacity("a", 15 << 10, NOW));
     // Another process had room for one.
     assert!(topics.read(placed(EXCHANGE, &large, 2), NOW));
     assert!(!topics.read(placed(EXCHANGE, &Encoded { routing_key: "b".into(), ..large }, 3), NOW));
@@ -254,14 +254,14 @@ fn entries_that_were_read_before_and_those_without_room_change_nothing() {
 }
 
 #[test]
-fn expired_messages_make_room_and_are_not_copied() {
+fn expired_messages_free_space_and_are_not_copied() {
     let mut topics = RetainedTopics::new(LIMITS, 0);
     let expiring = |seconds| PropertyList::new().with(Property::MessageExpiryInterval(seconds));
     let entry = |topic, seconds| original(topic, &[0; 12 << 10], &expiring(seconds), QoS::AtLeastOnce);
     topics.read(placed(EXCHANGE, &entry("short", 1), 0), NOW);
     let later = NOW.after(1000);
     assert_eq!((topics.len(), topics.get("short", later)), (1, None));
-    assert!(!topics.has_room("b", 12 << 10, NOW) && topics.has_room("b", 12 << 10, later));
+    assert!(!topics.has_capacity("b", 12 << 10, NOW) && topics.has_capacity("b", 12 << 10, later));
     topics.read(placed(EXCHANGE, &entry("long", 60), 1), later);
     assert!(topics.get("long", later).is_some());
     for offset in 2..8 {
@@ -293,15 +293,15 @@ fn an_entry_is_read_as_it_was_written() {
         .with(Property::UserProperty("b", "1"))
         .with(Property::UserProperty("a", "2"))
         .with(Property::UserProperty("b", "3"));
-    let lasting = list.as_properties().iter().skip(1).fold(PropertyList::new(), PropertyList::with);
+    let persistent = list.as_properties().iter().skip(1).fold(PropertyList::new(), PropertyList::with);
     let written = original("v1.2/ä", b"\0\xff", &list, QoS::ExactlyOnce);
     let Placed { entry, .. } = placed(EXCHANGE, &written, 7);
     let LogEntry::Topic(TopicEntry { version: None, topic, message: Some(message) }) = entry else {
         panic!("{entry:?}");
     };
-    // As RabbitMQ tells it.
+    // As RabbitMQ reports it.
     assert_eq!((&*topic, &*message.topic, message.qos), ("v1/2/ä", "v1/2/ä", QoS::ExactlyOnce));
-    assert_eq!((&message.properties, message.expires), (&lasting, Some(NOW.after(60_000))));
+    assert_eq!((&message.properties, message.expires), (&persistent, Some(NOW.after(60_000))));
     assert_eq!(&*message.payload, b"\0\xff");
     let copy = placed(LOG, &record::copy(5, &message), 8).entry;
     assert_eq!(copy, LogEntry::Topic(TopicEntry { version: Some(5), topic, message: Some(message) }));

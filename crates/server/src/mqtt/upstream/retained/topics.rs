@@ -177,7 +177,7 @@ impl RetainedTopics {
 
     /// Whether there is room for a message that was read; its topic counts for nothing any more.
     fn takes(&mut self, message: &RetainedMessage, size: u64, now: Timestamp) -> bool {
-        let fits = |all: &Self| all.live + size <= all.limits.of_readers() && all.tree.has_room(message);
+        let fits = |all: &Self| all.live + size <= all.limits.of_readers() && all.tree.has_capacity(message);
         if !fits(self) {
             self.expire(now);
         }
@@ -238,7 +238,7 @@ impl RetainedTopics {
     }
 
     /// Whether a client may retain a message of this size.
-    pub(super) fn has_room(&mut self, topic: &str, size: u64, now: Timestamp) -> bool {
+    pub(super) fn has_capacity(&mut self, topic: &str, size: u64, now: Timestamp) -> bool {
         let before = self.known.get(topic).filter(|known| known.has_message).map_or(0, |known| known.size);
         let fits = |all: &Self| all.live.saturating_sub(before) + size <= all.limits.of_publishers();
         if !fits(self) {

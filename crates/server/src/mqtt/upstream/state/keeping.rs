@@ -41,7 +41,7 @@ pub(in super::super) struct OutboundPublish {
 pub(in super::super) struct StateWork {
     /// Messages and releases that wait for the state queue, or for the log of retained messages, in their order. The client is
     /// not read meanwhile.
-    held: VecDeque<HeldWork>,
+    deferred: VecDeque<DeferredWork>,
     /// Releases that the upstream has not confirmed, with the numbers of their records.
     releases: VecDeque<(u64, u16)>,
     /// Whether the queue is to be declared.
@@ -56,7 +56,7 @@ pub(in super::super) struct StateWork {
     listed_bytes: usize,
 }
 
-enum HeldWork {
+enum DeferredWork {
     Publish(OutboundPublish),
     /// The answer to a message that is not published.
     Refused(Then),
@@ -66,13 +66,13 @@ enum HeldWork {
 
 impl StateWork {
     /// Whether the client may be read.
-    pub(in super::super) fn has_room(&self) -> bool {
-        self.held.is_empty()
+    pub(in super::super) fn has_capacity(&self) -> bool {
+        self.deferred.is_empty()
     }
 
     /// Whether nothing is under way.
     pub(in super::super) fn is_settled(&self) -> bool {
-        self.held.is_empty() && self.releases.is_empty()
+        self.deferred.is_empty() && self.releases.is_empty()
     }
 }
 
@@ -80,19 +80,19 @@ impl UpstreamSession {
     /// Publishes a message behind those before it. One of QoS 2 of a session that lasts goes with a record.
     pub(in super::super) fn publish_in_order(&mut self, message: OutboundPublish) {
         let is_recorded = message.qos == QoS::ExactlyOnce && self.uses_queue();
-        if !is_recorded && self.work.held.is_empty() && !self.waits_for_log(&message) {
+        if !is_recorded && self.work.deferred.is_empty() && !self.waits_for_log(&message) {
             return self.publish_plain(&message);
         }
-        self.work.held.push_back(HeldWork::Publish(message));
-        self.pass_held();
+        self.work.deferred.push_back(DeferredWork::Publish(message));
+        self.pass_deferred();
     }
 
     /// Answers a message that is not published, behind those before it.
     pub(in super::super) fn refuse_in_order(&mut self, then: Then) {
-        if self.work.held.is_empty() {
+        if self.work.deferred.is_empty() {
             self.uplink.answer(then);
         } else {
-            self.work.held.push_back(HeldWork::Refused(then));
+            self.work.deferred.push_back(DeferredWork::Refused(then));
         }
     }
 
@@ -116,47 +116,47 @@ impl UpstreamSession {
         if self.uplink.used_state().and_then(|state| state.digest(packet_id)).is_none() {
             return self.answers.push_back(Then::Complete { packet_id });
         }
-        self.work.held.push_back(HeldWork::Release(packet_id));
-        self.pass_held();
+        self.work.deferred.push_back(DeferredWork::Release(packet_id));
+        self.pass_deferred();
     }
 
     /// Publishes what was held for as long as the state queue takes it.
-    fn pass_held(&mut self) {
-        while let Some(held) = self.work.held.pop_front() {
-            if let Err(held) = self.pass(held) {
-                self.work.held.push_front(held);
+    fn pass_deferred(&mut self) {
+        while let Some(deferred) = self.work.deferred.pop_front() {
+            if let Err(deferred) = self.pass(deferred) {
+                self.work.deferred.push_front(deferred);
                 return;
             }
         }
-        self.work.held = VecDeque::new();
+        self.work.deferred = VecDeque::new();
     }
 
     /// Publishes a message, or returns it if it has to wait.
-    fn pass(&mut self, held: HeldWork) -> Result<(), HeldWork> {
+    fn pass(&mut self, deferred: DeferredWork) -> Result<(), DeferredWork> {
         let usage = self.state_usage();
-        let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_room();
-        match held {
-            HeldWork::Publish(message) if self.waits_for_log(&message) => {
-                return Err(HeldWork::Publish(message));
+        let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_capacity();
+        match deferred {
+            DeferredWork::Publish(message) if self.waits_for_log(&message) => {
+                return Err(DeferredWork::Publish(message));
             }
-            HeldWork::Refused(then) => self.uplink.answer(then),
-            HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
+            DeferredWork::Refused(then) => self.uplink.answer(then),
+            DeferredWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
                 self.publish_plain(&message);
             }
-            HeldWork::Publish(message) if usage == StateUsage::Refused => {
+            DeferredWork::Publish(message) if usage == StateUsage::Refused => {
                 let (packet_id, reason) = (message.packet_id, ReasonCode::NotAuthorized);
                 let text = "the session's state queue is refused by the upstream";
                 self.uplink.answer(Then::Refuse { packet_id, reason, text });
             }
-            HeldWork::Release(packet_id) if usage == StateUsage::Refused => {
+            DeferredWork::Release(packet_id) if usage == StateUsage::Refused => {
                 self.answers.push_back(Then::Complete { packet_id });
             }
-            held if waits => {
+            deferred if waits => {
                 self.work.is_needed |= usage == StateUsage::Unused;
-                return Err(held);
+                return Err(deferred);
             }
-            HeldWork::Publish(message) => self.publish_recorded(&message),
-            HeldWork::Release(packet_id) => {
+            DeferredWork::Publish(message) => self.publish_recorded(&message),
+            DeferredWork::Release(packet_id) => {
                 work::charge(RECORD, 1);
                 let (number, record) = self.uplink.state().write_released(packet_id);
                 self.uplink.publish_record(number, &record, self.at);
@@ -199,11 +199,11 @@ impl UpstreamSession {
             // Those that are gone, and those that were made again, have been counted.
             self.count_listed(engine);
         }
-        let has_room = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
-        if has_room {
+        let has_capacity = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
+        if has_capacity {
             self.work.listed_bytes += bytes;
         }
-        has_room
+        has_capacity
     }
 
     /// Counts the bytes of the subscriptions in a list.
@@ -236,7 +236,7 @@ impl UpstreamSession {
 
     /// Declares the state queue if it is needed, and writes the list if it has changed.
     pub(in super::super) fn keep_state(&mut self, engine: &Engine) {
-        self.pass_held();
+        self.pass_deferred();
         let usage = self.state_usage();
         let is_due = !self.work.waiting.is_empty()
             || self.work.is_outdated
@@ -261,7 +261,7 @@ impl UpstreamSession {
         self.work.listing = Some((number, std::mem::take(&mut self.work.waiting)));
         (self.work.is_needed, self.work.is_outdated) = (false, false);
         // There is room behind the list.
-        self.pass_held();
+        self.pass_deferred();
         self.outbox.nudge();
     }
 
@@ -298,7 +298,7 @@ impl UpstreamSession {
                 for number in listing.into_iter().chain(waiting) {
                     self.answered(number, Ok(()), engine);
                 }
-                self.pass_held();
+                self.pass_deferred();
                 self.outbox.nudge();
             }
             StateEvent::Lost(fault) if fault.code == ReplyCode::NotFound => self.queue_deleted(),
@@ -314,9 +314,9 @@ impl UpstreamSession {
 
     /// The connection has ended: what waits and is not to be recorded is published.
     pub(in super::super) fn publish_rest(&mut self) {
-        for held in std::mem::take(&mut self.work.held) {
-            match held {
-                HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
+        for deferred in std::mem::take(&mut self.work.deferred) {
+            match deferred {
+                DeferredWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
                     if self.waits_for_log(&message) {
                         let (vhost, client) = (&*self.owner.vhost, &*self.owner.client_id);
                         tracing::warn!(

@@ -173,7 +173,7 @@ impl Default for StateQueue {
 }
 
 impl StateQueue {
-    /// Asks whether the queue is there; [`Self::phase`] tells the answer.
+    /// Asks whether the queue is there; [`Self::phase`] has the answer.
     pub(in super::super) fn find(&mut self, name: &str) {
         self.name = name.into();
         self.phase = StatePhase::Finding;
@@ -253,7 +253,7 @@ impl StateQueue {
 
     /// Whether there may be another record. A list that is due goes first: copies of the records in front of it, which the pool
     /// makes when it loses its connection, must not keep it out of the window.
-    pub(in super::super) fn has_room(&self) -> bool {
+    pub(in super::super) fn has_capacity(&self) -> bool {
         self.log.len() < FULL && !self.wants_list()
     }
 
@@ -263,7 +263,7 @@ impl StateQueue {
             self.phase,
             StatePhase::None | StatePhase::Missing | StatePhase::Consuming | StatePhase::Stopped
         );
-        !is_idle || self.usage == StateUsage::Opening || !self.has_room()
+        !is_idle || self.usage == StateUsage::Opening || !self.has_capacity()
     }
 
     /// Whether a list is to be written, so that records can be removed.
@@ -326,7 +326,7 @@ impl StateQueue {
         self.log.overdue
     }
 
-    /// Sends what is to be sent. `is_settled` tells that everything that was published is confirmed.
+    /// Sends what is to be sent. `is_settled` says that everything that was published is confirmed.
     pub(in super::super) fn send(
         &mut self,
         client: &mut AmqpClient,

@@ -7,7 +7,7 @@ use mqtt::session::Session;
 use transport::Outbox;
 
 use super::queue::{StatePhase, StateQueue};
-use crate::mqtt::upstream::takeover::EarlierConsumer;
+use crate::mqtt::upstream::session_takeover::EarlierConsumer;
 
 /// How far the state queue of a client that is about to be admitted was read.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub(in super::super) struct StateReading {
 }
 
 /// How often an empty queue is looked at again.
-const MOST_EMPTY: u32 = 3;
+const MAX_EMPTY: u32 = 3;
 
 /// The outcome of a step of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ pub(in super::super) enum ReadState {
 }
 
 impl StateReading {
-    /// Goes on. `is_found` tells that the session's queue is there: a session that had one and has lost it has ended elsewhere.
+    /// Continues. `is_found` says that the session's queue is there: a session that had one and has lost it has ended
+    /// elsewhere.
     pub(in super::super) fn advance(
         &mut self,
         state: &mut StateQueue,
@@ -54,7 +55,7 @@ impl StateReading {
                     return ReadState::Waits;
                 }
                 // There is always a list, which may be on its way back from a connection that was lost.
-                let is_returning = messages == 0 && self.empty < MOST_EMPTY;
+                let is_returning = messages == 0 && self.empty < MAX_EMPTY;
                 self.empty += u32::from(is_returning);
                 if self.earlier.pause(consumers > 0 || is_returning, outbox) {
                     return ReadState::Waits;

@@ -103,7 +103,7 @@ impl World {
 }
 
 impl Link {
-    /// Lets both sides go on until there is nothing to do.
+    /// Lets both sides continue until there is nothing to do.
     fn settle(&mut self) {
         for _ in 0..8 {
             self.uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
@@ -203,7 +203,7 @@ fn records_are_removed_when_a_later_list_is_confirmed() {
             link.release(packet_id);
         }
         link.keep(&[("live/+", live())]);
-        assert!(link.uplink.state().has_room());
+        assert!(link.uplink.state().has_capacity());
         assert!(world.count().unwrap() < 80, "{:?}", world.count());
     }
     link.leave();
@@ -229,7 +229,7 @@ fn a_list_goes_in_front_of_many_records_and_they_fill_a_part_of_the_window() {
     let (mut packet_id, mut rounds) = (0, Vec::new());
     for _ in 0..2 {
         let before = packet_id;
-        while link.uplink.state().has_room() {
+        while link.uplink.state().has_capacity() {
             packet_id += 1;
             link.publish(packet_id, 7);
         }
@@ -242,9 +242,9 @@ fn a_list_goes_in_front_of_many_records_and_they_fill_a_part_of_the_window() {
     // The first list is one of them, and so is the second.
     assert_eq!(rounds, [63, 127]);
     link.settle();
-    assert!(link.uplink.state().wants_list() && !link.uplink.state().has_room());
+    assert!(link.uplink.state().wants_list() && !link.uplink.state().has_capacity());
     link.keep(&[]);
-    assert!(link.uplink.state().has_room() && !link.uplink.state().wants_list());
+    assert!(link.uplink.state().has_capacity() && !link.uplink.state().wants_list());
     assert_eq!(world.count(), Some(1));
 }
 

@@ -253,8 +253,8 @@ impl BackendSession for FlakySession {
         self.session.handle_nudge(now)
     }
 
-    fn handle_room(&mut self, now: Instant) {
-        self.session.handle_room(now);
+    fn handle_capacity(&mut self, now: Instant) {
+        self.session.handle_capacity(now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -265,8 +265,8 @@ impl BackendSession for FlakySession {
         self.session.handle_deadline(now)
     }
 
-    fn has_room(&self) -> bool {
-        self.session.has_room()
+    fn has_capacity(&self) -> bool {
+        self.session.has_capacity()
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
@@ -402,7 +402,7 @@ fn describe(event: &SharedEvent) -> String {
     }
 }
 
-/// Waits until no task has anything to do: only then the paused clock goes on.
+/// Waits until no task has anything to do: only then the paused clock continues.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -3,22 +3,22 @@
 use proxy::Pool;
 
 use super::*;
-use crate::simulated::Cable;
+use crate::simulated::InProcessConnector;
 use crate::upstream::sharing::state::IDLE_TIME;
 
 /// A site whose subscribers come through a pool.
 struct PooledSite {
     site: Site,
     pool: Arc<Pool>,
-    cable: Arc<Cable>,
+    connector: Arc<InProcessConnector>,
 }
 
 impl PooledSite {
     fn new() -> Self {
         let site = Site::new();
-        let cable = Cable::to(&site.upstream.shared);
-        let pool = cable.pool();
-        Self { site, pool, cable }
+        let connector = InProcessConnector::to(&site.upstream.shared);
+        let pool = connector.pool();
+        Self { site, pool, connector }
     }
 
     fn join(&self, password: &str) -> Subscriber {
@@ -59,7 +59,7 @@ async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
     let queue = pooled.site.upstream.queues().remove(0);
     assert_eq!((queue.view().ready, queue.view().unacknowledged), (0, 0));
 
-    pooled.cable.cut();
+    pooled.connector.cut();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(pooled.site.status().lost, 1);
     assert_eq!(pooled.site.upstream.bindings(), ["a.#", "b"]);

@@ -19,8 +19,8 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
     assert_eq!(site.upstream.bindings().len(), 10);
     let queue = site.upstream.queues().remove(0);
     assert!(queue.name().starts_with("stomp-subscription-"));
-    for room in 0..10 {
-        site.publish(&format!("room.{room}"), &room.to_string()).await;
+    for key in 0..10 {
+        site.publish(&format!("room.{key}"), &key.to_string()).await;
     }
     for (number, subscriber) in subscribers.iter().enumerate() {
         assert_eq!(subscriber.events(), [format!("7: {}", number % 10)]);
@@ -45,10 +45,10 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
         }
     );
     let bindings = site.all.bindings(queue.name()).unwrap();
-    let told: Vec<_> =
+    let reported: Vec<_> =
         bindings.iter().map(|binding| (&*binding.key, binding.subscribers, binding.is_bound)).collect();
-    let keys: Vec<_> = (0..10).map(|room| format!("room.{room}")).collect();
-    assert_eq!(told, keys.iter().map(|key| (&**key, 100, true)).collect::<Vec<_>>());
+    let keys: Vec<_> = (0..10).map(|key| format!("room.{key}")).collect();
+    assert_eq!(reported, keys.iter().map(|key| (&**key, 100, true)).collect::<Vec<_>>());
     assert!(site.all.bindings("another").is_none());
 }
 
@@ -179,7 +179,7 @@ async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
     let site = Site::new();
     let (subscriber, other) = (site.join(), site.join());
     for number in 0..MAX_REQUESTED as u64 {
-        assert!(subscriber.hold.has_room());
+        assert!(subscriber.hold.has_capacity());
         let key = format!("k.{number}");
         subscriber.hold.subscribe(&key, number);
         // It would not cost less to ask for keys and not to want them.
@@ -189,24 +189,24 @@ async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
     }
     other.hold.subscribe("other", 1);
     // Those that nobody wants any more were not asked for yet, as there is no connection.
-    assert!(subscriber.hold.has_room() && other.hold.has_room());
+    assert!(subscriber.hold.has_capacity() && other.hold.has_capacity());
     for number in 0..MAX_REQUESTED as u64 / 2 {
         subscriber.hold.subscribe(&format!("more.{number}"), number);
     }
-    assert!(!subscriber.hold.has_room() && other.hold.has_room());
+    assert!(!subscriber.hold.has_capacity() && other.hold.has_capacity());
     settle().await;
     assert_eq!(subscriber.events().len(), MAX_REQUESTED);
-    assert!(subscriber.hold.has_room());
+    assert!(subscriber.hold.has_capacity());
     // With a connection they are asked for.
     for number in 0..MAX_REQUESTED as u64 {
         let key = format!("last.{number}");
         subscriber.hold.subscribe(&key, number);
         subscriber.hold.unsubscribe(&key, number);
     }
-    assert!(!subscriber.hold.has_room() && other.hold.has_room());
+    assert!(!subscriber.hold.has_capacity() && other.hold.has_capacity());
     settle().await;
     assert!(subscriber.carrier.take_nudge(), "no event tells of the room");
-    assert!(subscriber.hold.has_room());
+    assert!(subscriber.hold.has_capacity());
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,16 +298,16 @@ async fn a_queue_that_is_replaced_before_its_task_has_ended_is_counted_once() {
     let first = site.join();
     first.subscribe("k", 1).await;
     site.publish("k", "x").await;
-    let told = site.all.totals().counts;
-    assert_eq!((told.received, told.copies), (1, 1));
+    let reported = site.all.totals().counts;
+    assert_eq!((reported.received, reported.copies), (1, 1));
     // It has ended, and its task has had no turn since.
     let ended = site.all.running().remove(0);
     ended.end();
     let second = site.join();
-    assert_eq!((site.all.totals().queues, site.all.totals().counts), (2, told));
+    assert_eq!((site.all.totals().queues, site.all.totals().counts), (2, reported));
     drop((first, ended));
     second.subscribe("k", 1).await;
-    assert_eq!((site.all.totals().queues, site.all.totals().counts), (1, told));
+    assert_eq!((site.all.totals().queues, site.all.totals().counts), (1, reported));
 }
 
 #[tokio::test(start_paused = true)]

@@ -202,7 +202,7 @@ async fn a_refusal_for_very_many_takes_several_turns() {
     crowd.queue.handle_bound(transport::now()).unwrap();
     let again = |crowd: &mut Crowd, turns| {
         if turns == 1 {
-            // Removed before its refusal was told, and asked for again.
+            // Removed before its refusal was reported, and asked for again.
             let hold = &crowd.subscribers[SUBSCRIBERS - 1].1;
             hold.unsubscribe("a", 0);
             hold.subscribe("a", 7);

@@ -32,7 +32,7 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
         assert_eq!(next(&logins, now), Some(number.to_string()), "those before were refused");
         logins.handle_refused(&login(number), now);
         assert!(!logins.is_worth_waiting(now));
-        // It comes again at once.
+        // It returns at once.
         logins.leave(&login(number));
         assert!(!logins.join(&login(number), now));
         assert_eq!((next(&logins, now), logins.needs(&login("good"))), (None, true));
@@ -120,9 +120,9 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     assert_eq!(stream.asked().len(), 21, "each is tried");
     // It comes back with it within the minute.
     stream.permit("good");
-    let (newcomer, outbox) = join(&logs, &stream, "newcomer");
+    let (joining, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
-    assert!(newcomer.is_decided(&outbox) && !newcomer.is_available(), "nobody waits for it");
+    assert!(joining.is_decided(&outbox) && !joining.is_available(), "nobody waits for it");
     tokio::time::sleep(REFUSAL_TIME).await;
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;

@@ -95,7 +95,7 @@ impl TestStream {
         }
     }
 
-    /// Deletes it; its consumers are told.
+    /// Deletes it; its consumers are notified.
     pub(super) fn delete(&self) {
         let mut state = self.0.lock();
         state.entries = Vec::new();
@@ -279,7 +279,7 @@ impl BackendSession for StreamSession {
         Ok(())
     }
 
-    fn handle_room(&mut self, _now: Instant) {}
+    fn handle_capacity(&mut self, _now: Instant) {}
 
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -289,7 +289,7 @@ impl BackendSession for StreamSession {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         true
     }
 

@@ -1,0 +1,59 @@
+//! The values used last, to be shared by those who need an equal one.
+
+/// Number of values that are at hand: those that are alike usually come together.
+const MAX_VALUES: usize = 16;
+
+/// The last values, the latest first.
+#[derive(Debug)]
+pub(crate) struct LruList<T>(Vec<T>);
+
+impl<T> Default for LruList<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> LruList<T> {
+    /// The value that `matches`, or a new one, which takes the place of the one that was not used for the longest time.
+    pub(crate) fn get_or_insert_with(
+        &mut self,
+        matches: impl FnMut(&T) -> bool,
+        make: impl FnOnce() -> T,
+    ) -> &T {
+        match self.0.iter().position(matches) {
+            Some(at) => self.0[..=at].rotate_right(1),
+            None => {
+                self.0.truncate(MAX_VALUES - 1);
+                self.0.insert(0, make());
+            }
+        }
+        &self.0[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_used_last_are_at_hand() {
+        let mut recent = LruList::default();
+        // Whether the value had to be made.
+        let mut is_new = |value: usize| {
+            let mut made = false;
+            let found = recent.get_or_insert_with(
+                |&known| known == value,
+                || {
+                    made = true;
+                    value
+                },
+            );
+            assert_eq!(*found, value);
+            made
+        };
+        assert!((0..MAX_VALUES).all(&mut is_new));
+        assert!(!(0..MAX_VALUES).any(&mut is_new));
+        assert!(is_new(MAX_VALUES));
+        assert!(!is_new(1) && is_new(0) && !is_new(1));
+    }
+}

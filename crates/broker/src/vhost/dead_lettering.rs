@@ -1,0 +1,132 @@
+//! Sending dead letters on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use store::journal::Transfer;
+use sync::work;
+
+use super::VirtualHost;
+use crate::dead_letter::DeadLetterPublish;
+use crate::metrics::SharedCounter;
+use crate::persistence::{LastStoring, StoredBatch};
+use crate::queue::{DeadLetter, DeathReason, Queue, Sender, Step};
+use crate::routing::Routed;
+use crate::time::Timestamp;
+
+/// Dead letters of queues that dropped messages in favour of other dead letters.
+type Pending = VecDeque<(Arc<Queue>, Vec<DeadLetter>)>;
+
+/// Nanoseconds charged for creating a dead letter and finding its queues.
+const LETTER: u32 = 1_500;
+
+impl VirtualHost {
+    /// Routes the dead letters of `from` to its dead-letter exchange, then those that other queues drop as a
+    /// consequence, and so on; finally dead letters that `from` has dropped in the meantime, if they are not many. Called
+    /// without any lock held, by the thread to which the queue gave `dead`. Dead letters to a missing exchange are dropped.
+    pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
+        let mut pending = Pending::new();
+        let (mut dead, mut sent) = (dead, Step::default());
+        let _turn = from.dead_letters_turn();
+        while !dead.is_empty() {
+            let mut left = Vec::new();
+            for letter in &dead {
+                sent.add(&letter.message);
+                left.extend(self.send_dead_letter(from, letter, now, &mut pending));
+                while let Some((queue, dead)) = pending.pop_front() {
+                    self.send_line(&queue, dead, now, &mut pending);
+                }
+            }
+            from.dead_letters_sent(left);
+            dead = from.next_dead_letters(&sent);
+        }
+    }
+
+    /// Sends on the dead letters of a queue that received one, and some that it drops in the meantime. A queue is
+    /// in `pending` at most once: after that its dead letters line up.
+    fn send_line(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp, pending: &mut Pending) {
+        let (mut dead, mut sent) = (dead, Step::default());
+        let _turn = from.dead_letters_turn();
+        while !dead.is_empty() {
+            dead.iter().for_each(|letter| sent.add(&letter.message));
+            let left: Vec<_> =
+                dead.iter().filter_map(|letter| self.send_dead_letter(from, letter, now, pending)).collect();
+            from.dead_letters_sent(left);
+            dead = from.next_dead_letters(&sent);
+        }
+    }
+
+    /// Sends one letter. If it is stored, the same record of the store says that it has arrived and that the
+    /// original message has left: after a crash exactly one of the two exists. Returns the position of the
+    /// original message if that has still to be settled.
+    fn send_dead_letter(
+        &self,
+        from: &Queue,
+        dead: &DeadLetter,
+        now: Timestamp,
+        pending: &mut Pending,
+    ) -> Option<u64> {
+        let arguments = from.arguments();
+        let Some(target) = arguments.dead_lettering.as_ref() else { return dead.stored };
+        let Some(budget) = dead.budget.checked_sub(1) else {
+            self.metrics.dead_letters_dropped.add(1);
+            return dead.stored;
+        };
+        let mut letter =
+            DeadLetterPublish::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
+        work::charge(LETTER, 1);
+        self.metrics.messages_dead_lettered.add(1);
+        self.dead_lettered_for(dead.reason).add(1);
+        let queues = self.queues_of(&target.exchange, &letter);
+        letter.message.share(queues.len());
+        let message = [Arc::new(letter.message)];
+        let kept = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);
+        let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
+        let mut transfer = Transfer::default();
+        for (at, queue) in queues.into_iter().enumerate() {
+            // The original message has already been confirmed, if at all; a full queue loses the letter.
+            let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
+            let sender = Sender::DeadLetters { budget: share };
+            let appended = queue.append(message.iter().cloned(), kept, now, sender, |_| {});
+            if !appended.dead.is_empty() {
+                pending.push_back((queue, appended.dead));
+            }
+        }
+        match dead.stored {
+            Some(position) if !transfer.is_empty() => {
+                from.dead_letter_transferred(position, &transfer);
+                None
+            }
+            position => position,
+        }
+    }
+
+    fn dead_lettered_for(&self, reason: DeathReason) -> &SharedCounter {
+        match reason {
+            DeathReason::Rejected => &self.metrics.messages_dead_lettered_rejected,
+            DeathReason::Expired => &self.metrics.messages_dead_lettered_expired,
+            DeathReason::MaxLength => &self.metrics.messages_dead_lettered_maxlen,
+            DeathReason::DeliveryLimit => &self.metrics.messages_dead_lettered_delivery_limit,
+        }
+    }
+
+    fn queues_of(&self, exchange: &str, letter: &DeadLetterPublish) -> Vec<Arc<Queue>> {
+        let headers = letter.headers().encode();
+        let keys: Vec<&str> = letter.keys.iter().map(|key| &**key).collect();
+        let routed = Routed { keys: &keys, headers: &headers, properties: letter.message.properties() };
+        let topology = self.topology.read();
+        let slot = match exchange {
+            "" => None,
+            name => match topology.exchange(name) {
+                None => return Vec::new(),
+                Some((slot, _)) => Some(slot),
+            },
+        };
+        let mut queues = topology.route(slot, routed).queues;
+        queues.retain(|queue| !letter.circles_to(queue.name()));
+        queues
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+use amqp::{FieldTable, FieldValue, RawTable};
+
+use super::*;
+use crate::message::{Body, BrokerProperties, Message};
+use crate::vhost::QueueDeclare;
+use crate::{Broker, BrokerConfig, SessionId};
+
+const ME: SessionId = SessionId(1);
+const NOW: Timestamp = Timestamp(1_000);
+
+fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+    let arguments = arguments.iter().cloned().collect::<FieldTable>().encode();
+    let arguments = RawTable::check(&arguments).unwrap();
+    vhost.declare_queue(ME, &QueueDeclare { name, arguments, ..Default::default() }, NOW).unwrap().queue
+}
+
+/// As [`append_bodies`], for bodies that are numbers.
+fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> Vec<DeadLetter> {
+    append_bodies(queue, bodies.map(|body| body.to_string().into_bytes()))
+}
+
+/// Appends messages with these bodies, of which the queue keeps one. Returns the dead letters that the caller has to send.
+fn append_bodies(queue: &Arc<Queue>, bodies: impl IntoIterator<Item = Vec<u8>>) -> Vec<DeadLetter> {
+    let new = |body: Vec<u8>| {
+        Message::new("".into(), queue.name(), &[0, 0], Body::Copied(&body), BrokerProperties::default())
+    };
+    let messages: Vec<_> = bodies.into_iter().map(|body| Arc::new(new(body))).collect();
+    let nowhere = StoredBatch::keep(None, LastStoring::of(std::slice::from_ref(queue)), &messages);
+    queue.append(messages.into_iter(), nowhere.at(0), NOW, Sender::Publisher(None), |_| {}).dead
+}
+
+/// The bodies that have arrived, in order.
+fn drain(queue: &Queue) -> Vec<u32> {
+    std::iter::from_fn(|| queue.get(true, NOW))
+        .map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap().parse().unwrap())
+        .collect()
+}
+
+fn world() -> (Arc<Broker>, Arc<VirtualHost>, Arc<Queue>, Arc<Queue>) {
+    let broker = Broker::new(BrokerConfig::default());
+    let vhost = broker.vhost("/").unwrap();
+    let dead = queue(&vhost, "dead", &[]);
+    let arguments = [
+        ("x-max-length", FieldValue::I32(1)),
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    let short = queue(&vhost, "short", &arguments);
+    (broker, vhost, short, dead)
+}
+
+#[test]
+fn who_drops_messages_does_not_run_far_ahead_of_those_who_send_them() {
+    let (_broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    for from in (2..20_002).step_by(200) {
+        append(&short, from..from + 200);
+    }
+    vhost.dead_letter(&short, own, NOW);
+    // A publisher continues once few dead letters wait, whoever has sent them.
+    short.wait_for_dead_letters(NOW);
+    let sent = dead.message_count();
+    assert!((20_000 - 4_096..20_000).contains(&sent), "{sent} sent");
+}
+
+#[test]
+fn the_letters_of_a_turn_are_bounded_by_their_bytes_too() {
+    let (_broker, vhost, short, dead) = world();
+    let large = |count| append_bodies(&short, (0..count).map(|_| vec![0; 1 << 20]));
+    let own = large(2);
+    (0..10).for_each(|_| assert!(large(1).is_empty()));
+    vhost.dead_letter(&short, own, NOW);
+    assert_eq!(dead.message_count(), 1 + 4);
+}
+
+/// One client's thread would otherwise send all that others drop meanwhile.
+#[test]
+fn a_sender_leaves_most_letters_of_others_to_others() {
+    let (broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    assert_eq!(own.len(), 1);
+    for from in (2..2_002).step_by(200) {
+        assert!(append(&short, from..from + 200).is_empty(), "they line up");
+    }
+    vhost.dead_letter(&short, own, NOW);
+    assert_eq!(dead.message_count(), 513);
+    // The next one who drops a message sends as many, at least.
+    let next = append(&short, 2_002..2_003);
+    vhost.dead_letter(&short, next, NOW);
+    assert_eq!(dead.message_count(), 513 + 512);
+    // The timer sends the rest.
+    broker.expire_all(NOW);
+    assert_eq!(drain(&dead), (0..2_002).collect::<Vec<_>>());
+    assert_eq!((drain(&short), broker.next_deadline()), (vec![2_002], None));
+}
+
+#[test]
+fn letters_that_are_left_outlive_their_queue() {
+    let (broker, vhost, short, dead) = world();
+    let own = append(&short, 0..2);
+    for from in (2..1_002).step_by(200) {
+        append(&short, from..from + 200);
+    }
+    vhost.dead_letter(&short, own, NOW);
+    let gone = Arc::downgrade(&short);
+    vhost.delete_queue(ME, "short", false, false).unwrap();
+    drop(short);
+    broker.expire_all(NOW);
+    assert_eq!(drain(&dead), (0..1_001).collect::<Vec<_>>());
+    assert!(gone.upgrade().is_none());
+}

@@ -1,0 +1,283 @@
+//! The predecessor's part.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::process::Pid;
+use server::Server;
+use transport::SharedSockets;
+
+use super::clients;
+use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
+use super::{ANSWER_TIME, check_peer, socket_name};
+use crate::config::Config;
+use crate::notify::Notifier;
+use crate::signals::Drainer;
+
+/// Pause before another attempt to listen where the predecessor still does.
+pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long these attempts are made before it is logged that they are in vain so far.
+const BIND_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A successor that has waited for its answer nearly as long as it does is not answered any more.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
+
+/// Pause between later attempts.
+const LATER_PAUSE: Duration = Duration::from_secs(1);
+
+/// The offer of this process's place to a successor.
+#[derive(Debug, Clone)]
+pub(crate) struct Offer(Arc<Offered>);
+
+#[derive(Debug)]
+struct Offered {
+    place: Mutex<Place>,
+    /// Notified when the place is on offer or no longer is.
+    changed: Condvar,
+    /// The connection to the successor, whose end shows it that this process has ended.
+    successor: Mutex<Option<UnixStream>>,
+    drainer: Drainer,
+    notifier: Notifier,
+    /// Whether a successor can find this process.
+    is_found: bool,
+    /// The clients that this process has.
+    clients: Acceptable,
+    /// Set while successors wait: this process is about to become a pool. Changed under the lock of `place`.
+    is_paused: AtomicBool,
+}
+
+/// The place of this process, as a successor finds it.
+#[derive(Debug, Clone)]
+enum Place {
+    /// It waits: this process does not serve yet.
+    Starting,
+    Open(Arc<Serving>),
+    /// Nothing: this process shuts down.
+    Withdrawn,
+}
+
+/// The parts of a process that serve clients.
+struct Serving {
+    sockets: Vec<SharedSockets>,
+    server: Server,
+}
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serving").field("sockets", &self.sockets).finish_non_exhaustive()
+    }
+}
+
+impl Offer {
+    /// Starts to wait for a successor, before anybody can know that this process is there. Without a listener that has a fixed
+    /// address nobody can find it.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn start(config: &Config, drainer: &Drainer, notifier: &Notifier) -> io::Result<Self> {
+        let name = socket_name(config);
+        let offer = Self(Arc::new(Offered {
+            place: Mutex::new(Place::Starting),
+            changed: Condvar::new(),
+            successor: Mutex::default(),
+            drainer: drainer.clone(),
+            notifier: notifier.clone(),
+            is_found: name.is_some(),
+            clients: Acceptable::of(config),
+            is_paused: AtomicBool::new(false),
+        }));
+        if let Some(name) = name {
+            let listener = UnixListener::bind_addr(&name);
+            let waiting = offer.clone();
+            thread::Builder::new().name("takeover".into()).spawn(move || waiting.wait_at(listener, &name))?;
+        }
+        Ok(offer)
+    }
+
+    /// Called when `server` serves from these sockets. If this process `has_replaced` another, the files of Unix sockets are
+    /// its own now; those of a service manager's are not.
+    pub(crate) fn open(&self, sockets: Vec<SharedSockets>, server: Server, has_replaced: bool) {
+        if has_replaced {
+            set_own(&sockets, true);
+        }
+        self.set(Place::Open(Arc::new(Serving { sockets, server })));
+    }
+
+    /// Whether a successor can find this process.
+    pub(crate) fn is_found(&self) -> bool {
+        self.0.is_found
+    }
+
+    /// Has successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at the
+    /// sockets that are held for a successor, with their files, when listeners have ended.
+    pub(crate) fn pause(&self) {
+        self.set_paused(true);
+    }
+
+    /// Lets a successor take over again.
+    pub(crate) fn resume(&self) {
+        self.set_paused(false);
+    }
+
+    /// Whether successors have to wait.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.0.is_paused.load(Ordering::Acquire)
+    }
+
+    fn set_paused(&self, is_paused: bool) {
+        let _place = self.0.place.lock();
+        self.0.is_paused.store(is_paused, Ordering::Release);
+        self.0.changed.notify_all();
+    }
+
+    /// Closes the sockets that are held for a successor, so that no other process holds them while this one drains; one that
+    /// has come has them already. The files of Unix sockets go with the last of their holders, unless a successor has come.
+    pub(crate) fn withdraw(&self) {
+        self.set(Place::Withdrawn);
+    }
+
+    fn set(&self, place: Place) {
+        *self.0.place.lock() = place;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits for a successor that makes its request to end.
+    fn wait_at(&self, bound: io::Result<UnixListener>, name: &SocketAddr) {
+        let listener = match bound.or_else(|_| listen(name)) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::warn!(%error, "no successor can find this process"),
+        };
+        for stream in listener.incoming() {
+            match stream.and_then(|stream| self.serve(stream)) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a successor was turned away");
+                    thread::sleep(BIND_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Serves a successor; returns whether it has taken this process's place.
+    fn serve(&self, mut stream: UnixStream) -> io::Result<bool> {
+        let pid = check_peer(&stream)?;
+        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        stream.set_write_timeout(Some(ANSWER_TIME))?;
+        let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
+        let Some(serving) = self.serving() else { return Ok(false) };
+        // It may accept from now on, so that files of Unix sockets stay whatever becomes of this process.
+        set_own(&serving.sockets, false);
+        let is_replaced = self.serve_welcomed(stream, &serving, &version, pid);
+        if !matches!(is_replaced, Ok(true)) {
+            set_own(&serving.sockets, true);
+        }
+        is_replaced
+    }
+
+    fn serve_welcomed(
+        &self,
+        mut stream: UnixStream,
+        serving: &Serving,
+        version: &str,
+        pid: Pid,
+    ) -> io::Result<bool> {
+        welcome(&mut stream, &serving.sockets)?;
+        let process = pid.as_raw_nonzero();
+        tracing::info!(process, version, "a successor starts");
+        stream.set_read_timeout(None)?;
+        let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
+            tracing::warn!(process, "the successor has ended before it served; this process goes on");
+            return Ok(false);
+        };
+        self.wait_while_paused()?;
+        tracing::info!(process, version, "a successor takes over; shutting down");
+        self.0.notifier.hand_over(process.get());
+        self.hand_clients_over(&stream, &serving.server, clients.as_ref());
+        send(&mut stream, &Left {})?;
+        *self.0.successor.lock() = Some(stream);
+        self.0.drainer.hand_over(at_once);
+        Ok(true)
+    }
+
+    /// Waits until a successor may take over.
+    ///
+    /// # Errors
+    /// That took longer than the successor waits for its answer.
+    fn wait_while_paused(&self) -> io::Result<()> {
+        let asked = Instant::now();
+        let mut place = self.0.place.lock();
+        while self.is_paused() && !matches!(*place, Place::Withdrawn) {
+            self.0.changed.wait(&mut place);
+        }
+        drop(place);
+        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIME {
+            return Ok(());
+        }
+        // It would take the end of this connection, if it still waited, for that of this process.
+        thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
+        Err(io::Error::new(io::ErrorKind::TimedOut, "it came during the change to a pool"))
+    }
+
+    /// Has the clients leave for the successor in the drain, if it can continue with them.
+    fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
+        let Some(acceptable) = acceptable else { return };
+        if let Some(why) = acceptable.refuses(&self.0.clients) {
+            return tracing::warn!(why, "the successor cannot go on with the clients, which are closed");
+        }
+        if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
+            tracing::warn!(%error, "the clients cannot be handed over, and are closed");
+        }
+    }
+
+    /// The parts that serve, once this process does; `None` if it shuts down.
+    fn serving(&self) -> Option<Arc<Serving>> {
+        let mut place = self.0.place.lock();
+        loop {
+            match &*place {
+                Place::Starting => self.0.changed.wait(&mut place),
+                Place::Open(_) if self.is_paused() => self.0.changed.wait(&mut place),
+                Place::Open(serving) => return Some(Arc::clone(serving)),
+                Place::Withdrawn => return None,
+            }
+        }
+    }
+}
+
+fn set_own(shared: &[SharedSockets], is_own: bool) {
+    shared.iter().for_each(|sockets| sockets.set_own(is_own));
+}
+
+fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> {
+    let sockets: Vec<_> =
+        shared.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
+    let welcome = Welcome { version: env!("CARGO_PKG_VERSION").to_owned(), sockets: sockets.len() };
+    send_with_sockets(stream, &welcome, &sockets)
+}
+
+/// Listens where a predecessor still does so, until it has left.
+fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
+    let end = Instant::now() + BIND_PATIENCE;
+    let mut pause = BIND_PAUSE;
+    loop {
+        match UnixListener::bind_addr(name) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if pause == BIND_PAUSE && Instant::now() > end {
+                    tracing::warn!(
+                        "another process waits for a successor with these listeners: take_over finds that one"
+                    );
+                    pause = LATER_PAUSE;
+                }
+                thread::sleep(pause);
+            }
+            bound => return bound,
+        }
+    }
+}

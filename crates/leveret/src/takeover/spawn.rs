@@ -1,0 +1,130 @@
+//! The process that this one starts as its successor.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A successor that has been started.
+#[derive(Debug)]
+pub(super) enum Successor {
+    /// A child of this process.
+    Child(Child),
+    /// A child of the first process, or of the service manager of a user.
+    Orphan {
+        process: u32,
+        /// `None` if it has ended already.
+        pidfd: Option<OwnedFd>,
+    },
+}
+
+/// Starts the program that is named behind it, reports its process id by the socket that is its standard input, and ends.
+const START: &str = r#""$@" </dev/null & echo $! >&0"#;
+
+impl Successor {
+    /// Starts a command as a child.
+    pub(super) fn start(mut command: Command) -> io::Result<Self> {
+        command.stdin(Stdio::null()).spawn().map(Self::Child)
+    }
+
+    /// Starts a command as a child of the service manager. At a stop, systemd does not wait for a main process that was no
+    /// child of its own when it became that, and kills it at once (`main_pid_alien` in its service.c). A process whose
+    /// parent has ended is its child.
+    pub(super) fn start_as_orphan(command: &Command) -> io::Result<Self> {
+        let (ours, its) = UnixStream::pair()?;
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", START, "sh"]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let mut child = shell.stdin(OwnedFd::from(its)).spawn()?;
+        // The command holds the other end as well.
+        drop(shell);
+        child.wait()?;
+        let mut output = String::new();
+        File::from(OwnedFd::from(ours)).take(MAX_DIGITS).read_to_string(&mut output)?;
+        let process: i32 =
+            output.trim().parse().map_err(|_| io::Error::other("/bin/sh has not started it"))?;
+        let pid = Pid::from_raw(process).ok_or_else(|| io::Error::other("/bin/sh names no process"))?;
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Some(pidfd),
+            Err(Errno::SRCH) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self::Orphan { process: process.unsigned_abs(), pidfd })
+    }
+
+    /// Its process id.
+    pub(super) fn process(&self) -> u32 {
+        match self {
+            Self::Child(child) => child.id(),
+            Self::Orphan { process, .. } => *process,
+        }
+    }
+
+    /// Waits until it ends; returns how.
+    pub(super) fn wait(self) -> String {
+        match self {
+            Self::Child(mut child) => {
+                child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+            }
+            Self::Orphan { pidfd, .. } => {
+                let ended = pidfd.map_or(Ok(0), |pidfd| {
+                    // A pidfd is readable once its process has ended (pidfd_open(2)).
+                    retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None))
+                });
+                ended.map_or_else(|error| error.to_string(), |_| "its log says why".to_owned())
+            }
+        }
+    }
+}
+
+/// A process id has ten digits at most, and an end of line.
+const MAX_DIGITS: u64 = 11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_child_tells_its_exit_status() {
+        let successor = Successor::start(shell("exit 3")).unwrap();
+        assert_eq!(successor.wait(), "exit status: 3");
+    }
+
+    #[test]
+    fn an_orphan_is_no_child_of_this_process_and_its_end_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let gate = folder.path().join("gate");
+        assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
+        // It lives until somebody has written to the pipe.
+        let mut command = shell(r#"read line <"$GATE""#);
+        command.env("GATE", &gate);
+        let successor = Successor::start_as_orphan(&command).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", successor.process())).unwrap();
+        let parent = stat.rsplit(") ").next().and_then(|fields| fields.split(' ').nth(1)).unwrap();
+        assert_ne!(parent, std::process::id().to_string());
+        std::fs::write(&gate, "go on\n").unwrap();
+        assert_eq!(successor.wait(), "its log says why");
+    }
+
+    #[test]
+    fn a_program_that_does_not_exist_ends_at_once() {
+        let successor = Successor::start_as_orphan(&Command::new("/nowhere/leveret")).unwrap();
+        assert_eq!(successor.wait(), "its log says why");
+    }
+}

@@ -1,0 +1,143 @@
+//! The successor's part.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use transport::Inherited;
+
+use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
+use super::running::BIND_PAUSE;
+use super::{ANSWER_TIME, check_peer, socket_name};
+use crate::config::Config;
+
+/// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
+const SUCCEEDED_TIME: Duration = Duration::from_millis(500);
+
+/// How long a process is looked for where none is: one that has just taken over is found in that time.
+const CHANGE_TIME: Duration = Duration::from_millis(200);
+
+/// The process whose place this one takes.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    stream: UnixStream,
+    /// Whether it has to end before this process can start: one at a time can use the data folder, and two brokers that serve
+    /// side by side keep their messages apart.
+    must_end_first: bool,
+    /// The clients of it that this process can continue with.
+    clients: Acceptable,
+}
+
+impl Predecessor {
+    /// Finds the process whose place this one is to take, if it is to take one; its listening sockets are added to
+    /// `inherited`. It continues meanwhile.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn find(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
+        if !config.take_over.0 {
+            return Ok(None);
+        }
+        let began = Instant::now();
+        let mut shuts_down = false;
+        loop {
+            let found = Self::ask(config, inherited);
+            shuts_down |= found.as_ref().is_err_and(is_gone);
+            let patience = if shuts_down { SUCCEEDED_TIME } else { CHANGE_TIME };
+            match found {
+                // Another one may just have taken over, and be found in a moment.
+                Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
+                Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
+                Ok(None) | Err(_) if shuts_down => {
+                    tracing::info!("take_over: the process that runs shuts down");
+                    return Ok(None);
+                }
+                Ok(None) => {
+                    tracing::info!("take_over: no process runs with these listeners");
+                    return Ok(None);
+                }
+                found => return found,
+            }
+        }
+    }
+
+    fn ask(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
+        let Some(name) = socket_name(config) else { return Ok(None) };
+        let mut stream = match UnixStream::connect_addr(&name) {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let pid = match check_peer(&stream) {
+            Ok(pid) => pid,
+            Err(error) => {
+                tracing::warn!(%error, "take_over: the process that waits for a successor is a stranger's");
+                return Ok(None);
+            }
+        };
+        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        send(&mut stream, &Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
+        let (welcome, sockets): (Welcome, _) = match receive_with_sockets(&stream) {
+            Ok(welcome) => welcome,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::other(
+                    "the process that runs does not answer: it starts, or another one takes over",
+                ));
+            }
+            Err(error) => return Err(error),
+        };
+        if welcome.sockets != sockets.len() {
+            return Err(io::Error::other(format!("{} of {} sockets came", sockets.len(), welcome.sockets)));
+        }
+        for socket in sockets {
+            inherited.add(socket)?;
+        }
+        let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
+        tracing::info!(process = pid, version, sockets, "taking over");
+        let must_end_first = config.upstream.is_empty() || !config.spool.0.is_empty();
+        Ok(Some(Self { stream, must_end_first, clients: Acceptable::of(config) }))
+    }
+
+    /// Whether it has to end before this process can start.
+    pub(crate) fn must_end_first(&self) -> bool {
+        self.must_end_first
+    }
+
+    /// Asks it to end. Returns when the service manager knows of this process; if it has to end first, when it has ended:
+    /// clients that connect meanwhile wait at the sockets. Otherwise it hands its clients over at the connection that is
+    /// returned.
+    ///
+    /// # Errors
+    /// It answers something else, or cannot be waited for.
+    pub(crate) async fn replace(self) -> io::Result<Option<UnixStream>> {
+        let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
+        match replaced {
+            Err(error) if is_gone(&error) => {
+                tracing::warn!("take_over: the process that ran has ended already");
+                Ok(None)
+            }
+            replaced => replaced,
+        }
+    }
+
+    fn ask_to_leave(mut self) -> io::Result<Option<UnixStream>> {
+        let at_once = self.must_end_first;
+        let clients = (!at_once).then_some(self.clients);
+        send(&mut self.stream, &Leave { at_once, clients })?;
+        receive::<Left>(&mut self.stream)?;
+        self.stream.set_read_timeout(None)?;
+        if at_once {
+            // The end of the connection is that of the process.
+            receive::<Left>(&mut self.stream)?;
+            return Ok(None);
+        }
+        Ok(Some(self.stream))
+    }
+}
+
+/// Whether the other process has ended.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}

@@ -1,0 +1,261 @@
+//! When the maximum number of upstream connections is open, a client that needs one waits for a while for one
+//! to become free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use amqp::Credentials;
+use amqp::method::{basic, channel, connection, queue};
+use proxy::{ClientInfo, Pool, PoolConfig, Refusal};
+use tokio::task::JoinSet;
+
+use crate::common::{Broker, BrokerEnd, Client, Manners, login, message, soon, until};
+
+const LONG: Duration = Duration::from_secs(600);
+
+fn pool(broker: &Broker, max_connections: usize, arrival_max: Duration) -> Arc<Pool> {
+    Pool::new(PoolConfig { max_connections, arrival_max, ..broker.config() })
+}
+
+async fn consume(client: &mut Client) {
+    client.open_channel(1).await;
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 2, LONG);
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.publish(1, b"shared").await;
+    let mut shared = broker.next_connection().await;
+    shared.expect("channel.open").await;
+    shared.expect_message().await;
+    let mut holder = Client::connect(&pool).await;
+    consume(&mut holder).await;
+    holder.expect("basic.consume-ok").await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    own.expect("basic.consume").await;
+    let mut waiting = Vec::new();
+    for n in 1..=2 {
+        let mut client = Client::connect(&pool).await;
+        consume(&mut client).await;
+        until("it to wait", || pool.metrics().connections_awaited == n).await;
+        waiting.push(client);
+    }
+    for _ in 0..2 {
+        holder.send(1, channel::Close::default()).await;
+        holder.expect("channel.close-ok").await;
+        holder.send(0, connection::Close::default()).await;
+        holder.expect("connection.close-ok").await;
+        own.expect("channel.close").await;
+        // The very same connection serves the next client.
+        own.expect("channel.open").await;
+        own.expect("basic.consume").await;
+        holder = waiting.remove(0);
+        holder.expect("basic.consume-ok").await;
+    }
+    assert!(!broker.has_new_connection().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_closed_frees_a_connection_for_who_waits() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 2, LONG);
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.publish(1, b"shared").await;
+    let _shared = broker.next_connection().await;
+    let mut holder = Client::connect(&pool).await;
+    holder.open_channel(1).await;
+    holder.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
+    holder.expect("queue.declare-ok").await;
+    let mut own = broker.next_connection().await;
+    let mut client = Client::connect(&pool).await;
+    consume(&mut client).await;
+    until("it to wait", || pool.metrics().connections_awaited == 1).await;
+    drop(holder);
+    for name in ["channel.open", "queue.declare", "connection.close"] {
+        own.expect(name).await;
+    }
+    client.expect("basic.consume-ok").await;
+    let _next = broker.next_connection().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_is_told_why() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 1, Duration::from_millis(20));
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.publish(1, b"shared").await;
+    let mut shared = broker.next_connection().await;
+    shared.expect("channel.open").await;
+    let text = "RESOURCE_ERROR - all 1 upstream connections are in use, and none became free in time";
+    let mut client = Client::connect(&pool).await;
+    consume(&mut client).await;
+    client.expect_close(506, text).await;
+    let refusal = login(&pool, "other", "right").await.unwrap_err();
+    assert!(matches!(&refusal, Refusal::Fault(fault) if fault.reply_text() == text), "{refusal:?}");
+    assert_eq!(pool.metrics().connections_awaited, 2);
+    // Other clients are not affected.
+    neighbour.publish(1, b"more").await;
+    shared.expect_message().await;
+    assert_eq!(shared.expect_message().await.1, b"more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_nobody_uses_are_closed_for_other_credentials() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 2, LONG);
+    let connect = async |user: &str| Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
+    let first = connect("first").await;
+    let mut idle_longest = broker.next_connection().await;
+    let second = connect("second").await;
+    let mut idle = broker.next_connection().await;
+    // The third one needs the connection permit of the first, which has never been used.
+    let mut third = connect("third").await;
+    idle_longest.expect("connection.close").await;
+    let _of_third = broker.next_connection().await;
+    third.open_channel(1).await;
+    third.publish(1, b"in use").await;
+    until("it to be in use", || pool.metrics().upstream_channels == 1).await;
+    let _fourth = connect("fourth").await;
+    idle.expect("connection.close").await;
+    drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_warm_connection_is_better_than_none() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 1, LONG);
+    let mut client = Client::connect(&pool).await;
+    let mut only = broker.next_connection().await;
+    consume(&mut client).await;
+    client.expect("basic.consume-ok").await;
+    only.expect("channel.open").await;
+    only.expect("basic.consume").await;
+    assert_eq!(pool.metrics().own_connections, 1);
+}
+
+/// A client that uses the only connection allowed, and the broker's end of it.
+async fn holder(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
+    let mut holder = Client::over(pool, login(pool, "holder", "right").await.unwrap()).await;
+    holder.open_channel(1).await;
+    holder.publish(1, b"in use").await;
+    let mut end = broker.next_connection().await;
+    end.expect("channel.open").await;
+    end.expect_message().await;
+    (holder, end)
+}
+
+/// Has one client log in with each of these passwords, and stay.
+fn arrive(pool: &Arc<Pool>, user: &str, passwords: impl Iterator<Item = String>) -> JoinSet<Option<Client>> {
+    let mut arrivals = JoinSet::new();
+    for password in passwords {
+        let (pool, credentials) = (pool.clone(), Credentials::plain(user, &*password));
+        arrivals.spawn(async move {
+            let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
+            let login = pool.authenticate(credentials, info).await.ok()?;
+            Some(Client::over(&pool, login).await)
+        });
+    }
+    arrivals
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 1, LONG);
+    let (holder, _end) = holder(&mut broker, &pool).await;
+    let mut arrivals = arrive(&pool, "user", (0..20).map(|_| "right".to_owned()));
+    until("all to wait", || pool.metrics().connections_awaited == 20).await;
+    drop(holder);
+    // None of them leaves, because that would wake others.
+    let mut let_in = Vec::new();
+    while let Some(arrived) = soon("the next one to be let in", arrivals.join_next()).await {
+        let_in.push(arrived.unwrap().expect("it is let in"));
+    }
+    assert_eq!(broker.logins(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_gets_a_channel_that_comes_to_rest_beside_others_in_use() {
+    let mut broker = Broker::start(Manners::default());
+    let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };
+    let pool = Pool::new(PoolConfig { arrival_max: LONG, ..config });
+    let mut neighbour = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    for number in 1..=2 {
+        neighbour.open_channel(number).await;
+        neighbour.publish(number, b"in use").await;
+        shared.expect("channel.open").await;
+        shared.expect_message().await;
+    }
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.publish(1, b"late").await;
+    until("it to wait", || pool.metrics().connections_awaited == 1).await;
+    neighbour.send(2, channel::Close::default()).await;
+    shared.expect("basic.qos").await;
+    assert_eq!(shared.expect_message().await.1, b"late");
+}
+
+#[tokio::test(start_paused = true)]
+async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_not() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 1, LONG);
+    // Its connection makes room for the holder's.
+    let known = Client::over(&pool, login(&pool, "known", "right").await.unwrap()).await;
+    let _closed = broker.next_connection().await;
+    let (holder, _end) = holder(&mut broker, &pool).await;
+    let before = (broker.logins(), pool.metrics().connections_awaited);
+    let _guesses = arrive(&pool, "known", (0..100).map(|n| n.to_string()));
+    until("some to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS).await;
+    let mut arrivals = arrive(&pool, "known", std::iter::once("right".to_owned()));
+    until("it to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS + 1).await;
+    drop((known, holder));
+    let arrived = soon("it to be let in", arrivals.join_next()).await.unwrap();
+    assert!(arrived.unwrap().is_some());
+    // Others may have come after it.
+    assert!(broker.logins() < before.0 + 2 * STRANGERS as usize);
+}
+
+/// Concurrent handshakes with unproven passwords.
+const STRANGERS: u64 = 32;
+
+#[tokio::test(start_paused = true)]
+async fn s2_who_finds_no_capacity_for_a_message_and_no_connection_waits_for_the_capacity() {
+    let mut broker = Broker::start(Manners::default());
+    let config = PoolConfig { max_connections: 1, staging_patience: LONG, ..broker.config() };
+    let arrival_max = Duration::from_millis(1);
+    let pool = Pool::new(PoolConfig { arrival_max, staging_total_max: SIZE, ..config });
+    let whole = message(1, &[7; SIZE], FRAME);
+    let (all_but_the_end, end) = whole.split_at(whole.len() - FRAME);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.write(all_but_the_end).await;
+        until("the first to hold room", || pool.metrics().bytes_staged > SIZE - 2 * FRAME).await;
+        clients.push(client);
+    }
+    until("the other to wait", || pool.metrics().clients_in_line == 1).await;
+    let mut shared = broker.next_connection().await;
+    for client in &mut clients {
+        client.write(end).await;
+        shared.expect("channel.open").await;
+        shared.expect("basic.publish").await;
+        shared.expect("header").await;
+        let mut came = 0;
+        while came < SIZE {
+            came += shared.expect("body").await.payload.len();
+        }
+    }
+}
+
+/// Bytes of a message's body, in whole frames of [`FRAME`].
+const SIZE: usize = 24 * (FRAME - 8);
+const FRAME: usize = 4096;

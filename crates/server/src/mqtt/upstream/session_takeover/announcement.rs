@@ -1,0 +1,81 @@
+//! The message by which other processes learn that a client has connected.
+
+/// The first line: what this is, in which version.
+const HEAD: &str = "leveret-takeover-1";
+
+/// Bytes of the longest announcement: the client identifier is part of a queue's name, which has at most 255.
+const MAX_LENGTH: usize = 512;
+
+/// A client that has connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Announcement<'a> {
+    /// The process that it has connected to, by its random name.
+    pub(super) process: &'a str,
+    /// Grows with each client of a process. Milliseconds since 1970 if they are more, so that numbers of different processes
+    /// can be compared.
+    pub(super) number: u64,
+    /// Whether it continues with its session.
+    pub(super) resumes: bool,
+    pub(super) client_id: &'a str,
+}
+
+impl<'a> Announcement<'a> {
+    /// The body of the message: a line for each field.
+    pub(super) fn encode(&self) -> String {
+        let Self { process, number, resumes, client_id } = self;
+        let session = if *resumes { RESUMED } else { CLEAN };
+        format!("{HEAD}\n{process}\n{number}\n{session}\n{client_id}")
+    }
+
+    /// Reads a message's body. Returns `None` for anything else.
+    pub(super) fn parse(body: &'a [u8]) -> Option<Self> {
+        if body.len() > MAX_LENGTH {
+            return None;
+        }
+        let rest = std::str::from_utf8(body).ok()?.strip_prefix(HEAD)?.strip_prefix('\n')?;
+        let mut lines = rest.splitn(4, '\n');
+        let (process, number) = (lines.next()?, lines.next()?.parse().ok()?);
+        let resumes = match lines.next()? {
+            RESUMED => true,
+            CLEAN => false,
+            _ => return None,
+        };
+        let client_id = lines.next().filter(|client_id| !client_id.is_empty())?;
+        Some(Self { process, number, resumes, client_id })
+    }
+}
+
+const RESUMED: &str = "session";
+const CLEAN: &str = "clean";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_announced_is_read_again() {
+        for (client_id, resumes) in [("a", true), ("ü/#\u{2028}", false), (&"x".repeat(232), true)] {
+            let announcement = Announcement { process: "one", number: u64::MAX, resumes, client_id };
+            assert_eq!(Announcement::parse(announcement.encode().as_bytes()), Some(announcement));
+        }
+    }
+
+    #[test]
+    fn anything_else_is_nothing() {
+        let good = Announcement { process: "one", number: 7, resumes: true, client_id: "me" }.encode();
+        for length in 0..good.len() - 1 {
+            assert_eq!(Announcement::parse(&good.as_bytes()[..length]), None, "{length}");
+        }
+        let bad = [
+            good.replace('7', "-7"),
+            good.replace('7', "18446744073709551616"),
+            good.replace("session", "other"),
+            good.replace("-1", "-2"),
+            format!("{good}{}", "x".repeat(MAX_LENGTH)),
+        ];
+        for body in bad {
+            assert_eq!(Announcement::parse(body.as_bytes()), None, "{body}");
+        }
+        assert_eq!(Announcement::parse(b"leveret-takeover-1\none\n7\nclean\n\xFF"), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! The conversation with the upstream: declares exchange and queue, announces clients, and receives the announcements of all
+//! processes.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::method::{basic, channel, confirm, exchange, queue};
+use amqp::properties::Properties;
+use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
+use sync::work;
+
+use super::EXCHANGE;
+use super::announcement::Announcement;
+use super::watch::Watch;
+use crate::upstream::client::announced;
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+use crate::upstream::confirms::{Confirmed, PublisherConfirms};
+use crate::upstream::sharing::link::{LinkEnd, LinkStep};
+use crate::upstream::sharing::task::{UpstreamLink, UpstreamLinked};
+
+/// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
+/// however many there are.
+const MAX_QUEUED: i32 = 10_000;
+
+/// Most announcements that the upstream sends before they are acknowledged.
+const WINDOW: u16 = 1000;
+
+/// The channel that declares the exchange and publishes. The upstream closes it to refuse either.
+const ANNOUNCING: u16 = 1;
+
+/// The channel that consumes.
+const CONSUMING: u16 = 2;
+
+/// Nanoseconds charged for each method or message: it is parsed, and looked up.
+const METHOD: u32 = 500;
+
+/// Picoseconds charged for a byte of a message.
+const BODY_BYTE: u32 = 150;
+
+/// An upstream connection of a takeover queue.
+pub(crate) struct TakeoverLink {
+    client: AmqpClient,
+    dialogue: TakeoverDialogue,
+}
+
+struct TakeoverDialogue {
+    watch: Arc<Watch>,
+    /// The name of the queue. Each connection declares one of its own: the last one may still be there.
+    name: Box<str>,
+    stage: LinkStage,
+    confirms: PublisherConfirms,
+    /// The last delivery tag received, and the last one acknowledged.
+    received: u64,
+    acked: u64,
+    /// Set when the connection is of no more use.
+    end: Option<LinkEnd>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LinkStage {
+    /// The exchange is declared.
+    Declaring,
+    /// It is there; the flag says whether the channel was closed. The queue is to be declared next.
+    Declared { reopens: bool },
+    /// The queue is declared.
+    Binding,
+    /// Announcements come, and can be made.
+    Bound,
+}
+
+impl TakeoverLink {
+    /// Begins to declare the exchange.
+    pub(super) fn new(watch: &Arc<Watch>, mut client: AmqpClient, _now: Instant) -> Self {
+        client.send(ANNOUNCING, channel::Open { reserved_1: "" });
+        let (exchange, kind) = (EXCHANGE, "fanout");
+        client.send(ANNOUNCING, exchange::Declare { exchange, kind, durable: true, ..Default::default() });
+        let dialogue = TakeoverDialogue {
+            watch: Arc::clone(watch),
+            name: broker::generated_name(watch.login().prefix).into(),
+            stage: LinkStage::Declaring,
+            confirms: PublisherConfirms::default(),
+            received: 0,
+            acked: 0,
+            end: None,
+        };
+        Self { client, dialogue }
+    }
+}
+
+impl UpstreamLink for TakeoverLink {
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
+        let Self { client, dialogue } = self;
+        dialogue.watch.expire(now);
+        client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
+        loop {
+            let handled = dialogue.receive(client).map_err(LinkEnd::Lost)?;
+            if let Some(end) = dialogue.end.take() {
+                return Err(end);
+            }
+            dialogue.send(client);
+            client.flush(now).map_err(LinkEnd::Lost)?;
+            if work::is_turn_over() {
+                return Ok(LinkStep::TurnOver);
+            }
+            if handled == 0 && !client.has_received() {
+                return Ok(LinkStep::Idle);
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.client.next_deadline().into_iter().chain(self.dialogue.watch.next_deadline()).min()
+    }
+
+    fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+        self.client.close_unread(waker, now)
+    }
+}
+
+impl Drop for TakeoverLink {
+    fn drop(&mut self) {
+        self.client.end(transport::now());
+    }
+}
+
+impl TakeoverDialogue {
+    /// Handles what has been received, as far as the turn lasts. Returns the number of events.
+    fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
+        let mut received = client.take_received();
+        let mut handled = 0;
+        while self.end.is_none()
+            && !work::is_turn_over()
+            && let Some(event) = received.next(client)?
+        {
+            handled += 1;
+            self.handle(event);
+        }
+        client.put_back(received);
+        Ok(handled)
+    }
+
+    fn handle(&mut self, event: ClientEvent<'_>) {
+        work::charge(METHOD, 1);
+        match event {
+            ClientEvent::Message(_, message) => self.handle_message(&message),
+            ClientEvent::Method(ANNOUNCING, method) => match method {
+                Method::ExchangeDeclareOk(_) => self.stage = LinkStage::Declared { reopens: false },
+                Method::BasicAck(ack) => self.confirmed(ack.delivery_tag, ack.multiple),
+                // A queue was full or has failed: its process does not hear of the client.
+                Method::BasicNack(nack) => self.confirmed(nack.delivery_tag, nack.multiple),
+                Method::ChannelClose(close) => self.handle_refusal(&close),
+                _ => {}
+            },
+            ClientEvent::Method(CONSUMING, method) => match method {
+                Method::BasicConsumeOk(_) => {
+                    self.stage = LinkStage::Bound;
+                    self.watch.handle_bound();
+                }
+                Method::ChannelClose(close) => self.handle_failure(&close),
+                Method::BasicCancel(_) => {
+                    let fault = Fault::new(ReplyCode::ConnectionForced, "the queue was deleted");
+                    self.end = Some(LinkEnd::Lost(fault));
+                }
+                _ => {}
+            },
+            ClientEvent::Method(..) => {}
+        }
+    }
+
+    fn confirmed(&mut self, number: u64, multiple: bool) {
+        let watch = &self.watch;
+        self.confirms.settle(number, multiple, Confirmed::Acked, |_, _| watch.handle_confirmed());
+    }
+
+    /// A message of any kind, from anybody who may publish to the exchange or to the queue.
+    fn handle_message(&mut self, received: &ReceivedMessage<'_>) {
+        let ContentMethod::Deliver { delivery_tag, exchange, .. } = &received.method else { return };
+        self.received = *delivery_tag;
+        work::charge_bytes(BODY_BYTE, received.body.len());
+        if **exchange != *EXCHANGE {
+            return;
+        }
+        // The upstream has checked that it is the name of the user that has published.
+        let user = Properties::decode(&received.properties).ok().and_then(|properties| properties.user_id);
+        if user == Some(&*self.watch.login().credentials.username)
+            && let Some(announcement) = Announcement::parse(&received.body)
+        {
+            self.watch.handle_announcement(&announcement);
+        }
+    }
+
+    /// The channel for announcements was closed.
+    fn handle_refusal(&mut self, close: &channel::Close<'_>) {
+        let fault = announced(close);
+        match (self.stage, fault.code) {
+            // Without permission to declare it, it may still be there.
+            (LinkStage::Declaring, ReplyCode::AccessRefused) => {
+                self.stage = LinkStage::Declared { reopens: true };
+            }
+            // The exchange was deleted.
+            (LinkStage::Bound, ReplyCode::NotFound) => self.end = Some(LinkEnd::Lost(fault)),
+            _ => self.end = Some(LinkEnd::Refused(fault)),
+        }
+    }
+
+    /// The channel that consumes was closed.
+    fn handle_failure(&mut self, close: &channel::Close<'_>) {
+        let fault = announced(close);
+        let is_lost = self.stage == LinkStage::Bound;
+        self.end = Some(if is_lost { LinkEnd::Lost(fault) } else { LinkEnd::Refused(fault) });
+    }
+
+    /// Sends what is to be sent now.
+    fn send(&mut self, client: &mut AmqpClient) {
+        if let LinkStage::Declared { reopens } = self.stage {
+            if reopens {
+                client.send(ANNOUNCING, channel::Open { reserved_1: "" });
+            }
+            client.send(ANNOUNCING, confirm::Select { no_wait: true });
+            self.bind(client);
+            self.stage = LinkStage::Binding;
+        }
+        if self.received > self.acked {
+            self.acked = self.received;
+            client.send(CONSUMING, basic::Ack { delivery_tag: self.received, multiple: true });
+        }
+        while self.stage == LinkStage::Bound
+            && client.has_capacity()
+            && !work::is_turn_over()
+            && let Some(member) = self.watch.next_unsent()
+        {
+            work::charge(METHOD, 1);
+            self.confirms.published();
+            let mut properties = Vec::new();
+            let user = &*self.watch.login().credentials.username;
+            Properties::default().with_user_id(user).encode(&mut properties);
+            let publish = basic::Publish { exchange: EXCHANGE, ..Default::default() };
+            let body = self.watch.announce(&member);
+            client.publish(ANNOUNCING, publish, &properties, body.as_bytes());
+        }
+    }
+
+    fn bind(&self, client: &mut AmqpClient) {
+        let (queue, exchange) = (&*self.name, EXCHANGE);
+        let arguments: FieldTable = [("x-max-length", FieldValue::I32(MAX_QUEUED))].into_iter().collect();
+        let arguments = arguments.encode();
+        let arguments = RawTable::check(&arguments).unwrap_or_default();
+        client.send(CONSUMING, channel::Open { reserved_1: "" });
+        client.send(CONSUMING, queue::Declare { queue, exclusive: true, arguments, ..Default::default() });
+        client.send(CONSUMING, queue::Bind { queue, exchange, ..Default::default() });
+        client.send(CONSUMING, basic::Qos { prefetch_size: 0, prefetch_count: WINDOW, global: false });
+        client.send(CONSUMING, basic::Consume { queue, consumer_tag: queue, ..Default::default() });
+    }
+}
