@@ -19,7 +19,7 @@ pub enum TokenError {
     /// The header demands an extension (RFC 7515, section 4.1.11).
     #[error("the token demands an extension that is not known (crit)")]
     Critical,
-    /// `kid` is no string (RFC 7515, section 4.1.4).
+    /// `kid` is not a string (RFC 7515, section 4.1.4).
     #[error("the token's kid is not a string")]
     KeyId,
     /// No key has the identifier in the token's header, or none fits a token without one.

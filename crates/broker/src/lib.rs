@@ -9,7 +9,7 @@
 //!   ([`Permissions`], [`VirtualHostLimits`], [`UserLimits`]). [`Policy`]: arguments that the operator gives
 //!   to queues and exchanges. [`Definitions`]: all of these from a file.
 //! - `manage`: the operations of an operator's tools, to read and to change.
-//! - `ledger` and `persistence`: definitions and messages as they are stored and restored.
+//! - `topology_recorder` and `persistence`: definitions and messages as they are stored and restored.
 //! - `topology` and `routing`: find the queues for a message. [`Publisher`] caches routes and hands messages
 //!   over in batches. [`Message`]: one immutable object for all its queues. [`Tracer`]: reports messages to
 //!   operators. [`TopicIndex`]: the index of a topic exchange, for other uses.

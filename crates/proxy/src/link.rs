@@ -25,7 +25,7 @@ pub(crate) struct ClientLink {
     pub(crate) outbox: Arc<Outbox>,
     /// The backlog of all clients, including this one's outbox.
     pub(crate) waiting: Arc<Waiting>,
-    /// The client's negotiated frame_max; 0 is no limit.
+    /// The client's negotiated frame_max; 0 means no limit.
     pub(crate) frame_max: u32,
     /// Whether the client has the `consumer_cancel_notify` capability.
     pub(crate) cancel_notify: bool,

@@ -26,7 +26,7 @@ impl Network {
     }
 }
 
-/// A text that is no network: its address or the length of its prefix is invalid.
+/// A text that is not a network: its address or the length of its prefix is invalid.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[error("'{0}' is not a network (such as 10.0.0.0/8, fd00::/8 or 192.0.2.1)")]
 pub struct NotNetwork(String);

@@ -113,9 +113,9 @@ pub(crate) struct OpenChannel {
 pub struct ChannelStatus {
     /// The number in frames of the connection, from 1 to `channel-max`.
     pub number: u16,
-    /// `basic.qos` for future consumers; 0 is no limit.
+    /// `basic.qos` for future consumers; 0 means no limit.
     pub prefetch: u16,
-    /// `basic.qos` of the channel as a whole; 0 is no limit.
+    /// `basic.qos` of the channel as a whole; 0 means no limit.
     pub global_prefetch: u16,
     /// Whether publishes are confirmed.
     pub confirms: bool,

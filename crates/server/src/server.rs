@@ -53,7 +53,7 @@ pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
 pub struct ServerConfig {
     /// Connections, their rate, and channels: of all clients, per address and per user.
     pub limits: Limits,
-    /// Channels that a connection may have open; 0 is no limit.
+    /// Channels that a connection may have open; 0 means no limit.
     pub channel_max: u16,
     /// Bytes of the largest frame.
     pub frame_max: u32,

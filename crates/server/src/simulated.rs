@@ -47,7 +47,7 @@ pub(crate) fn config() -> ServerConfig {
     }
 }
 
-/// A server without listeners, on which a user may have `per_user` connections; 0 is no limit.
+/// A server without listeners, on which a user may have `per_user` connections; 0 means no limit.
 pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
     let limits = ConnectionLimits { total: 0, per_ip: 0, per_user }.into();
     Server::new(ServerConfig { limits, ..config() }, Backend::Broker(broker), clock, "test")

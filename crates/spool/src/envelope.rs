@@ -61,7 +61,7 @@ pub struct Envelope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span(u32, u32);
 
-/// Why stored bytes are no envelope.
+/// Why stored bytes are not an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     /// A later release of Leveret has written it.
@@ -70,7 +70,7 @@ pub enum EnvelopeError {
     /// It ends within the named part.
     #[error("it ends within '{0}'")]
     Short(&'static str),
-    /// The named part is no text.
+    /// The named part is not a text.
     #[error("'{0}' is not UTF-8")]
     Text(&'static str),
     /// It, or the name in one of its parts, is longer than its length field can tell.
@@ -115,7 +115,7 @@ impl Envelope {
     /// Reads a record.
     ///
     /// # Errors
-    /// The bytes are no record, or one of an unknown version.
+    /// The bytes are not a record, or one of an unknown version.
     pub fn decode(bytes: Bytes) -> Result<Self, EnvelopeError> {
         u32::try_from(bytes.len()).map_err(|_| EnvelopeError::Long)?;
         let mut reader = Reader { bytes: &bytes, at: 0 };

@@ -93,7 +93,7 @@ pub trait Process: Send + Sync + 'static {
     /// Maximum size of a message in bytes.
     fn max_message_size(&self) -> u64;
 
-    /// The largest frame in bytes that AMQP clients may negotiate; 0 is no limit.
+    /// The largest frame in bytes that AMQP clients may negotiate; 0 means no limit.
     fn frame_max(&self) -> u32;
 
     /// Time limit for a delivery from the embedded broker to be acknowledged.
@@ -230,9 +230,9 @@ pub struct ConnectionInfo {
     pub mechanism: &'static str,
     /// Time of connecting, in milliseconds since 1970.
     pub connected_at: u64,
-    /// Maximum number of channels; 0 is no limit.
+    /// Maximum number of channels; 0 means no limit.
     pub channel_max: u16,
-    /// Maximum frame size in bytes; 0 is no limit.
+    /// Maximum frame size in bytes; 0 means no limit.
     pub frame_max: u32,
     /// Heartbeat interval in seconds; 0 for no heartbeats.
     pub heartbeat: u16,
@@ -285,9 +285,9 @@ pub struct DetachedSession {
 pub struct ChannelInfo {
     /// Number of the channel within its connection, from 1.
     pub number: u16,
-    /// Prefetch count for new consumers; 0 is no limit.
+    /// Prefetch count for new consumers; 0 means no limit.
     pub prefetch: u16,
-    /// Prefetch count of the channel as a whole; 0 is no limit.
+    /// Prefetch count of the channel as a whole; 0 means no limit.
     pub global_prefetch: u16,
     /// Whether the channel is in confirm mode.
     pub confirms: bool,

@@ -1,4 +1,4 @@
-//! Replicas of quorum queues: a quorum queue has one, on this node, as on a RabbitMQ 4 that is no part of a cluster.
+//! Replicas of quorum queues: a quorum queue has one, on this node, as on a RabbitMQ 4 that is not part of a cluster.
 
 use axum::http::StatusCode;
 use broker::QueueKind;

@@ -19,7 +19,7 @@ pub enum ConnectionLife {
 /// The action to take for a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionStep<'a> {
-    /// The frame belongs to a channel, and is no heartbeat.
+    /// The frame belongs to a channel, and is not a heartbeat.
     Channel,
     /// A heartbeat.
     Heartbeat,

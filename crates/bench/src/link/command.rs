@@ -42,7 +42,7 @@ pub(crate) struct LinkArguments {
     /// Add a random delay of up to this many milliseconds, each way
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     jitter: f64,
-    /// Bytes per second to let pass, each way of each connection; 0 is no limit
+    /// Bytes per second to let pass, each way of each connection; 0 means no limit
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     bandwidth: u64,
 }

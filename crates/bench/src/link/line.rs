@@ -16,7 +16,7 @@ pub(crate) struct LinkShape {
     pub(crate) delay: Duration,
     /// The largest random addition to the delay; order is preserved.
     pub(crate) jitter: Duration,
-    /// Bandwidth in bytes per second; 0 is no limit.
+    /// Bandwidth in bytes per second; 0 means no limit.
     pub(crate) bytes_per_second: u64,
 }
 

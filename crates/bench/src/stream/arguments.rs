@@ -63,7 +63,7 @@ pub(crate) struct StreamArguments {
     /// Consume without acknowledgements
     #[arg(long, conflicts_with_all = ["prefetch", "multi_ack"])]
     pub(crate) auto_ack: bool,
-    /// Unacknowledged messages that a consumer may hold; 0 is no limit [default: 1000]
+    /// Unacknowledged messages that a consumer may hold; 0 means no limit [default: 1000]
     #[arg(long, value_name = "N")]
     pub(crate) prefetch: Option<u16>,
     /// Acknowledge every N messages at once [default: 1]
@@ -111,7 +111,7 @@ pub(crate) struct StreamArguments {
     /// seconds, as 1000:5,1000..5000:10,0:1, which are repeated. Latency then counts from when a message was due
     #[arg(long, value_name = "MSGS_PER_S")]
     pub(crate) rate: Option<Schedule>,
-    /// Without confirms, publish only while fewer messages than this are in transit; 0 is no limit
+    /// Without confirms, publish only while fewer messages than this are in transit; 0 means no limit
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) limit_backlog: u64,
     /// Two short rounds, to see that everything works

@@ -59,7 +59,7 @@ pub(crate) struct Workload {
     pub(crate) predeclared: bool,
     /// Messages per second of each producer; `None` means as fast as possible.
     pub(crate) rate: Option<Schedule>,
-    /// Most messages between publishers and consumers; 0 is no limit.
+    /// Most messages between publishers and consumers; 0 means no limit.
     pub(crate) limit_backlog: u64,
 }
 
@@ -88,7 +88,7 @@ pub(crate) enum Acks {
     Automatic,
     /// With basic.ack.
     Manual {
-        /// Unacknowledged messages that a consumer may hold; 0 is no limit.
+        /// Unacknowledged messages that a consumer may hold; 0 means no limit.
         prefetch: u16,
         /// Messages per acknowledgement.
         every: u16,

@@ -20,7 +20,7 @@ pub(super) struct DefinitionsFile {
     pub(super) queues: Vec<QueueEntry>,
     pub(super) exchanges: Vec<ExchangeEntry>,
     pub(super) bindings: Vec<BindingEntry>,
-    /// Keys of the file that are no section.
+    /// Keys of the file that are not sections.
     pub(super) unknown: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub(super) const SECTIONS: [&str; 10] = [
     "bindings",
 ];
 
-/// Keys that are no sections: they tell where a file comes from, or describe a single virtual host.
+/// Keys that are not sections: they tell where a file comes from, or describe a single virtual host.
 const REMARKS: [&str; 13] = [
     "rabbit_version",
     "rabbitmq_version",

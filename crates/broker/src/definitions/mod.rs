@@ -38,7 +38,7 @@ impl Definitions {
         DefinitionsFile::from_map(sections).map(|file| Self { file })
     }
 
-    /// Keys of the file that are no section, such as `queue` for `queues`. They are ignored, as in RabbitMQ.
+    /// Keys of the file that are not sections, such as `queue` for `queues`. They are ignored, as in RabbitMQ.
     pub(crate) fn unknown_sections(&self) -> &[String] {
         &self.file.unknown
     }

@@ -23,7 +23,7 @@ struct Scope {
 struct Wildcard(Vec<Vec<u8>>);
 
 impl Scopes {
-    /// Compiles the scopes that concern the virtual host; others, and those that are no permissions, are left out.
+    /// Compiles the scopes that concern the virtual host; others, and those that are not permissions, are left out.
     pub(super) fn new(texts: &[Box<str>], vhost: &str) -> Self {
         Self(texts.iter().filter_map(|text| Scope::new(text, vhost)).collect())
     }
@@ -52,7 +52,7 @@ impl Scopes {
 }
 
 impl Scope {
-    /// Compiles a scope; `None` if it is no permission in this virtual host.
+    /// Compiles a scope; `None` if it is not a permission in this virtual host.
     fn new(text: &str, vhost: &str) -> Option<Self> {
         let (access, rest) = text.split_once(':')?;
         let access = match access {

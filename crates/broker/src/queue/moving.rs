@@ -76,7 +76,7 @@ impl Queue {
     }
 
     /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them. Those that are
-    /// refused are no dead letters: they are still at the other broker.
+    /// refused are not dead letters: they are still at the other broker.
     pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> TakenIn {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());

@@ -15,7 +15,7 @@
 //! | header due, streamed | header of another one | body due, streamed |
 //! | body due, held | a part of it | body due, held; streamed if the client has too much of incomplete messages |
 //! | body due | the rest of it | between messages; the message is passed on, whole unless it was streamed |
-//! | held | there is no room, and the client is granted a stream or has a connection of its own ([`super::room`]) | the same, streamed |
+//! | held | there is no room, and the client is granted a stream or has a connection of its own ([`super::staging_wait`]) | the same, streamed |
 //! | between messages | channel.close | closing; no channel, if nothing has to be awaited |
 //! | any | the client closes its connection | closing, half streamed if it was streamed; no channel, likewise |
 //! | closing | the last side is gone | no channel, and channel.close-ok is sent |

@@ -129,7 +129,7 @@ fn has_long_text(arguments: &RawTable<'_>) -> bool {
 /// A channel's limits of unacknowledged deliveries, as the client requested them last.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct PrefetchLimits {
-    /// The limit of each consumer that is made from now on; 0 is no limit.
+    /// The limit of each consumer that is made from now on; 0 means no limit.
     pub(super) each: Option<u16>,
     /// The limit of the whole channel.
     pub(super) all: Option<u16>,

@@ -87,7 +87,7 @@ impl Begun {
         }
     }
 
-    /// The lower of the broker's offer and the pool's wish; 0 is no limit. The pool wants as many channels as
+    /// The lower of the broker's offer and the pool's wish; 0 means no limit. The pool wants as many channels as
     /// possible, because a connection may become one client's own.
     fn limits(&self, config: &PoolConfig) -> TunedLimits {
         fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {

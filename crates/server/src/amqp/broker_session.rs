@@ -557,7 +557,7 @@ impl BackendSession for BrokerSession {
                  can be configured, see consumers doc guide to learn more",
                 timeout.as_millis()
             );
-            // This is no outcome of the operation that may be waiting for an answer.
+            // This is not an outcome of the operation that may be waiting for an answer.
             self.close_channel(number, &Fault::new(ReplyCode::PreconditionFailed, text));
         }
         Ok(())

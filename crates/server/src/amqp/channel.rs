@@ -34,7 +34,7 @@ pub(crate) struct Channel {
     mode: Mode,
     /// By consumer tag.
     consumers: HashMap<Box<str>, RegisteredConsumer>,
-    /// basic.qos with global=false: the prefetch of future consumers; 0 is no limit.
+    /// basic.qos with global=false: the prefetch of future consumers; 0 means no limit.
     prefetch: u16,
     /// Whether `basic.qos` with `global` has limited the channel as a whole.
     limited: bool,

@@ -84,7 +84,7 @@ impl Deliveries {
         inner.as_ref().map_or((0, 0), |inner| (inner.consumers.len(), inner.unsettled_count))
     }
 
-    /// Adds a consumer, which takes nothing until [`Deliveries::activate`]. A `limit` of 0 is no limit.
+    /// Adds a consumer, which takes nothing until [`Deliveries::activate`]. A `limit` of 0 means no limit.
     pub(crate) fn add_consumer(&self, limit: usize, settling: Settling) -> ConsumerKey {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();

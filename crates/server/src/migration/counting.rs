@@ -21,7 +21,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
-    // Those that were known before the last messages moved are no answer.
+    // Those that were known before the last messages moved are not an answer.
     context.progress.forget_counts();
     for vhost in context.vhosts() {
         let of_vhost = all.iter().filter(|moved| *moved.vhost == *vhost.name());

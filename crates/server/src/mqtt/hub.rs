@@ -1,7 +1,7 @@
 //! The sessions of all MQTT clients of the embedded broker: their connections, and detached sessions.
 //!
-//! Connections [claim](super::claims) sessions. A detached session is kept until it expires ([`Hub::expire`]). A session
-//! belongs to a user: another user who connects with the same client name is refused, and the connection that has the
+//! Connections [claim](super::session_ownership) sessions. A detached session is kept until it expires ([`Hub::expire`]). A
+//! session belongs to a user: another user who connects with the same client name is refused, and the connection that has the
 //! session continues.
 //!
 //! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its

@@ -17,7 +17,7 @@ pub(super) fn delete(broker: &Broker, sessions: &HashSet<Owner>, groups: &HashSe
             if name.starts_with(GROUP_PREFIX) {
                 return !groups.contains(&(vhost.name().into(), (**name).into()));
             }
-            // Other queues have been declared for a session that lasts, or by somebody else.
+            // Other queues have been declared for a persistent session, or by somebody else.
             let client = client_of(name).filter(|_| queue.properties().auto_delete);
             client.is_some_and(|client| {
                 !sessions.contains(&Owner { vhost: vhost.name().into(), client_id: client.into() })

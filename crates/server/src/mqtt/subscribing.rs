@@ -209,7 +209,7 @@ impl MqttClient {
             SourceKind::Own(_) if is_native => (true, false),
             SourceKind::Own(Class::Qos0) => (false, true),
             SourceKind::Own(Class::Qos1) => (true, !self.outlives()),
-            // The first client declares it, and a session that lasts may share it later.
+            // The first client declares it, and a persistent session may share it later.
             SourceKind::Shared(_) => (true, false),
         };
         // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.

@@ -115,7 +115,7 @@ impl ParkedQueue {
         self.store(from, delivery, envelope.bytes().clone(), &headers, now)
     }
 
-    /// Parks a message that is no record of this release.
+    /// Parks a message that is not a record of this release.
     ///
     /// # Errors
     /// As of [`Self::park`].

@@ -15,7 +15,7 @@ impl SpoolRule {
     /// exchange alone.
     ///
     /// # Errors
-    /// One of them is no regular expression.
+    /// One of them is not a regular expression.
     pub fn new(
         vhost: Option<&str>,
         user: Option<&str>,

@@ -55,7 +55,7 @@ pub(super) struct SpoolingSession {
     waker: Waker,
     /// The same, for the disk.
     nudge: Arc<dyn Waiter>,
-    /// Bytes of `inner` that are no whole frame yet.
+    /// Bytes of `inner` that are not a whole frame yet.
     received: Vec<u8>,
     local: Arc<LocalSpool>,
     queue: Arc<SpoolQueue>,

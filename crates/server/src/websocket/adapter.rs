@@ -495,7 +495,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
     }
 
     fn handle_written(&mut self, now: Instant) {
-        // A pong is no sign of life to the inner protocol's peer.
+        // A pong is not a sign of life to the inner protocol's peer.
         if std::mem::take(&mut self.inner_writes) {
             self.inner.handle_written(now);
         }

@@ -42,12 +42,12 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// The file system's error.
     fn create_folder(&self, folder: &str) -> io::Result<()>;
-    /// Removes a file. A missing one is no error.
+    /// Removes a file. A missing one is not an error.
     ///
     /// # Errors
     /// The file system's error.
     fn remove(&self, path: &str) -> io::Result<()>;
-    /// Removes a folder with everything in it. A missing one is no error.
+    /// Removes a folder with everything in it. A missing one is not an error.
     ///
     /// # Errors
     /// The file system's error.

@@ -24,7 +24,7 @@ pub struct CheckReport {
 /// [lock](crate::FolderLock) of the folder.
 ///
 /// # Errors
-/// A part that cannot be read at all. Damage is no error: it is in the report.
+/// A part that cannot be read at all. Damage is not an error: it is in the report.
 pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
     report.add_definitions(catalogue::check(&**disk));

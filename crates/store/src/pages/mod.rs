@@ -133,7 +133,7 @@ impl Pages {
     /// nothing.
     ///
     /// # Errors
-    /// If files cannot be read, or are of an unknown version. Damage is no error: it is in the report.
+    /// If files cannot be read, or are of an unknown version. Damage is not an error: it is in the report.
     pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
         check::check(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), queue)
     }

@@ -46,7 +46,7 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
     pub(crate) no_ack: bool,
-    /// The prefetch when the consumer began; 0 is no limit.
+    /// The prefetch when the consumer began; 0 means no limit.
     pub(crate) prefetch: u16,
     pub(crate) queue: Arc<Queue>,
     pub(crate) form: F,

@@ -29,7 +29,7 @@ pub(super) struct DeliveringChannel {
     /// Deliveries to consumers whose credit has not been given back, which `channel_limit` limits. Settlements
     /// of an open transaction still count.
     pub(super) consumed_count: usize,
-    /// basic.qos with global=true; 0 is no limit.
+    /// basic.qos with global=true; 0 means no limit.
     pub(super) channel_limit: usize,
     pub(super) consumers: Slab<Credit>,
     /// Serial number of the next consumer.
@@ -47,7 +47,7 @@ pub(super) struct DeliveringChannel {
 /// One consumer's share of the channel's credit.
 pub(super) struct Credit {
     pub(super) serial: u64,
-    /// Most unsettled deliveries; 0 is no limit.
+    /// Most unsettled deliveries; 0 means no limit.
     pub(super) limit: usize,
     pub(super) settling: Settling,
     pub(super) unsettled: usize,

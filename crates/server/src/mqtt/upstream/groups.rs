@@ -183,7 +183,7 @@ impl UpstreamSession {
         self.bind_group(name, key)
     }
 
-    /// Has the queue of a group declared and bound, and marked by the queue of a session that lasts.
+    /// Has the queue of a group declared and bound, and marked by the queue of a persistent session.
     fn bind_group(&mut self, name: &str, key: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
         if self.lasts() {

@@ -7,7 +7,7 @@
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers;
 //!   [`group_table`]: all groups with members here.
-//! - [`state`]: what of a session that lasts is kept upstream beside its messages.
+//! - [`state`]: what of a persistent session is stored upstream beside its messages.
 //! - [`session_takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`retained`]: retained messages, which all servers in front of the upstream share.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:

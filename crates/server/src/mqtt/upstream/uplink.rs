@@ -39,7 +39,7 @@ struct UplinkChannels {
     /// Since the first shared subscription.
     groups: OnDemand<GroupConsumers>,
     requests: QueueRequests,
-    /// Of a session that lasts.
+    /// Of a persistent session.
     state: OnDemand<StateQueue>,
     /// Messages that were refused, whose records are to be revoked: their client may send them again.
     refused: Vec<u16>,

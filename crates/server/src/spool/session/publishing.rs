@@ -76,8 +76,9 @@ impl SpoolingSession {
         config.refuses_others && body_size > config.max_message
     }
 
-    /// Whether a message is small enough, is no request whose reply comes to this channel, and is none for which the upstream
-    /// may end the connection, such as one with malformed properties: that would be the forwarder's and not its publisher's.
+    /// Whether a message is small enough, is not a request whose reply comes to this channel, and is none for which the
+    /// upstream may end the connection, such as one with malformed properties: that would be the forwarder's and not its
+    /// publisher's.
     pub(super) fn fits(
         &self,
         (exchange, routing_key): (&str, &str),

@@ -73,7 +73,7 @@ async fn messages_that_are_gone_from_the_disk_do_not_keep_a_drain_from_ending() 
     assert!(after.spool.local.is_drained());
 }
 
-/// Gives a user's local queue something that is no record.
+/// Gives a user's local queue something that is not a record.
 fn spool_garbage(spool: &Spool, queue: &SpoolQueue) {
     let (mut publisher, properties) = (spool.local.publisher(), persistent(None));
     let (name, body) = (queue.queue().name(), broker::Body::Copied(b"garbage"));

@@ -35,7 +35,7 @@ pub(super) struct NewConsumer {
     pub(super) word: Box<str>,
     pub(super) form: MessageForm,
     pub(super) is_acked: bool,
-    /// Most unacknowledged messages; 0 is no limit.
+    /// Most unacknowledged messages; 0 means no limit.
     pub(super) limit: u16,
 }
 

@@ -92,7 +92,7 @@ pub(super) struct UpstreamSubscription {
     pub(super) queue: Box<str>,
     /// Whether its client acknowledges.
     pub(super) is_acked: bool,
-    /// Most unacknowledged messages; 0 is no limit.
+    /// Most unacknowledged messages; 0 means no limit.
     pub(super) prefetch: u16,
     /// The stream's offset to begin at.
     pub(super) offset: Option<amqp::FieldValue>,

@@ -140,7 +140,7 @@ fn encode(topic: &str, header: Vec<u8>, body: Bytes) -> Encoded {
 }
 
 /// Reads a message of the log. Originals come by `publishers`, the exchange of clients, the others by that of the log, which
-/// fewer may publish to. Returns `None` if the queue is no stream: whatever properties somebody else has given a message of
+/// fewer may publish to. Returns `None` if the queue is not a stream: whatever properties somebody else has given a message of
 /// a stream, it has an offset.
 pub(super) fn read(
     publishers: &str,

@@ -77,7 +77,7 @@ impl StateWork {
 }
 
 impl UpstreamSession {
-    /// Publishes a message behind those before it. One of QoS 2 of a session that lasts goes with a record.
+    /// Publishes a message behind those before it. One of QoS 2 of a persistent session goes with a record.
     pub(in super::super) fn publish_in_order(&mut self, message: OutboundPublish) {
         let is_recorded = message.qos == QoS::ExactlyOnce && self.uses_queue();
         if !is_recorded && self.work.deferred.is_empty() && !self.waits_for_log(&message) {

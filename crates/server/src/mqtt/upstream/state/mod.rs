@@ -1,4 +1,4 @@
-//! The state of a session that lasts, kept upstream so that every server finds it: its subscriptions with their options, and
+//! The state of a persistent session, stored upstream so that every server finds it: its subscriptions with their options, and
 //! the messages of QoS 2 that its client has published and not released.
 //!
 //! - [`record`]: the messages of a state queue. [`queue`]: the queue, as far as this connection has read and written it.
@@ -10,7 +10,7 @@
 //! consumes its own records, to remove all in front of a later list.
 //!
 //! Invariants: SUBACK and UNSUBACK are sent when the list is confirmed; at most [`queue`]'s window of records is in the queue,
-//! so that the next connection can read all of it; a record is no proof of anything but itself, as others may write some.
+//! so that the next connection can read all of it; a record is not a proof of anything but itself, as others may write some.
 
 mod keeping;
 mod queue;
