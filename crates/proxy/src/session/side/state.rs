@@ -11,6 +11,7 @@ pub(in crate::session) struct SideState {
     /// Set if it has something to do there: it is to be placed, on the client's own connection or not.
     own: Option<bool>,
     #[serde(with = "crate::encoded")]
+    #[serde(rename = "held")]
     queued: Vec<u8>,
     touched: bool,
     confirm: bool,
