@@ -41,7 +41,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("binaries", type=Path, nargs="+")
-    parser.add_argument("--certificates", type=Path, default=CERTIFICATES, help="authorities of the image, as PEM (default: this system's)")
+    parser.add_argument("--certificates", type=Path, default=CERTIFICATES, help="CA certificates of the image, as PEM (default: this system's)")
     parser.add_argument("--compression", type=int, default=9, help="from 1, which is quick, to 9")
     parser.add_argument("--allow-dynamic", action="store_true", help="take a binary whose libraries somebody mounts: for tests")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 """docs/benchmarks/routing: starts RabbitMQ 3.10 and 4 and Leveret's broker, runs the routing study on them, and writes the page
-with its tables, plots and data.
+with its tables, plots and data: whether the costs of queues and bindings depend on their own size alone (B2).
 
     make routing-study           # some 15 minutes; the machine should have nothing else to do
     make routing-study ARGS="--quick --into /tmp/study"
@@ -27,7 +27,7 @@ REPEATS = 3
 
 PAGE = """# Routing at scale
 
-What it costs to create queues with bindings, to route a message to all of them, and to delete them again, when there
+This study measures the cost of creating queues with bindings, of routing a message to all of them, and of deleting them again, when there
 are few and when there are a million. `make routing-study` writes this page; `leveret bench routing --help` says what each
 option means. The data files beside the plots have a block for each level, as gnuplot reads them.
 

@@ -48,7 +48,7 @@ def test_limits_and_settings_in_effect_are_shown(tmp_path):
 def test_a_drain_ends_the_server_as_a_signal_does(tmp_path):
     with leveret(tmp_path) as server:
         ctl = Ctl(server.http)
-        assert ctl("drain") == "the server drains\n"
+        assert ctl("drain") == "the server is draining\n"
         assert server.child.wait() == 0, server.tail()
 
 

@@ -106,7 +106,7 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
         server.stop()
 
 
-TABLE = "[...document.querySelectorAll('#view section')].find((each) => each.querySelector('h2')?.textContent === 'Shared subscriptions')"
+TABLE = "[...document.querySelectorAll('#view section')].find((each) => each.querySelector('h2')?.textContent === 'Multiplexed subscriptions')"
 
 
 def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(tmp_path, targets, window):
@@ -114,7 +114,7 @@ def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(
         visit = Visit(window, server).open()
         visit.settle()
         assert window.evaluate(f"return {TABLE}.checkVisibility()") is False
-        assert "Messages saved by shared subscriptions" not in figures(visit)
+        assert "Messages saved by multiplexed subscriptions" not in figures(visit)
         clients = [Client(listening(server, "stomp", "stomp")) for _ in range(3)]
         for client in clients:
             stack.callback(client.close)
@@ -123,13 +123,13 @@ def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(
         assert [client.message().body for client in clients] == ["x"] * 3
         refreshed(visit)
         visit.wait(f"{TABLE}.checkVisibility() && {TABLE}.querySelectorAll('tbody tr').length === 1")
-        visit.wait("[...document.querySelectorAll('#view .what')].some((each) => each.textContent === 'Messages saved by shared subscriptions')")
+        visit.wait("[...document.querySelectorAll('#view .what')].some((each) => each.textContent === 'Messages saved by multiplexed subscriptions')")
         [row] = visit.rows()
         assert row.pop("Queue").startswith("stomp-subscription-")
         told = {"Protocol": "STOMP", "User name": "guest", "Virtual host": "/", "Subscribers": "3", "Bindings": "1"}
         told |= {"Messages in": "1", "Copies out": "3"}
         assert row == told
-        assert figures(visit)["Messages saved by shared subscriptions"] == figures(visit)["Queues saved now"] == "2"
+        assert figures(visit)["Messages saved by multiplexed subscriptions"] == figures(visit)["Queues saved now"] == "2"
         assert window.evaluate(PALE) == []
         assert visit.violations() == [] and window.complaints() == []
         window.become_phone()
@@ -202,7 +202,7 @@ def test_sessions_groups_and_retained_messages_are_shown_and_a_session_leads_to_
         assert pick("dash-away") == ("guest", "detached", "5 min", "–", "1", "–", "–")
         assert pick(stomp) == ("guest", "connected", "with the connection", "–", "0", "0", "0")
         assert (rows["dash-member"]["Protocol"], rows[stomp]["Protocol"]) == ("MQTT 5-0", "STOMP 1.2")
-        [group] = shown["Shared groups"]
+        [group] = shown["Shared subscriptions"]
         assert (group["Group"], group["Members"], group["Delivered"]) == ("$share/dash/work", "1", "0")
         [retained] = shown["Retained messages"]
         assert (retained["Virtual host"], retained["State"], retained["Topics"]) == ("/", "running", "1")

@@ -1,4 +1,4 @@
-"""Shutting down tells the clients, waits for them within a bound, and ends well."""
+"""S5: shutting down notifies the clients, waits for them within a bound, and ends well."""
 
 import select
 import signal

@@ -114,7 +114,7 @@ def test_damaged_definitions_are_refused_and_the_file_is_kept(tmp_path, killed):
     assert code == 1 and "DAMAGED definitions.redb" in output, output
     assert "definitions.redb" in refusal(tmp_path, killed)
     code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
-    assert code == 0 and "made anew of the 0 that can be read" in output and "no user is left" in output, output
+    assert code == 0 and "rebuilt from the 0 that can be read" in output and "no user is left" in output, output
     assert (killed / "definitions.redb.damaged").read_bytes() == content
     is_as_new(tmp_path, killed)
 
@@ -139,7 +139,7 @@ def test_definitions_that_are_gone_or_cut_off_are_refused_and_repaired(tmp_path,
     assert "definitions.redb" in refusal(tmp_path, killed)
     assert check(killed)[0] == 1
     code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
-    assert code == 0 and "made anew" in output, output
+    assert code == 0 and "rebuilt from" in output, output
     assert check(killed)[0] == 0
     with leveret(tmp_path / "again", "--data-dir", str(killed)) as server:
         server.stop()

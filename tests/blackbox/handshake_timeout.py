@@ -1,4 +1,4 @@
-"""A peer that does not finish its login is disconnected in time; one that did may stay silent."""
+"""A peer that does not finish its login is disconnected in time; one that did may stay silent (S4)."""
 
 import threading
 import time

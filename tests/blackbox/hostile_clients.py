@@ -1,4 +1,4 @@
-"""Very many hostile clients from several addresses, one kind of abuse after the other: memory stays bounded, and whoever
+"""S1 and S2: many hostile clients from several addresses, one kind of abuse after the other: memory stays bounded, and whoever
 behaves is served meanwhile. `make hostile` does it with as many as the descriptor limit allows."""
 
 import json

@@ -64,6 +64,6 @@ def test_a_stomp_client(ours):
 
 
 def test_sessions_are_listed_in_front_of_an_upstream_alone(ours):
-    for shared in ("sessions", "shared-groups", "retained", "shared-queues"):
+    for shared in ("sessions", "shared-groups", "retained", "multiplexed-queues"):
         assert ours.get(f"leveret/{shared}") == []
-    assert ours.status("GET", "leveret/shared-queues/none/bindings") == 404
+    assert ours.status("GET", "leveret/multiplexed-queues/none/bindings") == 404

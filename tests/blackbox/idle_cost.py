@@ -1,4 +1,4 @@
-"""An idle connection holds no buffers: a thousand of them stay within 8 MiB. In front of an upstream each stays within
+"""S3: an idle connection holds no buffers: a thousand of them stay within 8 MiB. In front of an upstream each stays within
 4 KiB, and within 6 KiB with a channel that has published and its upstream channel, where a machine with nothing else to do measures
 them for docs/benchmarks.md:
 

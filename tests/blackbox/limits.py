@@ -1,4 +1,4 @@
-"""Limits on connections, channels and rates: who exceeds them is told so, or waits; everybody else goes on."""
+"""S4: limits on connections, channels and rates: who exceeds them is told so, or waits; everybody else goes on."""
 
 import contextlib
 import struct

@@ -291,7 +291,7 @@ def test_subscribers_are_disconnected_once_the_exchange_is_found_missing(bare):
 
 
 def test_a_session_from_before_the_setting_was_changed_keeps_its_bindings(bare):
-    """As docs/operations.md tells."""
+    """As docs/mqtt-and-stomp.md says."""
     bare.declare()
     with bare.client("before", **persistent_session(V311)) as client:
         client.subscribe("a/b", 1)

@@ -29,7 +29,7 @@ NAMES = {
 # Each of them stands for one value.
 LABELS = {"leveret_protocol_subscriptions": {"protocol"}}
 METRICS = [
-    "leveret_mqtt_lasting_clients",
+    "leveret_mqtt_persistent_session_clients",
     "leveret_mqtt_detached_sessions",
     "leveret_mqtt_shared_groups",
     "leveret_mqtt_shared_group_members",
@@ -107,7 +107,7 @@ def test_each_client_is_listed_with_its_protocol_and_its_session(pool):
         assert clients[connection_of(pool, "live")]["session"]["subscriptions"] == 2
         assert metric(pool.server, 'leveret_protocol_subscriptions{protocol="mqtt"}') == 3
         assert metric(pool.server, 'leveret_protocol_subscriptions{protocol="stomp"}') == 1
-        assert metric(pool.server, "leveret_mqtt_lasting_clients") == 1
+        assert metric(pool.server, "leveret_mqtt_persistent_session_clients") == 1
         live.unsubscribe("seen/a")
         wait_until(lambda: sessions(pool, "subscriptions")["live"]["subscriptions"] == 1)
     wait_until(lambda: set(sessions(pool)) == {"persistent"})
@@ -155,24 +155,24 @@ def test_shared_queues_have_their_keys_and_what_sharing_saves_is_told(pool):
         for topic, receivers in (("shared/x/all", readers), ("shared/one", readers[:1])):
             readers[0].publish(topic, b"x")
             assert [reader.message().payload for reader in receivers] == [b"x"] * len(receivers)
-        wait_until(lambda: saved(pool)["shared_copies_delivered"] == before["shared_copies_delivered"] + count + 1)
+        wait_until(lambda: saved(pool)["multiplexed_copies_delivered"] == before["multiplexed_copies_delivered"] + count + 1)
         columns = ("name", "protocol", "user", "vhost", "subscribers")
-        [queue] = [row for row in pool.ctl.json("list_shared_queues", *columns) if row["protocol"] == "mqtt"]
+        [queue] = [row for row in pool.ctl.json("list_multiplexed_queues", *columns) if row["protocol"] == "mqtt"]
         assert values(queue, *columns[2:]) == ("guest", "/", count)
         assert queue["name"] in pool.rabbitmq.control("list_queues", "name").splitlines()
-        listed = pool.ctl.json("list_shared_bindings", queue["name"], "key", "subscribers", "bound")
+        listed = pool.ctl.json("list_multiplexed_bindings", queue["name"], "key", "subscribers", "bound")
         keys = {row["key"]: values(row, "subscribers", "bound") for row in listed}
         assert keys["shared.*.all"] == (count, True) and keys["shared.one"] == (1, True)
         bound = pool.rabbitmq.control("list_bindings", "destination_name", "routing_key").splitlines()
         assert {line.split("\t")[1] for line in bound if line.startswith(queue["name"])} - {queue["name"]} == set(keys)
         told = saved(pool)
         # Each message crossed once.
-        assert told["shared_messages_received"] == before["shared_messages_received"] + 2
+        assert told["multiplexed_messages_received"] == before["multiplexed_messages_received"] + 2
         assert told["messages_saved"] == before["messages_saved"] + count - 1
         # The queue of an earlier test stays for a moment.
-        assert told["queues_saved"] == told["shared_subscribers"] - told["shared_queues"] > 0
+        assert told["queues_saved"] == told["multiplexed_subscribers"] - told["multiplexed_queues"] > 0
         assert told["connections_saved"] == max(0, len(pool.ctl.json("list_clients", "name")) - told["upstream_connections"])
-    assert pool.ctl.fails("list_shared_bindings", "no-such-queue") == "no shared queue 'no-such-queue'"
+    assert pool.ctl.fails("list_multiplexed_bindings", "no-such-queue") == "no multiplexed queue 'no-such-queue'"
 
 
 def saved(pool):

@@ -185,7 +185,7 @@ def test_no_subscriber_is_left_with_an_old_message(pool, other, topic):
         live = [int(message.payload) for message in seen[:-1] if not message.retain]
         assert live == list(range(live[0], live[0] + len(live))) if live else first
         # One at most. A live message comes in its place if it was faster. Behind it one alone may be missing, which RabbitMQ was handing
-        # to its queues when the client subscribed (docs/operations.md).
+        # to its queues when the client subscribed (docs/mqtt-and-stomp.md).
         assert len(first) <= 1 and all(not live or live[0] <= number + 2 for number in first), (first, live)
         reader.close()
 

@@ -24,7 +24,7 @@ COUNT = int(os.environ.get("LEVERET_SLOW_MESSAGES", "4000"))
 # Bytes that all of them together would take, and the most that they may.
 ALL, MAX_MEMORY = COUNT * SIZE, 30 << 20
 QUOTA_EXCEEDED = 0x97
-DROPPED = {"leveret": "leveret_broker_mqtt_messages_dropped_total", "pool": "leveret_shared_dropped_messages_total"}
+DROPPED = {"leveret": "leveret_broker_mqtt_messages_dropped_total", "pool": "leveret_multiplexed_dropped_messages_total"}
 
 
 class Embedded:
@@ -128,7 +128,7 @@ def test_a_live_subscriber_of_qos_1_that_does_not_acknowledge_is_closed_with_quo
         older.packet()
         older.subscribe("slow/1", 1)
         older.packet()
-        name = "leveret_shared_overflowed_subscribers_total"
+        name = "leveret_multiplexed_overflowed_subscribers_total"
         before, dropped = metric(pool.server, name), metric(pool.server, pool.dropped)
         publish_all(pool.mqtt, "slow/1", count=200)
         answer = slow.answer()

@@ -72,7 +72,7 @@ def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path,
         numbers = set()
         take_confirms(wire, numbers, {1, 2})
         # Then all confirms are on their way to the client, in front of the answer to what it sends next.
-        wait_until(lambda: metric(server, "leveret_upstream_replay_kept_bytes") == 0)
+        wait_until(lambda: metric(server, "leveret_upstream_replay_buffer_bytes") == 0)
         wire.send(queue_declare(QUEUE, DURABLE))
         messages = struct.unpack(">I", wire.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
         assert (numbers, messages) == ({1, 2}, 1 + IN_FRONT + 2)

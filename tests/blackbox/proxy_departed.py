@@ -72,7 +72,7 @@ def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, 
                 channel.basic_publish("", QUEUE, f"{number:03}".encode() + bytes(1000))
                 if number % 100 == 0:
                     channel.queue_declare(QUEUE, passive=True)
-            wait_until(lambda: metric(server, "leveret_upstream_replay_kept_bytes") == 0)
+            wait_until(lambda: metric(server, "leveret_upstream_replay_buffer_bytes") == 0)
             taken = []
             tag = channel.basic_consume(QUEUE, lambda _, method, __, body: taken.append((method.delivery_tag, body)))
             while len(taken) < 7:

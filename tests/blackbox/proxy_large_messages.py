@@ -37,7 +37,7 @@ def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets,
             pass_small_ones(server)
             large.send(bodies(PIECES - PIECES // 2))
             consume_it(server)
-        assert metric(server, "leveret_upstream_moved_consumers_total") == 1
+        assert metric(server, "leveret_upstream_moved_channels_total") == 1
         # Peak memory is the proxy's own as well as what was on its way.
         assert peak_resident_bytes(server.pid) < ALLOWED_BYTES
         server.stop()

@@ -113,7 +113,7 @@ def test_what_waits_for_all_is_bounded_and_who_reads_is_served(targets, tmp_path
             quick.round_trip()
             waiting = metric(server, "leveret_upstream_unread_bytes")
             assert waiting <= TOTAL + SLOW * READ, waiting
-            return metric(server, "leveret_upstream_moved_consumers_total") == SLOW
+            return metric(server, "leveret_upstream_moved_channels_total") == SLOW
 
         wait_until(all_moved)
         peak = peak_resident_bytes(server.pid) - before

@@ -199,7 +199,7 @@ def test_p7_after_an_outage_a_consumer_still_waits_for_the_next_message(upstream
         before = consumers()
         lose(upstream)
         # RabbitMQ looks for the first message since then, and if there is none, for the end: a message that comes in
-        # between is missed (docs/operations.md).
+        # between is missed (docs/pool.md).
         wait_until(lambda: consumers() - before)
         publish(pool, stream, range(30, 40))
         waiting.expect(range(30, 40))
@@ -214,7 +214,7 @@ def test_p3_a_consumer_without_an_offset_that_moves_for_its_backlog_misses_nothi
             publisher.confirm_delivery()
             for number in range(60):
                 publisher.basic_publish("", "backlog", str(number).zfill(200_000))
-        wait_until(lambda: metric(server, "leveret_upstream_moved_consumers_total") >= 1)
+        wait_until(lambda: metric(server, "leveret_upstream_moved_channels_total") >= 1)
         reader.expect(range(60))
         reader.close()
         server.stop()

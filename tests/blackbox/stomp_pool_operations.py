@@ -28,14 +28,14 @@ def pool(folder, port, *flags, **options):
 
 
 def shared(server, name):
-    return metric(server, f"leveret_shared_{name}")
+    return metric(server, f"leveret_multiplexed_{name}")
 
 
 def test_shared_queues_are_shown_and_what_sharing_saves_is_counted(tmp_path, targets):
     with pool(tmp_path, targets.upstream.port) as server:
         assert [shared(server, name) for name in ("queues", "subscribers", "bindings")] == [0, 0, 0]
         ctl = Ctl(server.http)
-        assert ctl.rows("list_shared_queues") == []
+        assert ctl.rows("list_multiplexed_queues") == []
         clients = [Client(server.stomp) for _ in range(5)]
         for client in clients:
             client.subscribe("/topic/seen.all", id="all")
@@ -47,11 +47,11 @@ def test_shared_queues_are_shown_and_what_sharing_saves_is_counted(tmp_path, tar
         assert shared(server, "received_messages_total") == 2
         assert shared(server, "delivered_copies_total") == 6
         assert shared(server, "overflowed_subscribers_total") == shared(server, "connections_lost_total") == 0
-        [[name, *figures]] = ctl.rows("list_shared_queues")
+        [[name, *figures]] = ctl.rows("list_multiplexed_queues")
         assert figures == ["guest", "/", "5", "2", "2", "6"]
         assert name in targets.upstream.control("list_queues", "name").splitlines()
         rest = {"overflowed_subscribers": 0, "connections_lost": 0}
-        assert ctl.json("list_shared_queues", *rest) == [rest]
+        assert ctl.json("list_multiplexed_queues", *rest) == [rest]
         for client in clients:
             client.close()
         wait_until(lambda: shared(server, "subscribers") == 0)
@@ -60,9 +60,9 @@ def test_shared_queues_are_shown_and_what_sharing_saves_is_counted(tmp_path, tar
 
 def test_the_embedded_broker_has_no_shared_queues(tmp_path):
     with leveret(tmp_path) as server:
-        assert Ctl(server.http).rows("list_shared_queues") == []
+        assert Ctl(server.http).rows("list_multiplexed_queues") == []
         with urllib.request.urlopen(server.http + "/metrics", timeout=PATIENCE) as answer:
-            assert b"leveret_shared_" not in answer.read()
+            assert b"leveret_multiplexed_" not in answer.read()
         server.stop()
 
 
@@ -165,10 +165,10 @@ def test_readiness_follows_the_upstream_whoever_is_connected(tmp_path):
         wait_for_status(server.http + "/readyz", 503)
         assert status(server.http + "/healthz") == 200
         wait_until(lambda: shared(server, "connections_lost_total") == 1)
-        assert Ctl(server.http).json("list_shared_queues", "name", "subscribers") == [{"name": None, "subscribers": 1}]
+        assert Ctl(server.http).json("list_multiplexed_queues", "name", "subscribers") == [{"name": None, "subscribers": 1}]
         with leveret(tmp_path / "again", amqp=broker.address):
             wait_for_status(server.http + "/readyz", 200)
-            wait_until(lambda: Ctl(server.http).json("list_shared_queues", "name")[0]["name"])
+            wait_until(lambda: Ctl(server.http).json("list_multiplexed_queues", "name")[0]["name"])
             assert client.heard("disconnected") == client.heard("error") == 0
             client.close()
             server.stop()
@@ -228,14 +228,14 @@ def test_no_password_of_a_client_is_told(tmp_path, targets):
             wire = StompWire(server.stomp)
             assert SECRET not in str(wire.connect(login="secretive", passcode=SECRET + "-wrong"))
             ctl = Ctl(server.http)
-            shown = [ctl("--format", "json", list) for list in ("list_connections", "list_clients", "list_shared_queues", "list_upstream_connections")]
+            shown = [ctl("--format", "json", list) for list in ("list_connections", "list_clients", "list_multiplexed_queues", "list_upstream_connections")]
             assert all("secretive" in each for each in shown)
             with urllib.request.urlopen(server.http + "/metrics", timeout=PATIENCE) as answer:
                 shown.append(answer.read().decode())
             # The user's login is refused when it is tried again.
             upstream.control("change_password", "secretive", "another")
             upstream.control("close_all_user_connections", "secretive", "changed")
-            server.child.wait_line("shared subscriptions refused by the upstream")
+            server.child.wait_line("multiplexed subscriptions refused by the upstream")
             client.close()
             server.stop()
             shown.append(server.child.output())

@@ -86,7 +86,7 @@ def test_a_successor_that_fails_leaves_everything_as_it_is(tmp_path):
             new = ["--http", f"127.0.0.1:{taken.getsockname()[1]}", *old[2:]]
             with leveret(tmp_path / "new", *new, "--take-over", amqp=f"unix:{path}", wait=False) as failing:
                 assert failing.child.wait() == 1
-            server.child.wait_line("the successor has ended before it served; this process goes on")
+            server.child.wait_line("the successor has ended before it served; this process continues")
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
             server.stop()
@@ -142,7 +142,7 @@ def test_another_user_gets_nothing(tmp_path):
         argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", STRANGER, f"leveret-takeover/0/amqp/127.0.0.1:{amqp}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
         assert (done.returncode, done.stdout) == (0, "nothing\n"), done.stderr
-        old.child.wait_line("a successor was turned away.*user 65534 is another")
+        old.child.wait_line("a successor was refused.*user 65534 is another")
         old.stop()
 
 
@@ -214,7 +214,7 @@ def test_a_successor_that_cannot_start_changes_nothing(tmp_path, has_manager):
         other.chmod(0o755)
         other.replace(program)
         told = Ctl(server.http).fails("upgrade")
-        assert f"the successor has ended, and the server goes on: {'its log says why' if has_manager else 'exit status: 3'}" in told
+        assert f"the successor has ended, and the server continues: {'its log says why' if has_manager else 'exit status: 3'}" in told
         # systemd kills a main process without waiting for its drain if it was no child of its own when it became that.
         assert (int((tmp_path / "parent").read_text()) == server.pid) == (not has_manager)
         callers.go_on()

@@ -67,7 +67,7 @@ def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
         error = run(*SERVE_IN, tmp_path / "data")[2]
-        assert f"in use by process {server.pid}: stop that one, or give this one a folder of its own with --data-dir" in error
+        assert f"in use by process {server.pid}: stop that one, or give this one a directory of its own with --data-dir" in error
         server.stop()
     assert "it has to be a folder" in run(*SERVE_IN, tmp_path / "file")[2]
 
@@ -79,7 +79,7 @@ def test_a_data_folder_of_another_user_comes_with_what_to_do(tmp_path):
     argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *SERVE_IN, tmp_path / "roots"]
     child = Child(argv, tmp_path / "leveret.log", env=clean_environment())
     assert child.wait() == 1
-    assert "the user that runs Leveret has to own the folder" in child.output(), child.output()
+    assert "the user that runs Leveret has to own the directory" in child.output(), child.output()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up a capability")
@@ -140,7 +140,7 @@ def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
         broker.stop()
     url = f"amqp://127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path / "pool", "--upstream", url) as pool:
-        pool.child.wait_line(f"INFO.*mode: pool in front of {url}; no data folder")
+        pool.child.wait_line(f"INFO.*mode: pool in front of {url}; no data directory")
         pool.child.wait_line(rf'INFO.*upstream answers address="127.0.0.1:{targets.upstream.port}" product="RabbitMQ [\d.]+"')
         pool.stop()
 

@@ -1,4 +1,4 @@
-"""Five clients get the same answers from RabbitMQ, from Leveret that follows it, and from Leveret in front of it, of either release."""
+"""B1: five clients get the same answers from RabbitMQ, from Leveret that follows it, and from Leveret in front of it, of either release."""
 
 import concurrent.futures
 

@@ -118,7 +118,7 @@ impl MetricsWriter {
     }
 
     fn head(&mut self, name: &str, help: &str, kind: &str) {
-        debug_assert!(is_name(name), "{name:?} is no name for a metric");
+        debug_assert!(is_name(name), "{name:?} is not a name for a metric");
         let _ = write!(self.text, "# HELP {name} ");
         escape(&mut self.text, help, false);
         let _ = writeln!(self.text, "\n# TYPE {name} {kind}");
@@ -134,7 +134,7 @@ impl MetricsWriter {
 fn write_labels<'l>(text: &mut impl Write, labels: impl Iterator<Item = (&'l str, &'l str)>) {
     let mut opening = "{";
     for (label, value) in labels {
-        debug_assert!(is_name(label) && !label.contains(':'), "{label:?} is no name for a label");
+        debug_assert!(is_name(label) && !label.contains(':'), "{label:?} is not a name for a label");
         for part in [opening, label, "=\""] {
             let _ = text.write_str(part);
         }

@@ -178,7 +178,7 @@ mod tests {
         let announced = header(FrameKind::Method, 0, 1 << 30);
         let fault = Frame::parse(&announced, 131_072).unwrap_err();
         assert_eq!(fault.code, ReplyCode::FrameError);
-        assert!(Frame::parse(&announced, 0).unwrap().is_none(), "0 is no limit");
+        assert!(Frame::parse(&announced, 0).unwrap().is_none(), "0 means no limit");
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl fmt::Display for ExpectError {
             Reason::NoComparison => f.write_str("there is no <, <=, >, >= or == in it"),
             Reason::UnknownMetric(name) => write!(f, "there is no metric {name:?}"),
             Reason::BadRatio => f.write_str("a ratio is written ratio(a/b) or ratio(a/b, metric)"),
-            Reason::BadValue(value) => write!(f, "{value:?} is no number with a known unit"),
+            Reason::BadValue(value) => write!(f, "{value:?} is not a number with a known unit"),
             Reason::UnknownSystem(name) => write!(f, "no system is named {name:?}"),
         }
     }

@@ -22,7 +22,7 @@ pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
 /// Converts a duration given as `flag`, in seconds.
 pub(crate) fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
     Duration::try_from_secs_f64(value)
-        .map_err(|_| Error::Usage(format!("{flag}: {value} is no length of time")))
+        .map_err(|_| Error::Usage(format!("{flag}: {value} is not a length of time")))
 }
 
 /// For `#[serde(with = "as_seconds")]`: durations as numbers of seconds.

@@ -15,7 +15,7 @@ use crate::http_address;
 use crate::man_pages::{Completions, ManPages};
 use crate::top::TopArguments;
 
-/// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
+/// A broker for AMQP 0-9-1, MQTT and STOMP, or a pool in front of one
 #[derive(Debug, Parser)]
 #[command(name = "leveret", version, disable_help_subcommand = true)]
 pub(crate) struct CommandLine {
@@ -35,13 +35,13 @@ pub(crate) enum Command {
     /// Check or print the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Look at a running server and change it, as rabbitmqctl does; or verify a data folder
+    /// Inspect and manage a running server
     Ctl(Box<CtlArguments>),
     /// Watch a server in the terminal: rates, queues, connections and upstreams
     Top(Box<TopArguments>),
-    /// Ask a server on this machine how it is; exit code 0 or 1
+    /// Check the health of a running server; exit code 0 or 1
     Health(Box<HealthArguments>),
-    /// Print the script that makes a shell complete the command line
+    /// Generate shell completions
     Completions(Completions),
     /// Print leveret(1), or write the man pages of all commands
     Man(ManPages),

@@ -37,7 +37,7 @@ fn section(page: &mut String, title: &str, command: &Command) {
     page.push_str(&heading);
     let shared: Vec<_> = arguments(command, true).collect();
     if !shared.is_empty() {
-        let _ = writeln!(page, "Each of them takes `{}`.\n", shared.join(" "));
+        let _ = writeln!(page, "{} takes `{}`.\n", takers(command), shared.join(" "));
     }
     page.push_str("| command | |\n|---|---|\n");
     for below in shown(command) {
@@ -53,6 +53,19 @@ fn section(page: &mut String, title: &str, command: &Command) {
         let about = below.get_about().map(ToString::to_string).unwrap_or_default();
         let _ =
             writeln!(page, "| `{}` | {} |", usage.join(" ").replace('|', "\\|"), about.replace('|', "\\|"));
+    }
+}
+
+/// The subcommands that take the flags of their group: all, but those that hide them.
+fn takers(command: &Command) -> String {
+    let hides =
+        |below: &&Command| below.get_arguments().any(|flag| flag.is_global_set() && flag.is_hide_set());
+    let others: Vec<_> =
+        shown(command).filter(hides).map(|below| format!("`{}`", below.get_name())).collect();
+    if others.is_empty() {
+        "Each of them".to_owned()
+    } else {
+        format!("Each of them but {}", others.join(", "))
     }
 }
 

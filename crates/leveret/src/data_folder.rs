@@ -110,11 +110,11 @@ fn unusable(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             format!(
-                "{error}; the user that runs Leveret has to own the folder, or give another one with --data-dir"
+                "{error}; the user that runs Leveret has to own the directory, or give another one with --data-dir"
             )
         }
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
-            format!("{error}; it has to be a folder, or one that can be made")
+            format!("{error}; it has to be a directory, or one that can be made")
         }
         _ => error.to_string(),
     }
@@ -124,7 +124,7 @@ fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Sen
     let disk = RealDisk::new(path).map_err(|error| unusable(&error))?;
     let lock = FolderLock::take(path).map_err(|error| match error {
         LockError::Taken { .. } => {
-            format!("{error}: stop that one, or give this one a folder of its own with --data-dir")
+            format!("{error}: stop that one, or give this one a directory of its own with --data-dir")
         }
         LockError::Io(error) => unusable(&error),
     })?;

@@ -102,7 +102,7 @@ impl Services {
             HttpAuthBackend::new(settings).map_err(|error| SettingError::new("auth_http_ca", error))?;
         if !plain.is_over_tls() {
             tracing::warn!(
-                "auth_http_*_path is not https: whoever is on the way can read passwords and let anybody in"
+                "auth_http_*_path is not https: passwords and answers can be read and forged on the network path"
             );
         }
         let cache =
@@ -151,7 +151,7 @@ fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
         && !client.is_over_tls()
     {
         tracing::warn!(
-            "oauth2_jwks is not https: whoever can change its answers on the way can let anybody in"
+            "oauth2_jwks is not https: keys can be forged on the network path, which would admit anybody"
         );
     }
     let clock = Arc::new(move || clock.timestamp(Instant::now()));

@@ -22,7 +22,7 @@ pub(crate) struct Completions {
 /// Which man pages.
 #[derive(Debug, Args)]
 pub(crate) struct ManPages {
-    /// Write the pages of all commands into this folder, instead of the first to standard output
+    /// Write the pages of all commands into this directory, instead of the first to standard output
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 }

@@ -386,7 +386,8 @@ fn log_mode(config: &Config) {
         return;
     }
     let upstreams: Vec<_> = config.upstream.iter().map(ToString::to_string).collect();
-    let folder = if config.spool.0.is_empty() { "no data folder" } else { "its data folder holds the spool" };
+    let folder =
+        if config.spool.0.is_empty() { "no data directory" } else { "its data directory holds the spool" };
     tracing::info!(version, "mode: pool in front of {}; {folder}", upstreams.join(", "));
 }
 
@@ -419,7 +420,7 @@ fn watch_upstream(pool: Arc<Pool>, server: Server, advice: &'static str) {
 /// The things to look at if no upstream answers.
 fn advice(config: &Config) -> &'static str {
     if config.upstream.iter().any(|upstream| upstream.tls) {
-        "is the broker running, is --upstream its port for TLS, and does --upstream-ca name the authority of its certificate?"
+        "is the broker running, is --upstream its port for TLS, and does --upstream-ca name the CA of its certificate?"
     } else {
         "is the broker running, and is --upstream its AMQP port?"
     }
@@ -651,10 +652,10 @@ pub(crate) enum ServeError {
     #[error("take_over: {0}")]
     TakeOver(#[source] io::Error),
     /// The upstream does not answer this process, and may answer the one before it.
-    #[error("take_over: no upstream answers; the process that runs goes on")]
+    #[error("take_over: no upstream answers; the running process continues")]
     NotReady,
     /// A signal has come before the place of the process before this one was taken.
-    #[error("take_over: interrupted; the process that runs goes on")]
+    #[error("take_over: interrupted; the running process continues")]
     Interrupted,
     /// Another process has made a pool of this broker while this one started.
     #[error(

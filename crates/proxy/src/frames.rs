@@ -81,7 +81,7 @@ mod tests {
         put_frame(&mut out, FrameKind::Header, 7, &body, 4096);
         assert_eq!(stored_frames(&out).count(), 1);
         assert!(check_fits(FrameKind::Header, &body, 4096).is_err());
-        assert!(check_fits(FrameKind::Header, &body, 0).is_ok(), "0 is no limit");
+        assert!(check_fits(FrameKind::Header, &body, 0).is_ok(), "0 means no limit");
     }
 
     trait Concat {

@@ -66,13 +66,13 @@ pool_metrics! {
         /// Upstream connections currently open.
         upstream_connections = "leveret_upstream_connections";
         /// Upstream connections dedicated to one client.
-        own_connections = "leveret_upstream_own_connections";
+        dedicated_connections = "leveret_upstream_dedicated_connections";
         /// Upstream connections blocked by their broker.
         blocked_connections = "leveret_upstream_blocked_connections";
         /// Upstream channels in use.
         upstream_channels = "leveret_upstream_channels";
         /// Upstream channels that are open and idle, ready to be leased to a client.
-        resting_channels = "leveret_upstream_resting_channels";
+        idle_channels = "leveret_upstream_idle_channels";
         /// Clients of the pool with an open session.
         clients = "leveret_pool_clients";
         /// Upstream connections being opened.
@@ -81,17 +81,17 @@ pool_metrics! {
         addresses = "leveret_upstream_addresses";
         /// Upstream addresses whose last connection attempt failed.
         addresses_down = "leveret_upstream_addresses_down";
-        /// Bytes of clients' frames kept for a replay until an upstream answers them.
-        bytes_kept = "leveret_upstream_replay_kept_bytes";
+        /// Bytes of clients' frames buffered for a replay until an upstream answers them.
+        replay_buffer_bytes = "leveret_upstream_replay_buffer_bytes";
         /// Bytes of transient topology remembered to be declared again after an upstream is lost.
         bytes_remembered = "leveret_upstream_topology_bytes";
         /// Bytes sent by disconnected clients that no upstream has answered yet.
         bytes_departed = "leveret_upstream_departed_bytes";
         /// Bytes of incomplete messages buffered until their clients have sent the rest.
         bytes_staged = "leveret_upstream_staged_bytes";
-        /// Clients not read until there is room to buffer their incomplete messages.
-        clients_in_line = "leveret_upstream_waiting_for_room_clients";
-        /// Upstream connections that stream incomplete messages for which there was no room to buffer.
+        /// Clients that are not read until their incomplete messages can be buffered.
+        staging_waiting_clients = "leveret_upstream_staging_waiting_clients";
+        /// Upstream connections that stream incomplete messages which could not be buffered.
         streams = "leveret_upstream_streaming_connections";
         /// Bytes of clients waiting for an upstream connection or for the end of an outage.
         bytes_held = "leveret_upstream_held_bytes";
@@ -124,7 +124,7 @@ pool_metrics! {
         /// Channels recovered on another upstream connection after theirs was lost.
         channels_recovered = "leveret_upstream_recovered_channels_total";
         /// Channels moved to a dedicated upstream connection because their consumers were too slow.
-        consumers_moved = "leveret_upstream_moved_consumers_total";
+        channels_moved = "leveret_upstream_moved_channels_total";
         /// Exchanges, queues and bindings declared again after an upstream connection was lost.
         declarations_repeated = "leveret_upstream_topology_restored_total";
         /// Clients closed with 320 because their topology could not be declared again.
@@ -147,11 +147,11 @@ pool_metrics! {
         frames_from_upstreams = "leveret_upstream_received_frames_total";
     }
     counters_of_parts {
-        /// Channels moved because too many bytes were waiting for all clients together.
-        consumers_squeezed = "leveret_upstream_squeezed_consumers_total";
-        /// Times a client waited for room to buffer an incomplete message.
-        messages_lined_up = "leveret_upstream_waits_for_room_total";
-        /// Clients closed because their message stayed incomplete while others waited for room.
+        /// Channels moved to a dedicated upstream connection because too many bytes were waiting for all clients together.
+        total_limit_moved_channels = "leveret_upstream_total_limit_moved_channels_total";
+        /// Times a client waited until its incomplete message could be buffered.
+        staging_waits = "leveret_upstream_staging_waits_total";
+        /// Clients closed because their message stayed incomplete while others waited to buffer theirs.
         clients_gave_way = "leveret_upstream_evicted_clients_total";
     }
 }

@@ -457,23 +457,23 @@ impl Pool {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
         let (addresses, addresses_down) = self.endpoints.count();
-        let (clients_in_line, streams) = self.staging.counts();
+        let (staging_waiting_clients, streams) = self.staging.counts();
         PoolMetrics {
             upstream_connections: connections.len(),
             blocked_connections: blocked,
-            own_connections: own,
+            dedicated_connections: own,
             upstream_channels: channels,
-            resting_channels: resting,
+            idle_channels: resting,
             opening_connections: self.taken().saturating_sub(connections.len()),
-            bytes_kept: self.replay_totals.connected.bytes(),
+            replay_buffer_bytes: self.replay_totals.connected.bytes(),
             bytes_departed: self.replay_totals.departed.bytes(),
             bytes_staged: self.staging.bytes(),
             bytes_held: self.queued.bytes(),
             bytes_waiting: self.waiting.bytes(),
-            consumers_squeezed: self.waiting.squeezed(),
-            clients_in_line,
+            total_limit_moved_channels: self.waiting.over_total_limit(),
+            staging_waiting_clients,
             streams,
-            messages_lined_up: self.staging.lined_up(),
+            staging_waits: self.staging.wait_count(),
             clients_gave_way: self.staging.gave_way(),
             bytes_remembered: self.topologies.bytes(),
             addresses,

@@ -52,7 +52,7 @@ pub(crate) struct Staging {
     /// Bytes of incomplete messages of all clients, whether they count or not.
     staged: AtomicUsize,
     /// How often a client had to wait.
-    lined_up: AtomicU64,
+    wait_count: AtomicU64,
     /// Clients that were disconnected to make room.
     gave_way: AtomicU64,
 }
@@ -125,7 +125,7 @@ impl Staging {
             patience,
             state: Mutex::default(),
             staged: AtomicUsize::new(0),
-            lined_up: AtomicU64::new(0),
+            wait_count: AtomicU64::new(0),
             gave_way: AtomicU64::new(0),
         })
     }
@@ -141,8 +141,8 @@ impl Staging {
     }
 
     /// How often a client had to wait.
-    pub(crate) fn lined_up(&self) -> u64 {
-        self.lined_up.load(Ordering::Relaxed)
+    pub(crate) fn wait_count(&self) -> u64 {
+        self.wait_count.load(Ordering::Relaxed)
     }
 
     /// Clients in the wait queue, and streams in use.
@@ -369,7 +369,7 @@ impl BudgetShare {
         let attend = !state.queue.is_empty() && !std::mem::replace(&mut state.attended, true);
         drop(state);
         self.waits = true;
-        add(&self.staging.lined_up, 1);
+        add(&self.staging.wait_count, 1);
         if attend {
             self.staging.attend();
         }

@@ -26,7 +26,7 @@ pub(crate) struct Waiting {
     /// Maximum bytes that should wait.
     most: usize,
     /// How often a channel's consumers found no room although they were within their own budget.
-    squeezed: AtomicU64,
+    over_total_limit: AtomicU64,
 }
 
 impl Waiting {
@@ -52,13 +52,13 @@ impl Waiting {
     }
 
     /// Counts a channel whose consumers found no room.
-    pub(crate) fn count_squeezed(&self) {
-        add(&self.squeezed, 1);
+    pub(crate) fn count_over_total_limit(&self) {
+        add(&self.over_total_limit, 1);
     }
 
     /// How often that happened.
-    pub(crate) fn squeezed(&self) -> u64 {
-        self.squeezed.load(Ordering::Relaxed)
+    pub(crate) fn over_total_limit(&self) -> u64 {
+        self.over_total_limit.load(Ordering::Relaxed)
     }
 }
 

@@ -38,7 +38,9 @@ use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::spool::Spool;
-use crate::upstream::sharing::{SharedBindingStatus, SharedQueueStatus, SharedSubscriptions, SharedTotals};
+use crate::upstream::sharing::{
+    MultiplexedSubscriptions, SharedBindingStatus, SharedQueueStatus, SharedTotals,
+};
 use crate::websocket::{self, WebSocketConfig};
 
 /// Pause before accepting again after a shortage of file descriptors or memory.
@@ -102,7 +104,7 @@ pub(crate) struct Shared {
     /// The spool in front of the upstream, if there is one.
     spool: OnceLock<Arc<Spool>>,
     /// The queues that live subscriptions share upstream.
-    pub(crate) subscriptions: Arc<SharedSubscriptions>,
+    pub(crate) subscriptions: Arc<MultiplexedSubscriptions>,
     counter: Arc<ConnectionCounter>,
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
@@ -185,7 +187,7 @@ impl Server {
         let shared = Shared {
             counter: ConnectionCounter::new(config.limits),
             incomplete: Incomplete::new(config.incomplete_limit),
-            subscriptions: Arc::new(SharedSubscriptions::new(config.inbox_total)),
+            subscriptions: Arc::new(MultiplexedSubscriptions::new(config.inbox_total)),
             config,
             backend,
             product: format!("{PRODUCT}/{version}"),

@@ -50,7 +50,7 @@ ranks! {
     UpstreamClient,
     ReplayBytes,
     IncompleteMessages,
-    SharedSubscriptions,
+    MultiplexedSubscriptions,
     SharedQueue,
     SharedInbox,
     Leaf,

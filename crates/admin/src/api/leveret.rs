@@ -72,7 +72,7 @@ pub(super) fn connections(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.upstream_connections(), "name")
 }
 
-/// `GET /api/leveret/shared-queues`.
+/// `GET /api/leveret/multiplexed-queues`.
 pub(super) fn shared_queues(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.shared_queues(), "name")
 }

@@ -442,9 +442,9 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
-    anywhere("leveret/shared-queues", &[list(Monitoring, leveret::shared_queues, "Queues that subscriptions share upstream")]),
-    anywhere("leveret/shared-queues/{name}/bindings", &[
-        list(Monitoring, sessions::shared_bindings, "Binding keys of a queue that subscriptions share upstream"),
+    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::shared_queues, "Queues of multiplexed subscriptions upstream")]),
+    anywhere("leveret/multiplexed-queues/{name}/bindings", &[
+        list(Monitoring, sessions::shared_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
     ]),
     anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
     anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
@@ -456,7 +456,7 @@ pub(super) static ROUTES: &[Route] = &[
         bare(Administrator, leveret::drain_spool, "Empty the spool, and let publishes go directly to the upstream then"),
     ]),
     anywhere("leveret/spool/parked", &[
-        list(Administrator, leveret::parked, "Messages that the upstream has refused for good"),
+        list(Administrator, leveret::parked, "Messages that the upstream has refused permanently"),
         delete(Administrator, leveret::purge_parked, "Drop them, all or those of a user or virtual host"),
     ]),
     anywhere("leveret/spool/parked/requeue", &[
@@ -468,13 +468,13 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
-    anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down in order, as SIGTERM does")]),
+    anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down gracefully, as SIGTERM does")]),
     anywhere("leveret/upgrade", &[
         get(Administrator, leveret::upgrade_status, "This process, and what has become of the last upgrade"),
         bare(Administrator, leveret::upgrade, "Start the program on the disk, which takes this process's place"),
     ]),
     anywhere("leveret/migration", &[
-        get(Administrator, leveret::migration, "The move of all messages to another broker, or from there"),
+        get(Administrator, leveret::migration, "Migration of all messages to another broker, or from there"),
         post(Administrator, leveret::start_migration, "Begin it, or go on with it"),
         delete(Administrator, leveret::stop_migration, "End it; messages that have moved stay there"),
     ]),

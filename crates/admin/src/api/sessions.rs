@@ -15,7 +15,7 @@ pub(super) fn sessions(call: &Call) -> ApiAnswer {
     list(call, all(call), |session| (session.vhost(), session.name()), show)
 }
 
-/// `GET /api/leveret/shared-queues/{name}/bindings`.
+/// `GET /api/leveret/multiplexed-queues/{name}/bindings`.
 pub(super) fn shared_bindings(call: &Call) -> ApiAnswer {
     let bindings = call.api.process.shared_bindings(call.at("name")).ok_or_else(ApiError::not_found)?;
     objects(call, bindings, "key")

@@ -1,4 +1,4 @@
-//! All output is read back unchanged, whole or in pieces, and no input does harm.
+//! All output is read back unchanged, whole or in pieces, and no input does harm (S1).
 
 use amqp::content::write_content;
 use amqp::method::basic;

@@ -94,7 +94,7 @@ impl LinkArguments {
 fn obey(link: &Link, shapes: [LinkShape; 2], line: &str) -> Result<(), Error> {
     match line.split_whitespace().collect::<Vec<_>>()[..] {
         ["latency", time] => {
-            let time: f64 = time.parse().map_err(|_| Error::Usage(format!("{time:?} is no number")))?;
+            let time: f64 = time.parse().map_err(|_| Error::Usage(format!("{time:?} is not a number")))?;
             let delay = milliseconds("latency", time)? / 2;
             link.reshape(shapes.map(|shape| LinkShape { delay, ..shape }));
         }
@@ -116,12 +116,12 @@ fn say(line: &str) -> io::Result<()> {
 pub(crate) fn milliseconds(flag: &str, value: f64) -> Result<Duration, Error> {
     match Duration::try_from_secs_f64(value / 1e3) {
         Ok(time) if time <= Duration::from_secs(3600) => Ok(time),
-        _ => Err(Error::Usage(format!("{flag}: {value} is no number of milliseconds up to an hour"))),
+        _ => Err(Error::Usage(format!("{flag}: {value} is not a number of milliseconds up to an hour"))),
     }
 }
 
 /// The first address of `text`, which was given as `flag`.
 pub(crate) fn resolve(flag: &str, text: &str) -> Result<SocketAddr, Error> {
-    let wrong = || Error::Usage(format!("{flag}: {text:?} is no address, which is written host:port"));
+    let wrong = || Error::Usage(format!("{flag}: {text:?} is not an address, which is written host:port"));
     text.to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(wrong)
 }

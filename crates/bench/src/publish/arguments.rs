@@ -7,7 +7,7 @@ use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::systems::{SystemArguments, Systems};
 use crate::usage::check;
 
-/// Publish in every way there is: with and without confirms, one by one, a connection for each message
+/// Publish in every way: with and without confirms, one by one, a connection for each message
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PublishArguments {
     #[command(flatten)]

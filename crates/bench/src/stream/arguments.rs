@@ -149,7 +149,7 @@ impl StreamArguments {
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         if let Some(folder) = &self.disk {
             check(!names.contains(&DISK), "--system: the name disk is taken by --disk")?;
-            check(folder.is_dir(), "--disk must name a folder")?;
+            check(folder.is_dir(), "--disk must name a directory")?;
             names.push(DISK);
         }
         let mut expectations = Vec::new();

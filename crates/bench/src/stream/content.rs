@@ -111,7 +111,7 @@ pub(crate) fn table(pairs: &[(String, String)]) -> FieldTable {
 /// Checks that a name fits into a field table; a usage error begins with `option`.
 fn check_name(option: &str, (name, _): &(String, String)) -> Result<(), Error> {
     let fits = (1..=SHORT_STRING).contains(&name.len());
-    check(fits, &format!("{option}{name:?} is no name of an argument or header"))
+    check(fits, &format!("{option}{name:?} is not a name of an argument or header"))
 }
 
 fn field((name, value): &(String, String)) -> (&str, FieldValue) {

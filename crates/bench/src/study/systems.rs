@@ -156,7 +156,7 @@ fn parse_system(text: &str) -> Result<System, Error> {
     let (name, rest) = text.split_once('=').ok_or_else(|| fail("there is no name"))?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if name.is_empty() || !name.chars().all(allowed) {
-        return Err(fail(&format!("{name:?} is no name of letters, digits, - and _")));
+        return Err(fail(&format!("{name:?} is not a name of letters, digits, - and _")));
     }
     let (watched, uri) = Watched::take_from(rest)?;
     Ok(System { name: name.into(), uri: Uri::parse(uri)?, watched })

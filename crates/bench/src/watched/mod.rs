@@ -67,7 +67,7 @@ impl Watched {
             "pid" => match value.parse() {
                 Ok(pid) if process::exists(pid) => self.pids.push(pid),
                 Ok(pid) => return refuse(format!("there is no process {pid}")),
-                Err(_) => return refuse(format!("{value:?} is no process id")),
+                Err(_) => return refuse(format!("{value:?} is not a process id")),
             },
             "process" => match find::by_name(value) {
                 pids if pids.is_empty() => return refuse(format!("no process is called {value:?}")),

@@ -13,7 +13,7 @@ use crate::study::arguments::OutputArguments;
 use crate::study::expect::{Condition, conditions};
 use crate::usage::{as_seconds, check, seconds};
 
-/// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
+/// Open many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WebSocketsArguments {
     /// The system under test, as protocol+ws://host:port/path; the protocol is amqp, mqtt or stomp

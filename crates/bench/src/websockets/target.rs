@@ -97,7 +97,7 @@ impl Target {
         Ok(Self {
             protocol,
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: port.parse().map_err(|_| fail("the port is no number"))?,
+            port: port.parse().map_err(|_| fail("the port is not a number"))?,
             user: decode(user)?,
             password: decode(password)?,
             path: path.to_owned(),

@@ -1,3 +1,5 @@
+//! B5: requeued messages return to their positions.
+
 use broker::Returned;
 
 use crate::world::*;

@@ -14,7 +14,7 @@ use super::value_error::ValueError;
 macro_rules! words {
     ($type:ty { $($word:literal => $value:expr),+ $(,)? }) => {
         impl Value for $type {
-            const KIND: &'static str = "WORD";
+            const KIND: &'static str = "MODE";
 
             fn parse(text: &str) -> Result<Self, ValueError> {
                 match text {

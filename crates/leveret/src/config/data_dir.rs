@@ -35,7 +35,7 @@ impl DataDir {
                 let state = || variable("XDG_STATE_HOME").map(|state| state.join("leveret"));
                 let home = || variable("HOME").map(|home| home.join(".local/state/leveret"));
                 let folder = variable("STATE_DIRECTORY").or_else(state).or_else(home);
-                let unknown = "'auto', but neither STATE_DIRECTORY, XDG_STATE_HOME nor HOME is set; name a folder, or 'off'";
+                let unknown = "'auto', but neither STATE_DIRECTORY, XDG_STATE_HOME nor HOME is set; name a directory, or 'off'";
                 folder.map(Some).ok_or_else(|| unknown.into())
             }
         }
@@ -47,7 +47,7 @@ impl Value for DataDir {
 
     fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be the path of a folder, 'auto' or 'off'".into()),
+            "" => Err("must be the path of a directory, 'auto' or 'off'".into()),
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Auto),
             path => Ok(Self::At(path.into())),

@@ -113,7 +113,7 @@ impl AuthBackendList {
 }
 
 impl Value for AuthBackendList {
-    const KIND: &'static str = "WORD";
+    const KIND: &'static str = "BACKEND";
     const REPEATED: bool = true;
 
     fn parse(text: &str) -> Result<Self, ValueError> {

@@ -81,8 +81,8 @@ const INTRODUCTION: &str = "\
 
 <!-- Written by `leveret config reference` from crates/leveret/src/config/settings.rs; a test compares them. -->
 
-Each setting is a flag of `leveret serve`, a variable of the environment, and a key of the file, under one name. A flag
-wins over a variable, a variable over the file, the file over the default. Every value that is given is checked, even
+Each setting is a variable of the environment, a key of the file, and, unless it is a secret, a flag of `leveret serve`,
+under one name. A flag wins over a variable, a variable over the file, the file over the default. Every value that is given is checked, even
 where another layer wins. A few variables of RabbitMQ's containers are understood, too, where nothing else sets the
 setting and there is no upstream.
 
@@ -111,7 +111,8 @@ and where it came from. Both take the flags of `leveret serve`.
 | SPOOL | an inline table of TOML such as `{exchange = \"^orders$\"}`, or `off` for none; several like URLs |
 | NETWORK | an address, or a range of them such as `10.0.0.0/8`; several like URLs |
 | ORIGIN | `local`, a host such as `*.example.com`, an origin such as `https://app.example.com`, `null` or `*`; several like URLs |
-| WORD | one of the words that the meaning lists |
+| MODE | one of the words that the meaning lists |
+| BACKEND | `internal`, `oauth2`, `http`, `cache:http`, or two of them with a plus; several like URLs |
 | DURATION | a number of seconds, or a number with `ms`, `s`, `m` or `h` |
 | SIZE | a number of bytes, or a number with `KiB`, `MiB`, `GiB` or `TiB` (of 1024), or `MB`, `GB` or `TB` (of 1000) |
 | WATERMARK | a share from 0 to 1, a size, or `off` |
@@ -119,7 +120,7 @@ and where it came from. Both take the flags of `leveret serve`.
 | PASSWORD | text; never printed or logged |
 | LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |
 
-What is *live* changes on SIGHUP, while clients are served; the rest at the next start.
+Settings that are *live* change on SIGHUP, while clients are served; the others at the next start.
 
 A variable that is empty counts as not set. Credentials in URLs are never logged or printed.
 
@@ -134,8 +135,8 @@ standard error.
 
 | signal | effect |
 |---|---|
-| SIGTERM, SIGINT (Ctrl-C) | drain: accept no more connections, close the clients, exit 0; a second one ends the process at once with exit code 1 |
-| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Open the file of `access_log` anew. If another file is in the place of the program, start that to take over |
+| SIGTERM, SIGINT (Ctrl-C) | drain: accept no more connections, close the clients, exit 0; a second one ends the process immediately with exit code 1 |
+| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, CA certificates) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Reopen the file of `access_log`. If another file is in the place of the program, start that to take over |
 | SIGUSR2 | start the program on the disk, to take over (`leveret ctl upgrade`) |
 
 | exit code | meaning |

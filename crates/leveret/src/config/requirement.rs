@@ -80,7 +80,7 @@ pub(super) const SPOOL: Requirement = Requirement {
 
 pub(super) const DATA_FOLDER: Requirement = Requirement {
     is_met: |config| config.data_dir != DataDir::Off,
-    otherwise: "needs data_dir, a folder for the messages",
+    otherwise: "needs data_dir, a directory for the messages",
 };
 
 pub(super) const UPSTREAM_FOR_QUORUM: Requirement = Requirement {

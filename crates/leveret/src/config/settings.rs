@@ -221,9 +221,9 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`. RabbitMQ has its management there at port 15671.
         https: ListenAddr = "off", requires CERTIFICATE;
 
-        /// For how long every answer of `https` tells browsers to come to this host by TLS only
-        /// (Strict-Transport-Security); 0 tells nothing. It holds for all ports of the host's name, `http` and other
-        /// servers' among them, and browsers remember it for that time.
+        /// For how long every answer of `https` has browsers use only TLS for this host (Strict-Transport-Security); with 0
+        /// the header is not sent. It holds for all ports of the host's name, `http` and other servers' among them, and
+        /// browsers remember it for that time.
         https_strict: Duration = "0s", from "0s" to "20000h", requires HTTPS;
 
         /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that are
@@ -232,10 +232,10 @@ settings! {
     }
 
     "Load balancers" {
-        /// Whether load balancers in front of `amqp` and `amqps` tell whom they speak for, by the PROXY protocol: `off`,
-        /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the
-        /// address in it counts for limits, logs and users that may only come from this machine. Everybody else connects
-        /// without, and is closed when sending one.
+        /// Whether load balancers in front of `amqp` and `amqps` report the client's address by the PROXY protocol: `off`,
+        /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the address
+        /// in it counts for limits, logs and users that may log in from this machine only. Everybody else connects without a
+        /// header, and is closed when sending one.
         proxy_protocol: InboundHeader = "off", requires TRUSTED_PROXIES;
 
         /// The addresses of the load balancers, such as `10.0.0.0/8`, or `unix` for Unix sockets; repeat it for several.
@@ -244,22 +244,23 @@ settings! {
 
     "WebSocket" {
         /// Which pages may connect: `local` for those from this machine (localhost, 127.0.0.1 and `[::1]`), hosts such as
-        /// `app.example.com` or `*.example.com`, origins such as `https://app.example.com:8443`, `null` for pages without
-        /// an origin, or `*` for all; repeat it for several. Others get 403. Clients that are no browsers tell no origin
-        /// and may always connect.
+        /// `app.example.com` or `*.example.com`, origins such as `https://app.example.com:8443`, `null` for pages without an
+        /// origin, or `*` for all; repeat it for several. Others get 403. Clients that are not browsers send no origin and
+        /// may always connect.
         ws_origins: Origins = "local";
 
         /// How long a WebSocket client may be silent before it is pinged; silent for as long again, it is disconnected.
         /// 0 sends no pings.
         ws_ping_interval: Duration = "30s", from "0s" to "1h";
 
-        /// With `on`, messages are compressed (permessage-deflate, RFC 7692) for clients that offer it, each by itself.
-        /// Costs time, and lets whoever sees the length of encrypted messages guess at what they hold.
+        /// With `on`, messages are compressed (permessage-deflate, RFC 7692) for clients that offer it, each by itself. Costs
+        /// CPU time, and the length of encrypted messages then reveals something about their contents.
         ws_compression: Switch = "off";
 
         /// The addresses of reverse proxies in front of `ws` and `wss`, such as `10.0.0.0/8`, or `unix` for Unix sockets;
-        /// repeat it for several. The client that they tell in `Forwarded`, `X-Forwarded-For` or `X-Real-IP` counts for
-        /// limits, logs and users that may only come from this machine; nobody else is believed.
+        /// repeat it for several. The client's address that they report in `Forwarded`, `X-Forwarded-For` or `X-Real-IP`
+        /// counts for limits, logs and users that may log in from this machine only; these headers are ignored from anybody
+        /// else.
         ws_trusted_proxies: Networks = "off";
     }
 
@@ -269,8 +270,9 @@ settings! {
         /// table `[[relay]]` with the keys below.
         relay: RelayList = "off";
 
-        /// A folder whose files are served to requests that are no WebSocket, on `ws`, `wss` and the listeners of relays:
-        /// with ranges and conditions, `index.html` for folders, no listings, no hidden files, and no links out of it.
+        /// A directory whose files are served to requests that are not WebSocket handshakes, on `ws`, `wss` and the listeners
+        /// of relays: with ranges and conditions, `index.html` for directories, no listings, no hidden files, and no links
+        /// out of it.
         webroot: FilePath = "off", requires WEBSOCKET;
     }
 
@@ -287,7 +289,7 @@ settings! {
         /// `upstream_external` knows it.
         tls_verify_client: VerifyClient = "off", requires CLIENT_CA;
 
-        /// The authorities whose client certificates are accepted, as PEM. Read again on SIGHUP.
+        /// The CA certificates by which client certificates are verified, as PEM. Read again on SIGHUP.
         tls_client_ca: FilePath = "off", requires CLIENT_VERIFICATION;
 
         /// Which part of a client's certificate is its user name for EXTERNAL: `distinguished_name` (such as
@@ -315,8 +317,8 @@ settings! {
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
         upstream_timeout: Duration = "5s", from "100ms" to "10m";
 
-        /// The authorities whose certificates an `amqps://` upstream may have, as PEM; `off` for those of the system.
-        /// Read again on SIGHUP.
+        /// The CA certificates by which the certificate of an `amqps://` upstream is verified, as PEM; `off` for those of the
+        /// system. Read again on SIGHUP.
         upstream_ca: FilePath = "off", requires UPSTREAM_OVER_TLS;
 
         /// A certificate to show to `amqps://` upstreams that ask for one, as PEM. Read again on SIGHUP.
@@ -328,11 +330,11 @@ settings! {
         /// The name that an `amqps://` upstream's certificate has to be for; `off` for the host of its URL.
         upstream_server_name: HostName = "off", requires UPSTREAM_OVER_TLS;
 
-        /// Whether the certificate of an `amqps://` upstream is verified. With `off` anybody on the way can read along,
-        /// passwords included; start-up warns of it.
+        /// Whether the certificate of an `amqps://` upstream is verified. With `off` anybody on the network path can read
+        /// everything, passwords included; start-up warns of it.
         upstream_verify: Switch = "on", requires UPSTREAM_OVER_TLS;
 
-        /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It tells Leveret's own
+        /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It has Leveret's own
         /// address, since every connection may come to carry another client; to `upstream_mqtt` and `upstream_stomp`, whose
         /// connections carry one client each, that client's.
         upstream_proxy_protocol: OutboundHeader = "off";
@@ -342,35 +344,36 @@ settings! {
         /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read again on SIGHUP.
         upstream_external: FilePath = "off", requires UPSTREAM and LOGIN_BY_CERTIFICATE;
 
-        /// How long a login the upstream accepted lets the same credentials in again without asking it.
-        /// Also the longest time an old password keeps working after a change.
+        /// How long a login that the upstream accepted admits the same credentials again without asking it. Also the longest
+        /// time an old password keeps working after a change.
         auth_ttl: Duration = "30s", from "0s" to "1h";
 
-        /// The most upstream connections that clients with the same user, password and vhost share for publishing, and the
-        /// most for everything else. Another one is opened when those that are there are busy or full.
+        /// Maximum number of upstream connections that clients with the same user, password and vhost share for publishing,
+        /// and as many for everything else. Another one is opened when those that are there are busy or full.
         upstream_connections_max: u16 = "8", from "1" to "1024";
 
-        /// How many of them stay open although nobody uses them, as long as nobody else needs their place.
+        /// How many of them stay open although nobody uses them, unless another user or virtual host needs a connection.
         upstream_connections_min: u16 = "0", from "0" to "1024";
 
-        /// The most channels on an upstream connection that clients share, if the upstream allows as many.
+        /// Maximum number of channels on an upstream connection that clients share, if the upstream allows as many.
         upstream_channels_max: u16 = "1000", from "1" to "65535";
 
-        /// The most upstream connections in all, those that one client needs for itself included. Each needs a file
-        /// descriptor. A client that needs one more waits for `upstream_arrival_max`; those that nobody uses make room.
+        /// Maximum number of upstream connections in all, dedicated ones included. Each needs a file descriptor. A client
+        /// that needs one more waits for `upstream_arrival_max`; unused ones are closed to make room.
         upstream_connections_total: u32 = "4096", from "1" to "1000000";
 
         /// An upstream connection, or a channel on one, that nobody has used for this long is closed.
         upstream_idle_timeout: Duration = "60s", from "100ms" to "24h";
 
-        /// How long clients whose upstream connection is lost wait for an upstream to answer again, before they are told
-        /// 320 CONNECTION_FORCED. With `0s` an upstream that answers at once is used, and nobody waits.
+        /// How long clients whose upstream connection is lost wait for an upstream to answer again, before they get 320
+        /// CONNECTION_FORCED. With `0s` only an upstream that answers immediately is used, and nobody waits.
         upstream_outage_max: Duration = "60s", from "0s" to "24h";
 
         /// How long a client that is logging in when the upstreams stop answering waits for one to return, before its
-        /// connection is closed without a word. It is let in only when an upstream has accepted its credentials. While no
-        /// upstream is known to answer, connections are closed at once, as a dead broker's are. Also how long a client waits
-        /// that needs an upstream connection while there are `upstream_connections_total`; then 506 RESOURCE_ERROR ends it.
+        /// connection is closed without an answer. It is admitted only when an upstream has accepted its credentials. While
+        /// no upstream is known to answer, connections are closed immediately, as by a broker that is down. Also how long a
+        /// client waits that needs an upstream connection while there are `upstream_connections_total`; then 506
+        /// RESOURCE_ERROR ends it.
         upstream_arrival_max: Duration = "3s", from "0s" to "10m";
 
         /// The heartbeat interval wanted from upstreams, in seconds; the upstream may ask for a shorter one. One that is
@@ -378,13 +381,13 @@ settings! {
         upstream_heartbeat: u16 = "30";
 
         /// How much may wait for a client that consumes on an upstream connection which others share. When more does, its
-        /// consumers go on on a connection of their own, and what they have not acknowledged is delivered again. Consumers
+        /// consumers continue on a dedicated connection, and what they have not acknowledged is redelivered. Consumers
         /// without acknowledgements or prefetch, and those whose prefetch stands for more, at 1 KiB for each message, are
         /// there from the start; with 0 all are.
         upstream_consumer_budget: ByteSize = "4MiB", from "0" to "1GiB";
 
         /// How much of a client's frames may be without an upstream's answer, such as a confirm, before the client is no
-        /// longer read. They are kept to be sent again when the upstream connection is lost.
+        /// longer read. They are buffered to be sent again when the upstream connection is lost.
         upstream_replay_client: ByteSize = "8MiB", from "64KiB" to "1GiB";
 
         /// The same of all clients together.
@@ -398,8 +401,8 @@ settings! {
     "Spool" {
         /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
         /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
-        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the folder `spool`
-        /// of `data_dir`. docs/spool.md says when that is of use, and when not.
+        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the directory
+        /// `spool` of `data_dir`. docs/spool.md says when that is of use, and when not.
         spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
 
         /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
@@ -412,7 +415,7 @@ settings! {
 
         /// For how long the upstream may answer a message with basic.nack at each attempt, as for a full queue with
         /// `reject-publish`, and everything else for its exchange and routing key, before the message is parked and those
-        /// behind it go on; `0s` for no limit. It should be well below `spool_max_age`.
+        /// behind it continue; `0s` for no limit. It should be well below `spool_max_age`.
         spool_nacked_max: Duration = "12h", from "0s" to "10000h", requires SPOOL;
 
         /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
@@ -426,16 +429,16 @@ settings! {
         /// closes their channel with 406 PRECONDITION_FAILED. Requests and replies by direct reply-to are always direct.
         spool_unsuitable: Unsuitable = "direct", requires SPOOL;
 
-        /// The largest body of a message that is spooled. See `spool_unsuitable` for larger ones.
+        /// Maximum body size of a message that is spooled. See `spool_unsuitable` for larger ones.
         spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
     }
 
     "Broker" {
-        /// The user that the embedded broker is given when it has none of its operator's yet: at the first start, that is with
-        /// an empty data folder or with none, or when nothing but guest has been defined since. It has the tag administrator,
-        /// and all permissions in `default_vhost`. It is guest with the password guest unless this or a password says
-        /// otherwise; any other user needs a password here. A user named guest, whatever its password, may log in from this
-        /// machine only; all others from anywhere. Later starts change no user.
+        /// The user that the embedded broker is given when it has none of its operator's yet: at the first start, that is
+        /// with an empty data directory or with none, or when nothing but guest has been defined since. It has the tag
+        /// administrator, and all permissions in `default_vhost`. It is guest with the password guest unless this or a
+        /// password says otherwise; any other user needs a password here. A user named guest, whatever its password, may log
+        /// in from this machine only; all others from anywhere. Later starts change no user.
         default_user: BrokerName = "guest", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_USER";
 
         /// The password of `default_user`; `off` for that of guest. There is no flag for it, since everybody can read command
@@ -453,19 +456,19 @@ settings! {
         /// are made only if a password for that user is given.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
-        /// When `definitions` are loaded: `empty` for once, by a broker that has no users, virtual hosts, permissions, policies
-        /// or parameters of its operator's yet (as for `default_user`); `always` for every start. Then what the file has is
-        /// added to what the data folder holds, and users, passwords, permissions, policies and limits that differ are
-        /// overwritten, those included that were changed since the last start.
+        /// When `definitions` are loaded: `empty` for once, by a broker that has no users, virtual hosts, permissions,
+        /// policies or parameters of its operator's yet (as for `default_user`); `always` for every start. Then what the file
+        /// has is added to what the data directory has, and users, passwords, permissions, policies and limits that differ
+        /// are overwritten, those included that were changed since the last start.
         definitions_if: DefinitionsIf = "empty", requires EMBEDDED_BROKER;
 
-        /// The folder where the embedded broker, or a spool, keeps what must survive a restart; one process at a time can use
-        /// it. `auto` is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`.
-        /// With `off` everything is in memory only.
+        /// The directory where the embedded broker, or a spool, stores what must survive a restart; one process at a time can
+        /// use it. `auto` is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else
+        /// `~/.local/state/leveret`. With `off` everything is in memory only.
         data_dir: DataDir = "auto";
 
         /// How much memory this process may use before clients that publish to the embedded broker, or to a spool, are
-        /// blocked: they are not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's
+        /// blocked: they are not read, and notified by connection.blocked, until it uses 5% less. A share of this machine's
         /// memory, or of what the control group (container) of this process may use; or a size. Clients that only consume are
         /// never blocked.
         memory_high_watermark: Watermark = "0.6", applied live;
@@ -473,21 +476,21 @@ settings! {
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:
         /// persistent ones of durable queues are there anyway, the others are written under `data_dir`. They come back as
         /// they are consumed. Each queue keeps its first messages and what comes last, together about 200 KiB, or 1.5 MiB
-        /// while it is consumed; less, if long queues are not enough to stay below this. A share or a size, as above; 0
-        /// lets messages leave at once, `off` never. Has no effect without a data folder.
+        /// while it is consumed; less, if long queues are not enough to stay below this. A share or a size, as above; 0 lets
+        /// messages leave immediately, `off` never. Has no effect without a data directory.
         memory_paging_watermark: Watermark = "0.2";
 
         /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,
-        /// until there is 5% more. Has no effect without a data folder.
+        /// until there is 5% more. Has no effect without a data directory.
         disk_free_limit: ByteSize = "50MB", applied live;
     }
 
-    "Who may come in" {
-        /// The authorities that are asked whether a client may come in to the embedded broker, in this order, until one lets it
-        /// in; repeat it for several, as RabbitMQ's `auth_backends`. `internal` is the broker's own list of users, `oauth2`
-        /// takes JSON Web Tokens in the place of passwords, `http` asks a service about each login and operation, and
-        /// `cache:http` uses its answers again for a while. Of two with a plus, such as `internal+http`, the first checks the
-        /// password and the second says what the user may do. In front of an upstream that is the upstream's business.
+    "Authentication and authorisation" {
+        /// The auth backends that decide whether a client may log in to the embedded broker, asked in this order until one
+        /// accepts it; repeat it for several, as RabbitMQ's `auth_backends`. `internal` is the broker's own list of users,
+        /// `oauth2` takes JSON Web Tokens in the place of passwords, `http` asks a service about each login and operation,
+        /// and `cache:http` reuses its answers for a while. Of two with a plus, such as `internal+http`, the first checks the
+        /// password and the second says what the user may do. In front of an upstream the upstream decides.
         auth_backends: AuthBackendList = "internal", requires EMBEDDED_BROKER;
 
         /// The URL (`https://` or `http://`) where `http` asks whether a user may log in, as RabbitMQ's `auth_http.user_path`.
@@ -506,7 +509,8 @@ settings! {
         /// them in a form.
         auth_http_method: HttpMethodName = "get", requires HTTP_BACKEND;
 
-        /// The authorities whose certificate an `https://` service may have, as PEM; `off` for those of the system.
+        /// The CA certificates by which the certificate of an `https://` service is verified, as PEM; `off` for those of the
+        /// system.
         auth_http_ca: FilePath = "off", requires HTTP_BACKEND;
 
         /// How long the service may take to accept a connection, as RabbitMQ's `auth_http.connection_timeout`.
@@ -516,7 +520,7 @@ settings! {
         /// `auth_http.request_timeout`.
         auth_http_request_timeout: Duration = "5s", from "10ms" to "1m", requires HTTP_BACKEND;
 
-        /// How long `cache:http` uses an answer again, as RabbitMQ's `auth_cache.cache_ttl`.
+        /// How long `cache:http` reuses an answer, as RabbitMQ's `auth_cache.cache_ttl`.
         auth_cache_ttl: Duration = "15s", from "1ms" to "24h", requires CACHED_BACKEND;
 
         /// Whether it does so with refusals, too, as RabbitMQ's `auth_cache.cache_refusals`.
@@ -530,7 +534,7 @@ settings! {
         /// once the keys are 5 minutes old. Only a file may have symmetric keys (HS256 to HS512).
         oauth2_jwks: JwksSource = "off", requires OAUTH2;
 
-        /// The authorities whose certificate the server of an `https://` URL in `oauth2_jwks` may have, as PEM; `off` for those
+        /// The CA certificates by which the server of an `https://` URL in `oauth2_jwks` is verified, as PEM; `off` for those
         /// of the system.
         oauth2_jwks_ca: FilePath = "off", requires OAUTH2;
 
@@ -555,24 +559,24 @@ settings! {
     }
 
     "Protocol" {
-        /// The largest AMQP frame offered to clients, in bytes, its 8 bytes of framing included.
+        /// Maximum size of an AMQP frame offered to clients, in bytes, its 8 bytes of framing included.
         frame_max: u32 = "131072", from "4096" to "131072";
 
-        /// The most channels offered to a client on one connection.
+        /// Maximum number of channels offered to a client on one connection.
         channel_max: u16 = "2047", from "1" to "65535";
 
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
 
-        /// The release of RabbitMQ whose answers the embedded broker gives, and whose version it tells: `3.10`, or `4` (4.3).
-        /// With `4` a quorum queue without a delivery limit of its own has one of 20, dead letters tell of their last death
-        /// and believe no x-death of a client's, basic.qos is for each consumer, and refusals name the missing permission;
-        /// MQTT clients have the queues, and AMQP clients see the messages of MQTT clients, that 4 gives them.
+        /// The release of RabbitMQ whose answers the embedded broker gives, and whose version it reports: `3.10`, or `4`
+        /// (4.3). With `4` a quorum queue without a delivery limit of its own has one of 20, dead letters report their last
+        /// death and ignore an x-death of a client's, basic.qos is for each consumer, and refusals name the missing
+        /// permission; MQTT clients have the queues, and AMQP clients see the messages of MQTT clients, that 4 gives them.
         compatibility: Compatibility = "3.10", requires EMBEDDED_BROKER;
 
         /// The `product` in the server-properties that AMQP clients of the embedded broker receive. The `version` there is
-        /// that of the RabbitMQ it behaves as. Clients that check for RabbitMQ before they use its extensions need
-        /// `RabbitMQ` here. Through the proxy they receive what the upstream says.
+        /// that of the RabbitMQ it behaves as. Clients that check for RabbitMQ before they use its extensions need `RabbitMQ`
+        /// here. Through the pool they receive that of the upstream.
         server_product: BrokerName = "Leveret";
 
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
@@ -588,13 +592,13 @@ settings! {
         /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. It goes before all others.
         mqtt_certificate_vhosts: CertificateVhosts = "off", requires LOGIN_BY_CERTIFICATE;
 
-        /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
-        /// from this machine only, as guest is, lets in only those. In front of an upstream it needs an entry in
+        /// The user whose permissions MQTT clients have that give no user name; with `off` they are refused. A user that may
+        /// log in from this machine only, as guest is, admits only those. In front of an upstream it needs an entry in
         /// `upstream_external`.
         mqtt_anonymous_user: OptionalName = "off";
 
-        /// The user whose rights STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without a
-        /// password; with `off` they are refused. If that user may log in from this machine only, as guest may, then so may
+        /// The user whose permissions STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without
+        /// a password; with `off` they are refused. If that user may log in from this machine only, as guest may, then so may
         /// they.
         stomp_default_user: OptionalName = "off";
 
@@ -616,66 +620,67 @@ settings! {
         /// whose own MQTT listener has the same clients, it must be as long as there.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
 
-        /// How many bytes of messages wait for an MQTT client that does not take them in time. Above it its oldest messages of
-        /// QoS 0 are dropped, as RabbitMQ does above `mqtt.mailbox_soft_limit` messages. In front of an upstream a client
-        /// whose other messages exceed it is closed (0x97 Quota exceeded in MQTT 5.0). Queues of sessions that last, and on
+        /// How many bytes of messages wait for an MQTT client that does not take them in time. Above it its oldest messages
+        /// of QoS 0 are dropped, as RabbitMQ does above `mqtt.mailbox_soft_limit` messages. In front of an upstream a client
+        /// whose other messages exceed it is closed (0x97 Quota exceeded in MQTT 5.0). Queues of persistent sessions, and on
         /// the embedded broker all messages of QoS 1 and 2, are queues like others, which this does not limit.
         mqtt_queue_max: ByteSize = "4MiB", from "1MiB" to "1GiB";
 
-        /// The most messages of QoS 1 and 2 that an MQTT client has and has not acknowledged, as RabbitMQ's `mqtt.prefetch`
-        /// (10 there); a client of MQTT 5.0 may ask for fewer (Receive Maximum). A client gets no more than this many in a
-        /// round trip: 20 are 1,000 a second over 20 ms, where 100 would be 5,000. On one machine more than 20 made no
-        /// client faster, and all that a client has not acknowledged comes again when it reconnects. In front of an
-        /// upstream a session that lasts takes a KiB of `upstream_consumer_budget` for each; above that it has an upstream
-        /// connection of its own.
+        /// Maximum number of messages of QoS 1 and 2 that an MQTT client has received and not acknowledged, as RabbitMQ's
+        /// `mqtt.prefetch` (10 there); a client of MQTT 5.0 may ask for fewer (Receive Maximum). A client gets no more than
+        /// this many in a round trip: 20 are 1,000 a second over 20 ms, where 100 would be 5,000. On one machine more than 20
+        /// made no client faster, and all that a client has not acknowledged is sent again when it reconnects. In front of an
+        /// upstream a persistent session takes a KiB of `upstream_consumer_budget` for each; above that it has a dedicated
+        /// upstream connection.
         mqtt_prefetch: u16 = "20", from "1" to "65535";
 
-        /// The longest Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or
-        /// for none, is given this one (Server Keep Alive), and is disconnected after one and a half of it in silence.
-        /// Older clients keep theirs. With `0s` clients choose.
+        /// Maximum Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or for
+        /// none, is given this one (Server Keep Alive), and is disconnected after one and a half of it in silence. Older
+        /// clients keep theirs. With `0s` clients choose.
         mqtt_keep_alive_max: Duration = "0s", from "0s" to "65535s";
 
-        /// The largest body of a message, of 512MiB at most; a larger one is refused with 406 PRECONDITION_FAILED. With
-        /// `unlimited` that is left to the upstream; the embedded broker takes 512MiB then. MQTT and STOMP take 16 MiB at most.
+        /// Maximum body size of a message, up to 512MiB; a larger one is refused with 406 PRECONDITION_FAILED. With
+        /// `unlimited` that is left to the upstream; the embedded broker takes 512MiB then. MQTT and STOMP take 16 MiB at
+        /// most.
         max_message_size: MessageSize = "128MiB", with upstream "unlimited";
     }
 
-    "Limits and time-outs" {
-        /// The most client connections in all. Each needs a file descriptor.
+    "Limits and timeouts" {
+        /// Maximum number of client connections in all. Each needs a file descriptor.
         max_connections: Limit = "65536", applied live;
 
-        /// The most client connections from one IP address.
+        /// Maximum number of client connections from one IP address.
         max_connections_per_ip: Limit = "unlimited", applied live;
 
-        /// The most client connections of one user.
+        /// Maximum number of client connections of one user.
         max_connections_per_user: Limit = "unlimited", applied live;
 
-        /// The most new client connections a second in all; as many may come at once.
+        /// Maximum number of new client connections a second in all, and in a burst.
         max_connection_rate: Limit = "unlimited", applied live;
 
-        /// The most new client connections a second from one IP address.
+        /// Maximum number of new client connections a second from one IP address.
         max_connection_rate_per_ip: Limit = "unlimited", applied live;
 
-        /// The most logins a second of one user.
+        /// Maximum number of logins a second of one user.
         max_connection_rate_per_user: Limit = "unlimited", applied live;
 
-        /// The most channels in all. A client that opens another is closed with 530 NOT_ALLOWED.
+        /// Maximum number of channels in all. A client that opens another is closed with 530 NOT_ALLOWED.
         max_channels: Limit = "unlimited", applied live;
 
-        /// The most channels of all connections from one IP address.
+        /// Maximum number of channels of all connections from one IP address.
         max_channels_per_ip: Limit = "unlimited", applied live;
 
-        /// The most channels of all connections of one user.
+        /// Maximum number of channels of all connections of one user.
         max_channels_per_user: Limit = "unlimited", applied live;
 
-        /// The most bytes a second that are read from all clients together; as many may come at once. More is left unread
-        /// until it is time, which is no error. Logging in is free.
+        /// Maximum number of bytes a second that are read from all clients together, and in a burst. More is left unread
+        /// until it is time, which is not an error. Logging in is free.
         max_receive_rate: RateLimit = "unlimited", applied live;
 
-        /// The most bytes a second that are read from one IP address.
+        /// Maximum number of bytes a second that are read from one IP address.
         max_receive_rate_per_ip: RateLimit = "unlimited", applied live;
 
-        /// The most bytes a second that are read from one user.
+        /// Maximum number of bytes a second that are read from one user.
         max_receive_rate_per_user: RateLimit = "unlimited", applied live;
 
         /// The effect of the limits above: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody,
@@ -700,12 +705,12 @@ settings! {
         /// listening sockets, so that nobody is refused, and shuts down. It is known by its user and its first address.
         take_over: Switch = "off";
 
-        /// How long a server that is to shut down serves on while `/readyz` says that it will: time for load balancers to send
-        /// new clients elsewhere.
+        /// How long a server that shuts down continues to serve while `/readyz` already answers 503: time for load balancers
+        /// to send new clients elsewhere.
         drain_delay: Duration = "0s", from "0s" to "1h", applied live;
 
         /// The time over which clients are then asked to leave, each at a moment of its own, so that they do not all connect
-        /// elsewhere at once. Nobody is accepted any more.
+        /// elsewhere at the same time. No new connections are accepted.
         drain_spread: Duration = "0s", from "0s" to "1h", applied live;
 
         /// How long shutting down waits for clients to take their last bytes and close, from the last one's moment on.
@@ -721,8 +726,8 @@ settings! {
         log: LogFilter = "info", applied live;
 
         /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
-        /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (opened anew on SIGHUP),
-        /// or `off`. Lines that cannot be written in time are dropped and counted. They take the place of those in the log.
+        /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (reopened on SIGHUP), or
+        /// `off`. Lines that cannot be written in time are dropped and counted. They take the place of those in the log.
         access_log: AccessLogTarget = "off";
 
         /// How these lines look: `text` or `json`.

@@ -17,6 +17,7 @@ use crate::http_client::{Ask, Endpoint, HttpClient};
 
 /// Which server, and as whom.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
 pub(crate) struct Connection {
     /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT or unix:/PATH. By default that of the server whose
     /// variables and file (LEVERET_CONFIG) are in effect here; without any, the one on this machine at port 15672, where a
@@ -37,7 +38,7 @@ pub(crate) struct Connection {
     /// A file whose first line is the password
     #[arg(long, global = true, value_name = "FILE", env = "LEVERET_CTL_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
-    /// The authorities that an https:// server's certificate may come from, as PEM, instead of the system's
+    /// The CA certificates by which an https:// server is verified, as PEM, instead of the system's
     #[arg(long, global = true, value_name = "FILE", env = "LEVERET_CTL_CA")]
     ca: Option<PathBuf>,
     /// A certificate to show to an https:// server that asks for one, as PEM; needs --key

@@ -12,10 +12,12 @@ pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Opti
         path.split('/').map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     match (mode, &parts[..]) {
-        (_, ["leveret", "shared-queues", queue, ..]) if mode == Some("proxy") => {
-            Some(format!("no shared queue '{queue}'"))
+        (_, ["leveret", "multiplexed-queues", queue, ..]) if mode == Some("proxy") => {
+            Some(format!("no multiplexed queue '{queue}'"))
         }
-        (None, ["leveret", ..]) => Some(format!("{server} is no Leveret, which alone has this command")),
+        (None, ["leveret", ..]) => {
+            Some(format!("{server} is not a Leveret, and only Leveret has this command"))
+        }
         (Some("broker"), ["leveret", ..]) => {
             Some("this is a broker: only a pool, which stands in front of an upstream, has this".to_owned())
         }
@@ -91,6 +93,6 @@ mod tests {
         let broker = explained("/api/leveret/leases", Some("broker")).unwrap();
         assert!(broker.starts_with("this is a broker: only a pool"), "{broker}");
         let rabbitmq = explained("/api/leveret/clients", None).unwrap();
-        assert_eq!(rabbitmq, "http://here:15672 is no Leveret, which alone has this command");
+        assert_eq!(rabbitmq, "http://here:15672 is not a Leveret, and only Leveret has this command");
     }
 }

@@ -24,7 +24,7 @@ mod upgrade;
 mod users;
 mod variables;
 
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Command, Subcommand};
 
 use crate::Failure;
 
@@ -65,10 +65,10 @@ enum CtlCommand {
     Act(act::ActCommand),
     #[command(flatten)]
     Pool(pool::PoolCommand),
-    /// Move everything to a cluster while clients go on, and become the pool in front of it; or move in
+    /// Migrate everything to a cluster while clients stay connected, and become the pool in front of it; or import
     Migrate(migrate::MigrateCommand),
-    /// A data folder that no broker is using
-    #[command(subcommand)]
+    /// Check or repair a data directory that no broker is using
+    #[command(subcommand, args(hidden_options()))]
     Store(store::StoreCommand),
 }
 
@@ -78,6 +78,12 @@ struct Vhost {
     /// The virtual host
     #[arg(short = 'p', long, value_name = "VHOST", env = "LEVERET_CTL_VHOST", default_value = "/")]
     vhost: String,
+}
+
+/// The global options, hidden: for commands that ask no server.
+fn hidden_options() -> Vec<Arg> {
+    let options = output::Output::augment_args(api::Connection::augment_args(Command::new("ctl")));
+    options.get_arguments().map(|option| option.clone().hide(true)).collect()
 }
 
 pub(crate) fn run(arguments: &CtlArguments) -> Result<(), Failure> {

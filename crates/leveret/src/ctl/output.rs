@@ -10,11 +10,12 @@ use crate::Failure;
 
 /// How to print.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
 pub(super) struct Output {
     /// A table for people, or JSON
     #[arg(long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     format: Format,
-    /// Print no headings and no remarks; columns are separated by tabs
+    /// Print no headings and no messages; columns are separated by tabs
     #[arg(long, short, global = true)]
     quiet: bool,
 }

@@ -23,7 +23,7 @@ pub(super) enum PermissionCommand {
     /// Lift the restrictions on a user's topics
     #[command(name = "clear_topic_permissions")]
     ClearTopic(TopicPermissionsArgs),
-    /// Have the service of auth_backends (http) asked again about all users, those with a connection included
+    /// Have the service of auth_backends (http) asked again about all users, including those with a connection
     #[command(name = "clear_auth_backend_cache")]
     ClearAnswers,
 }

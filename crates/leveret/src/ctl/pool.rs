@@ -23,10 +23,10 @@ pub(super) enum PoolCommand {
     ListUpstreams(ListArgs),
     /// Upstream connections, and how many share them
     ListUpstreamConnections(ListArgs),
-    /// Queues that subscriptions share upstream, and the copies made of their messages
-    ListSharedQueues(ListArgs),
-    /// The binding keys of a queue that subscriptions share upstream
-    ListSharedBindings(OfQueue),
+    /// Queues of multiplexed subscriptions upstream, and the copies made of their messages
+    ListMultiplexedQueues(ListArgs),
+    /// The binding keys of a queue of multiplexed subscriptions upstream
+    ListMultiplexedBindings(OfQueue),
     /// MQTT and STOMP sessions, connected or not, in front of an upstream
     #[command(visible_alias = "sessions")]
     ListSessions(ListArgs),
@@ -43,7 +43,7 @@ pub(super) enum PoolCommand {
     Limits,
     /// The settings that the running server has in effect, and where they came from
     Environment(ListArgs),
-    /// Shut the server down in order, as SIGTERM does
+    /// Shut the server down gracefully, as SIGTERM does
     Drain,
     /// Start the program that is on the server's disk now; it takes over without refusing anybody
     Upgrade,
@@ -52,14 +52,14 @@ pub(super) enum PoolCommand {
 /// A list of what one shared queue has.
 #[derive(Debug, Args)]
 pub(super) struct OfQueue {
-    /// The name of the queue upstream, as list_shared_queues shows it
+    /// The name of the queue upstream, as list_multiplexed_queues shows it
     queue: String,
     #[command(flatten)]
     list: ListArgs,
 }
 
 const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
-const SHARED_QUEUE: [&str; 7] =
+const MULTIPLEXED_QUEUE: [&str; 7] =
     ["name", "user", "vhost", "subscribers", "bindings", "messages_received", "copies_delivered"];
 
 const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "persistent", "subscriptions"];
@@ -83,11 +83,11 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
             &["name", "user", "vhost", "channels", "clients"],
             false,
         ),
-        PoolCommand::ListSharedQueues(list) => {
-            list.show(api, output, &["leveret", "shared-queues"], &SHARED_QUEUE, false)
+        PoolCommand::ListMultiplexedQueues(list) => {
+            list.show(api, output, &["leveret", "multiplexed-queues"], &MULTIPLEXED_QUEUE, false)
         }
-        PoolCommand::ListSharedBindings(OfQueue { queue, list }) => {
-            let parts = ["leveret", "shared-queues", queue, "bindings"];
+        PoolCommand::ListMultiplexedBindings(OfQueue { queue, list }) => {
+            let parts = ["leveret", "multiplexed-queues", queue, "bindings"];
             list.show(api, output, &parts, &["key", "subscribers", "bound"], true)
         }
         PoolCommand::ListSessions(list) => list.show(api, output, &["leveret", "sessions"], &SESSION, true),
@@ -103,7 +103,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
         PoolCommand::Limits => facts(api, output, "limits"),
         PoolCommand::Drain => {
             api.post(&path(&["leveret", "drain"]), Vec::new())?;
-            output.done("the server drains")
+            output.done("the server is draining")
         }
         PoolCommand::Upgrade => upgrade::run(api, output),
     }

@@ -13,7 +13,7 @@ use crate::Failure;
 pub(super) enum SpoolCommand {
     /// Messages by user and virtual host: their age, the rates, and what keeps them from being forwarded
     List(ListArgs),
-    /// Messages that the upstream has refused for good
+    /// Messages that the upstream has refused permanently
     Parked(ListArgs),
     /// Forward parked messages again, behind those that wait
     Requeue(Selection),

@@ -13,7 +13,7 @@ use crate::Failure;
 pub(super) enum StatusCommand {
     /// The state of the server, its contents and its resources
     Status,
-    /// Check that the server answers, and that no alarm stands; exit code 0 or 1
+    /// Check that the server answers, and that no alarm is in effect; exit code 0 or 1
     Ping,
 }
 

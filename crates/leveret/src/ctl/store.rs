@@ -16,14 +16,14 @@ use crate::Failure;
 pub(crate) enum StoreCommand {
     /// Read everything and verify it, changing nothing; exit code 1 when something is damaged
     Check(Folder),
-    /// Give up what is damaged, and nothing else, so that a broker starts again
+    /// Discard damaged data, and nothing else, so that a broker starts again
     Repair(Folder),
 }
 
 /// Which one.
 #[derive(Debug, Args)]
 pub(crate) struct Folder {
-    /// The data folder
+    /// The data directory
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
 }
@@ -37,7 +37,7 @@ pub(super) fn run(command: &StoreCommand) -> Result<(), Failure> {
     output.flush().map_err(Failure::run)?;
     match sound? {
         true => Ok(()),
-        false => Err(Failure::Run("the data folder is damaged".to_owned())),
+        false => Err(Failure::Run("the data directory is damaged".to_owned())),
     }
 }
 
@@ -64,7 +64,7 @@ fn report(folder: &Path, disk: &Arc<dyn Disk>, output: &mut impl io::Write) -> R
 /// Opens and locks an existing folder.
 fn open(folder: &Path) -> Result<(FolderLock, Arc<dyn Disk>), Failure> {
     if !folder.is_dir() {
-        return Err(at_fault(folder, &"not a folder"));
+        return Err(at_fault(folder, &"not a directory"));
     }
     let lock = FolderLock::take(folder).map_err(|error| at_fault(folder, &error))?;
     let disk = RealDisk::new(folder).map_err(|error| at_fault(folder, &error))?;
@@ -152,7 +152,7 @@ mod tests {
         };
         assert!(refused(folder.path()).contains("in use by process"));
         let missing = folder.path().join("missing");
-        assert!(refused(&missing).ends_with("not a folder"));
+        assert!(refused(&missing).ends_with("not a directory"));
         assert!(!missing.exists());
     }
 }

@@ -54,7 +54,7 @@ fn outcome(before: &Value, now: &Value) -> Outcome {
     }
     match now["upgrade"]["failure"].as_str() {
         Some(failure) => Outcome::Failed(format!(
-            "the successor has ended, and the server goes on: {failure}; its log says why"
+            "the successor has ended, and the server continues: {failure}; its log says why"
         )),
         None => Outcome::UnderWay,
     }

@@ -22,7 +22,7 @@ pub(super) fn limits(pool: &Pool, limits: &PoolLimits) -> Value {
     let metrics = pool.metrics();
     json!({
         "connections": {"total": limits.connections, "in_use": metrics.upstream_connections},
-        "replay_bytes": {"total": limits.replay_bytes, "in_use": metrics.bytes_kept},
+        "replay_bytes": {"total": limits.replay_bytes, "in_use": metrics.replay_buffer_bytes},
     })
 }
 
@@ -37,7 +37,7 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
     json!({
         "name": view.name, "address": view.address, "user": view.user, "vhost": view.vhost,
         "age_seconds": view.age.as_secs(), "open": view.is_open, "own": view.is_own, "blocked": view.blocked,
-        "channels": view.channels, "resting_channels": view.resting, "waiting_bytes": view.backlog,
+        "channels": view.channels, "idle_channels": view.resting, "waiting_bytes": view.backlog,
         "clients": view.clients,
     })
 }
@@ -105,18 +105,18 @@ pub(super) fn leases(server: &Server, pool: &Pool) -> Value {
     let SharedTotals { queues, subscribers, counts, .. } = server.shared_totals();
     let connections_saved = server.connection_count().saturating_sub(metrics.upstream_connections);
     json!({
-        "connections_saved": connections_saved, "shared_queues": queues, "shared_subscribers": subscribers,
-        "queues_saved": subscribers.saturating_sub(queues), "shared_messages_received": counts.received,
-        "shared_copies_delivered": counts.copies, "messages_saved": counts.copies.saturating_sub(counts.received),
+        "connections_saved": connections_saved, "multiplexed_queues": queues, "multiplexed_subscribers": subscribers,
+        "queues_saved": subscribers.saturating_sub(queues), "multiplexed_messages_received": counts.received,
+        "multiplexed_copies_delivered": counts.copies, "messages_saved": counts.copies.saturating_sub(counts.received),
 
         "clients": metrics.clients, "upstream_connections": metrics.upstream_connections,
-        "own_connections": metrics.own_connections, "blocked_connections": metrics.blocked_connections,
-        "channels": metrics.upstream_channels, "resting_channels": metrics.resting_channels,
+        "dedicated_connections": metrics.dedicated_connections, "blocked_connections": metrics.blocked_connections,
+        "channels": metrics.upstream_channels, "idle_channels": metrics.idle_channels,
         "leases": metrics.leases, "leases_reused": metrics.leases_reused, "handshakes": metrics.handshakes,
         "handshakes_avoided": metrics.handshakes_avoided, "round_trips_saved": metrics.round_trips_saved,
         "messages_to_upstreams": metrics.messages_to_upstreams,
         "messages_from_upstreams": metrics.messages_from_upstreams,
         "messages_replayed": metrics.messages_replayed, "channels_recovered": metrics.channels_recovered,
-        "kept_bytes": metrics.bytes_kept, "staged_bytes": metrics.bytes_staged, "reachable": pool.is_reachable(),
+        "replay_buffer_bytes": metrics.replay_buffer_bytes, "staged_bytes": metrics.bytes_staged, "reachable": pool.is_reachable(),
     })
 }

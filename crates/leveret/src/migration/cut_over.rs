@@ -57,14 +57,14 @@ enum CutOverError {
     NoAnswer,
     #[error("a signal or a successor has come before the end")]
     Interrupted,
-    #[error("the record of the move: {0}")]
+    #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),
 }
 
 /// No pool, and no broker, has taken over: the next start of this process is to be one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no successor has taken over after the move: this process ends, and the next start is what its record says"
+    "no successor has taken over after the migration: this process ends, and the next start is what its record says"
 )]
 pub(crate) struct NoSuccessor;
 
@@ -97,7 +97,7 @@ impl Migrator {
         match moved {
             Ok(()) => tracing::info!("everything has moved: a pool takes over"),
             Err(error) => {
-                tracing::error!(%error, "the move is not complete: the next process is a broker with the rest");
+                tracing::error!(%error, "the migration is not complete: the next process is a broker with the rest");
                 if tokio::time::timeout(STOP_TIME, migration.stop()).await.is_err() {
                     tracing::warn!("the other broker does not answer: messages in flight may come twice");
                 }

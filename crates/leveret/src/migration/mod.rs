@@ -170,7 +170,7 @@ impl Migrator {
             return false;
         }
         if let Err(error) = checked {
-            tracing::error!(%error, "the move has not begun");
+            tracing::error!(%error, "the migration has not begun");
             state.phase = MovePhase::Failed(error.to_string());
             return false;
         }
@@ -260,7 +260,7 @@ impl Migrator {
         }
         state.phase = MovePhase::Closing;
         drop(state);
-        tracing::info!("everything has moved but what clients have: they are asked to leave");
+        tracing::info!("all messages moved except unacknowledged ones; closing clients");
         Ok(self.status())
     }
 

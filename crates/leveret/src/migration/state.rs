@@ -73,13 +73,13 @@ pub(crate) enum MoveError {
     #[error("{0}")]
     Wrong(String),
     /// It does not fit what is under way.
-    #[error("the move is {0}: this is not the time for it")]
+    #[error("the migration is {0}: this is not possible now")]
     NotNow(&'static str),
     /// Another one is under way.
-    #[error("messages move {direction} {addresses} already: end that move with --stop first")]
+    #[error("messages move {direction} {addresses} already: end that migration with --stop first")]
     OtherMove { direction: String, addresses: String },
     /// The request names another one.
-    #[error("the move under way is one {direction} {addresses}, and not the one that the request names")]
+    #[error("the migration under way is one {direction} {addresses}, and not the one that the request names")]
     NotNamed { direction: String, addresses: String },
     /// The process could not be a pool after a restart.
     #[error("data_dir is off: nothing could make this process a pool after a restart")]
@@ -95,7 +95,7 @@ pub(crate) enum MoveError {
     )]
     NoSuccessor,
     /// The record cannot be written.
-    #[error("the record of the move: {0}")]
+    #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),
     /// The files for TLS cannot be used.
     #[error("TLS to the other broker: {0}")]
@@ -103,7 +103,7 @@ pub(crate) enum MoveError {
 }
 
 impl MoveState {
-    /// Checks that the move under way is one between the same brokers.
+    /// Checks that the migration under way is one between the same brokers.
     pub(super) fn check_same(&self, direction: MoveDirection, addresses: &[String]) -> Result<(), MoveError> {
         match self.other_than(Some(direction), Some(addresses)) {
             Some((direction, addresses)) => Err(MoveError::OtherMove { direction, addresses }),
@@ -191,7 +191,7 @@ mod tests {
         };
         assert_eq!(refusal(MoveDirection::Out, &["amqp://b:5672", "amqp://a:5672"]), None);
         let expected =
-            "messages move to amqp://a:5672, amqp://b:5672 already: end that move with --stop first";
+            "messages move to amqp://a:5672, amqp://b:5672 already: end that migration with --stop first";
         assert_eq!(refusal(MoveDirection::Out, &["amqp://c:5672"]).as_deref(), Some(expected));
         let reverse = refusal(MoveDirection::In, &["amqp://a:5672", "amqp://b:5672"]);
         assert_eq!(reverse.as_deref(), Some(expected));
@@ -210,7 +210,8 @@ mod tests {
         {
             assert_eq!(refusal(&state, request), None);
         }
-        let expected = "the move under way is one to amqp://a:5672, and not the one that the request names";
+        let expected =
+            "the migration under way is one to amqp://a:5672, and not the one that the request names";
         for other in [json!({"direction": "from"}), json!({"addresses": ["amqp://b"]})] {
             assert_eq!(refusal(&state, other).as_deref(), Some(expected));
         }

@@ -45,7 +45,7 @@ fn write_limits(levels: &Levels, prefix: &str, out: &mut MetricsWriter) {
 
 fn write_free(levels: &Levels, prefix: &str, out: &mut MetricsWriter) {
     if levels.disk_limit().is_some() {
-        let help = "Free disk space in bytes on the file system of the data folder.";
+        let help = "Free disk space in bytes on the file system of the data directory.";
         out.gauge(&format!("{prefix}_disk_space_available_bytes"), help, levels.disk_free());
     }
 }

@@ -59,8 +59,8 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     for (protocol, count) in subscriptions {
         family.sample(&[("protocol", &protocol)], count);
     }
-    let help = "Connected MQTT clients whose session outlives the connection.";
-    out.gauge("leveret_mqtt_lasting_clients", help, persistent);
+    let help = "Connected MQTT clients with a persistent session.";
+    out.gauge("leveret_mqtt_persistent_session_clients", help, persistent);
 }
 
 /// The protocol without its version, as in the scheme of a URL.
@@ -215,10 +215,10 @@ fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut 
     );
     family(
         "consumer_prefetch",
-        "Prefetch limit in messages of each new consumer on a channel; 0 is no limit.",
+        "Prefetch limit in messages of each new consumer on a channel; 0 means no limit.",
         |channel| u64::from(channel.prefetch),
     );
-    family("channel_prefetch", "Prefetch limit of a channel in messages; 0 is no limit.", |channel| {
+    family("channel_prefetch", "Prefetch limit of a channel in messages; 0 means no limit.", |channel| {
         u64::from(channel.global_prefetch)
     });
 }

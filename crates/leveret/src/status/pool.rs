@@ -34,16 +34,16 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
 fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
     let SharedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
     for (name, help, value) in [
-        ("leveret_shared_queues", "Queues that subscriptions share upstream.", queues),
-        ("leveret_shared_subscribers", "Clients whose subscriptions share a queue upstream.", subscribers),
+        ("leveret_multiplexed_queues", "Queues of multiplexed subscriptions upstream.", queues),
+        ("leveret_multiplexed_subscribers", "Clients with multiplexed subscriptions upstream.", subscribers),
         (
-            "leveret_shared_bindings",
-            "Binding keys of the queues that subscriptions share upstream.",
+            "leveret_multiplexed_bindings",
+            "Binding keys of the queues of multiplexed subscriptions upstream.",
             bindings,
         ),
         (
-            "leveret_shared_waiting_bytes",
-            "Bytes of messages from shared queues that wait for slow clients (upstream_inbox_total).",
+            "leveret_multiplexed_waiting_bytes",
+            "Bytes of messages of multiplexed subscriptions that wait for slow clients (upstream_inbox_total).",
             waiting_bytes,
         ),
     ] {
@@ -52,28 +52,28 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
     let SharedCounts { received, copies, dropped, overflowed, lost } = counts;
     for (name, help, value) in [
         (
-            "leveret_shared_received_messages_total",
-            "Messages received from queues that subscriptions share upstream.",
+            "leveret_multiplexed_received_messages_total",
+            "Messages received from the queues of multiplexed subscriptions.",
             received,
         ),
         (
-            "leveret_shared_delivered_copies_total",
-            "Copies of the messages from shared queues handed to subscribers. Sharing saves the upstream what these exceed the messages received.",
+            "leveret_multiplexed_delivered_copies_total",
+            "Copies of messages of multiplexed subscriptions delivered to subscribers. Multiplexing saves the upstream the copies beyond the messages received.",
             copies,
         ),
         (
-            "leveret_shared_dropped_messages_total",
+            "leveret_multiplexed_dropped_messages_total",
             "Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).",
             dropped,
         ),
         (
-            "leveret_shared_overflowed_subscribers_total",
-            "Subscribers cut off from a shared queue because they did not take their messages in time.",
+            "leveret_multiplexed_overflowed_subscribers_total",
+            "Subscribers of multiplexed subscriptions disconnected because they did not take their messages in time.",
             overflowed,
         ),
         (
-            "leveret_shared_connections_lost_total",
-            "Upstream connections of shared queues lost; messages published until the next was ready have not come.",
+            "leveret_multiplexed_connections_lost_total",
+            "Upstream connections of multiplexed subscriptions lost; messages published until the next one was ready were missed.",
             lost,
         ),
     ] {
@@ -148,7 +148,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_spool_deferred_messages",
-            "Messages that wait for their destination, in memory or on disk: the upstream has nacked one for it, or refused one for good.",
+            "Messages that wait for their destination, in memory or on disk: the upstream has nacked one for it, or refused one permanently.",
             MetricKind::Gauge,
             |queue| queue.deferred,
         ),
@@ -172,7 +172,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_spool_refused_messages_total",
-            "Messages that the upstream has refused for good, which were parked.",
+            "Messages that the upstream has refused permanently, which were parked.",
             MetricKind::Counter,
             |queue| queue.parked,
         ),

@@ -17,14 +17,12 @@ pub(super) fn impairment(store: &Store) -> Option<String> {
 pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     let failing = store.failing();
     let because = |full| u64::from(failing.as_ref().is_some_and(|failing| failing.full == full));
-    let help =
-        "1 while writes to the data folder fail for this cause and nothing persistent is confirmed, else 0.";
+    let help = "1 while writes to the data directory fail for this cause and nothing persistent is confirmed, else 0.";
     out.family("leveret_store_failing", help, MetricKind::Gauge)
         .sample(&[("cause", "full")], because(true))
         .sample(&[("cause", "error")], because(false));
     let since = failing.and_then(|failing| failing.since.duration_since(UNIX_EPOCH).ok());
-    let help =
-        "Time since when writes to the data folder fail, in seconds since the epoch; 0 while they succeed.";
+    let help = "Time since when writes to the data directory fail, in seconds since the epoch; 0 while they succeed.";
     out.gauge("leveret_store_failing_since_seconds", help, since.map_or(0, |since| since.as_secs()));
     let journal = store.journal();
     let figures = journal.figures();

@@ -106,7 +106,7 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
         match ended {
             Ok(()) => tracing::info!(clients, "the predecessor has ended; its clients are served here"),
             Err(error) => {
-                tracing::warn!(clients, %error, "the predecessor has ended, or given up, in the middle of a client")
+                tracing::warn!(clients, %error, "the predecessor has ended in the middle of handing over a client")
             }
         }
     };

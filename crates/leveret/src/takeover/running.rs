@@ -159,7 +159,7 @@ impl Offer {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a successor was turned away");
+                    tracing::warn!(%error, "a successor was refused");
                     thread::sleep(BIND_PAUSE);
                 }
             }
@@ -194,7 +194,7 @@ impl Offer {
         tracing::info!(process, version, "a successor starts");
         stream.set_read_timeout(None)?;
         let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
-            tracing::warn!(process, "the successor has ended before it served; this process goes on");
+            tracing::warn!(process, "the successor has ended before it served; this process continues");
             return Ok(false);
         };
         self.wait_while_paused()?;
@@ -230,7 +230,7 @@ impl Offer {
     fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
         let Some(acceptable) = acceptable else { return };
         if let Some(why) = acceptable.refuses(&self.0.clients) {
-            return tracing::warn!(why, "the successor cannot go on with the clients, which are closed");
+            return tracing::warn!(why, "the successor cannot serve the clients, which are closed");
         }
         if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
             tracing::warn!(%error, "the clients cannot be handed over, and are closed");

@@ -50,7 +50,7 @@ impl Predecessor {
                 Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Ok(None) | Err(_) if shuts_down => {
-                    tracing::info!("take_over: the process that runs shuts down");
+                    tracing::info!("take_over: the running process shuts down");
                     return Ok(None);
                 }
                 Ok(None) => {
@@ -72,7 +72,7 @@ impl Predecessor {
         let pid = match check_peer(&stream) {
             Ok(pid) => pid,
             Err(error) => {
-                tracing::warn!(%error, "take_over: the process that waits for a successor is a stranger's");
+                tracing::warn!(%error, "take_over: the process that waits for a successor runs as another user");
                 return Ok(None);
             }
         };
@@ -114,7 +114,7 @@ impl Predecessor {
         let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
         match replaced {
             Err(error) if is_gone(&error) => {
-                tracing::warn!("take_over: the process that ran has ended already");
+                tracing::warn!("take_over: the previous process has ended already");
                 Ok(None)
             }
             replaced => replaced,

@@ -33,14 +33,15 @@ use snapshot::{Query, Snapshot};
 /// Which server, and how often it is asked.
 #[derive(Debug, Args)]
 pub(crate) struct TopArguments {
-    #[command(flatten)]
-    connection: Connection,
     /// Seconds between two looks at the server
     #[arg(long, short = 'i', value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     interval: f64,
     /// Print what there is to see once, and exit; for scripts, and where there is no terminal
     #[arg(long)]
     once: bool,
+    // Behind the others, which would be listed under its heading.
+    #[command(flatten)]
+    connection: Connection,
 }
 
 /// The time between two questions is at least this many times what the last answer took, so that watching a busy server
@@ -87,7 +88,7 @@ struct Request {
 pub(crate) fn run(arguments: &TopArguments) -> Result<(), Failure> {
     if !arguments.once && !io::stdout().is_terminal() {
         return Err(Failure::Usage(
-            "standard output is no terminal; --once prints what there is to see".to_owned(),
+            "standard output is not a terminal; --once prints what there is to see".to_owned(),
         ));
     }
     let api = Api::new(&arguments.connection, arguments.once)?;

@@ -237,8 +237,8 @@ impl Endpoints {
         match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
             Ok(Ok(sockets)) if !sockets.is_empty() => self.resolved(address, &sockets),
             Ok(Ok(_)) => {
-                tracing::warn!(%address, "upstream name stands for no address");
-                self.is_unresolved(address, "its name stands for no address".to_owned());
+                tracing::warn!(%address, "upstream name resolves to no address");
+                self.is_unresolved(address, "its name resolves to no address".to_owned());
             }
             Ok(Err(error)) => {
                 tracing::warn!(%address, %error, "upstream name not found");

@@ -273,7 +273,7 @@ impl Pool {
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {
-                tracing::warn!(%error, "no further upstream connection for a busy one");
+                tracing::warn!(%error, "could not open another upstream connection");
             }
             pool.growing.store(false, Ordering::Release);
         });

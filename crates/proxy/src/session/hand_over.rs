@@ -69,7 +69,7 @@ impl HandOver {
         let is_message =
             |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
         let messages = stored_frames(&channel.queued).filter(is_message).count();
-        tracing::warn!(messages, why, "messages of a client that is gone could not be handed over");
+        tracing::warn!(messages, why, "messages of a disconnected client could not be handed over");
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
@@ -83,7 +83,7 @@ impl HandOver {
             let mut output = Output::new(transport::now());
             let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
             if let Err(fault) = channel.start(&mut output, route, leased, 0) {
-                tracing::warn!(%fault, "messages of a client that is gone do not fit");
+                tracing::warn!(%fault, "messages of a disconnected client do not fit");
             }
             output.hand_over();
             // From here on the ledger counts them.

@@ -84,7 +84,7 @@ pub(crate) fn send_again(
             continue;
         }
         if alone && was_own {
-            tracing::warn!(%fault, "messages of a client that is gone are refused");
+            tracing::warn!(%fault, "messages of a disconnected client are refused");
             add(&pool.counters().messages_departed_lost, left.remains.messages);
             continue;
         }

@@ -375,7 +375,7 @@ impl ProxySession {
         if !is_present || channel.is_closing() || channel.is_own() {
             return Ok(());
         }
-        add(&self.pool.counters().consumers_moved, 1);
+        add(&self.pool.counters().channels_moved, 1);
         self.keep_own();
         self.find_own_place(number)
     }

@@ -38,11 +38,11 @@ impl ClientBatch {
         if waiting > self.budget as u64 {
             return true;
         }
-        let is_squeezed = waiting > ALWAYS as u64 && waiting > link.waiting.allowance() as u64;
-        if is_squeezed {
-            link.waiting.count_squeezed();
+        let is_over_total_limit = waiting > ALWAYS as u64 && waiting > link.waiting.allowance() as u64;
+        if is_over_total_limit {
+            link.waiting.count_over_total_limit();
         }
-        is_squeezed
+        is_over_total_limit
     }
 
     #[inline]

@@ -55,7 +55,7 @@ async fn p3_bounded_consumers_share_a_connection_with_the_same_tags_and_their_ow
     other.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
     assert_eq!(shared.expect("basic.ack").await.channel, on_other);
     let metrics = pool.metrics();
-    assert_eq!((metrics.upstream_connections, metrics.own_connections), (1, 0));
+    assert_eq!((metrics.upstream_connections, metrics.dedicated_connections), (1, 0));
 
     // Unacknowledged deliveries are back in their queue before the client learns that its channel is closed.
     one.send(1, channel::Close::default()).await;
@@ -85,7 +85,7 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     let consume = own.expect("basic.consume").await;
     let Method::BasicConsume(consume) = consume.method() else { unreachable!() };
     assert_eq!((consume.consumer_tag, consume.no_wait), ("c", true));
-    assert_eq!(pool.metrics().consumers_moved, 1);
+    assert_eq!(pool.metrics().channels_moved, 1);
 
     // It gets whole messages in order, and then, with continued numbering, the broker's redeliveries.
     own.to.send(delivery(number, "c", 1, b"again")).unwrap();
@@ -120,7 +120,7 @@ async fn p3_a_message_larger_than_the_budget_comes_on_a_connection_of_its_own() 
     let number = own.expect("channel.open").await.channel;
     own.expect("basic.qos").await;
     own.expect("basic.consume").await;
-    assert_eq!(pool.metrics().consumers_moved, 1);
+    assert_eq!(pool.metrics().channels_moved, 1);
     own.to.send(delivery(number, "c", 1, &large)).unwrap();
     let (_, mut body) = one.expect_delivery().await;
     while body.len() < large.len() {
@@ -137,7 +137,7 @@ async fn p3_with_no_budget_every_consumer_has_a_connection_of_its_own() {
     let _shared = broker.next_connection().await;
     client.open_channel(1).await;
     consume(&mut client, "c").await;
-    assert_eq!(pool.metrics().own_connections, 1);
+    assert_eq!(pool.metrics().dedicated_connections, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +189,7 @@ async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_
     client.send(1, basic::Ack { delivery_tag: 2, multiple: false }).await;
     let ack = own.expect("basic.ack").await;
     assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: 1, multiple: false }));
-    until("the other one to be alone there", || pool.metrics().own_connections == 1).await;
+    until("the other one to be alone there", || pool.metrics().dedicated_connections == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,5 +219,5 @@ async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_t
         own.expect(name).await;
     }
     // However slow it is, its consumer is never moved, so that the queue always has one.
-    assert_eq!(pool.metrics().consumers_moved, 0);
+    assert_eq!(pool.metrics().channels_moved, 0);
 }

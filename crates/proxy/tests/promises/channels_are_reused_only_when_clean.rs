@@ -38,7 +38,7 @@ async fn p5_p6_a_warm_connect_open_publish_close_sends_nothing_but_the_message_a
         upstream.expect(name).await;
     }
     for _ in 0..10 {
-        until("the channel to rest", || pool.metrics().resting_channels == 1).await;
+        until("the channel to rest", || pool.metrics().idle_channels == 1).await;
         let mut client = Client::connect(&pool).await;
         client.open_channel(7).await;
         client.publish(7, b"warm").await;
@@ -80,7 +80,7 @@ async fn p5_p6_with_confirms_the_only_round_trip_is_from_publish_to_confirm() {
         client.expect("channel.close-ok").await;
         client.send(0, connection::Close::default()).await;
         client.expect("connection.close-ok").await;
-        assert_eq!(pool.metrics().resting_channels, 1, "its confirms prove the channel clean");
+        assert_eq!(pool.metrics().idle_channels, 1, "its confirms prove the channel clean");
     }
     assert!(!upstream.has_more().await);
 }
@@ -113,7 +113,7 @@ async fn p5_a_channel_with_confirms_outstanding_waits_for_them_and_its_next_clie
 
     upstream.send(1, basic::Nack { delivery_tag: 3, multiple: false, requeue: false });
     upstream.send(1, basic::Ack { delivery_tag: 2, multiple: true });
-    until("the channel to rest", || pool.metrics().resting_channels == 1).await;
+    until("the channel to rest", || pool.metrics().idle_channels == 1).await;
     next.open_channel(2).await;
     next.send(2, confirm::Select::default()).await;
     next.expect("confirm.select-ok").await;
@@ -149,7 +149,7 @@ async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
     amqp::frame::write_content_header(&mut returned, 1, 0, amqp::properties::NO_PROPERTIES);
     upstream.to.send(returned).unwrap();
     upstream.send(1, basic::QosOk {});
-    until("the channel to rest", || pool.metrics().resting_channels == 1).await;
+    until("the channel to rest", || pool.metrics().idle_channels == 1).await;
 
     // The next channel is closed by the broker for its message, after it was given back: no client reuses it.
     let mut second = Client::connect(&pool).await;
@@ -160,7 +160,7 @@ async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
     upstream.expect("basic.qos").await;
     upstream.send(1, channel::Close { reply_code: 404, ..Default::default() });
     upstream.expect("channel.close-ok").await;
-    assert_eq!(pool.metrics().resting_channels, 0);
+    assert_eq!(pool.metrics().idle_channels, 0);
     upstream.send(2, basic::QosOk {});
     client.expect("basic.qos-ok").await;
 }
@@ -190,10 +190,10 @@ async fn p5_a_prefetch_and_answers_under_way_stay_with_who_asked() {
         basic::QosOk {}.into(),
     ];
     for answer in answers {
-        assert_eq!(pool.metrics().resting_channels, 0);
+        assert_eq!(pool.metrics().idle_channels, 0);
         upstream.send(1, answer);
     }
-    until("the channel to rest", || pool.metrics().resting_channels == 1).await;
+    until("the channel to rest", || pool.metrics().idle_channels == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,7 +205,7 @@ async fn p5_the_queue_that_another_client_declared_last_means_nothing() {
     upstream.expect("channel.open").await;
     upstream.expect("queue.declare").await;
     close_channel(&mut client).await;
-    assert_eq!(pool.metrics().resting_channels, 1, "every answer has come");
+    assert_eq!(pool.metrics().idle_channels, 1, "every answer has come");
 
     let mut next = Client::connect(&pool).await;
     next.open_channel(1).await;
@@ -228,7 +228,7 @@ async fn p5_a_channel_that_consumed_is_closed() {
     }
     close_channel(&mut client).await;
     own.expect("channel.close").await;
-    assert_eq!(pool.metrics().resting_channels, 0);
+    assert_eq!(pool.metrics().idle_channels, 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,7 +64,7 @@ async fn confirms_go_on_counting_and_nothing_is_sent_twice() {
     next.send(1, ack(1, false));
     assert_eq!(client.expect_ack().await, (5, false));
     assert_eq!((old.metrics().clients, new.metrics().clients), (0, 1));
-    assert_eq!((old.metrics().bytes_kept, new.metrics().bytes_kept), (0, 0));
+    assert_eq!((old.metrics().replay_buffer_bytes, new.metrics().replay_buffer_bytes), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -137,7 +137,7 @@ async fn the_last_warm_connection_is_better_than_none() {
     client.expect("basic.consume-ok").await;
     only.expect("channel.open").await;
     only.expect("basic.consume").await;
-    assert_eq!(pool.metrics().own_connections, 1);
+    assert_eq!(pool.metrics().dedicated_connections, 1);
 }
 
 /// A client that uses the only connection allowed, and the broker's end of it.
@@ -242,7 +242,7 @@ async fn s2_who_finds_no_capacity_for_a_message_and_no_connection_waits_for_the_
         until("the first to hold room", || pool.metrics().bytes_staged > SIZE - 2 * FRAME).await;
         clients.push(client);
     }
-    until("the other to wait", || pool.metrics().clients_in_line == 1).await;
+    until("the other to wait", || pool.metrics().staging_waiting_clients == 1).await;
     let mut shared = broker.next_connection().await;
     for client in &mut clients {
         client.write(end).await;

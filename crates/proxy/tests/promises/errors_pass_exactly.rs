@@ -122,7 +122,7 @@ async fn p2_a_connection_closed_by_the_broker_for_an_error_ends_only_who_offends
         next.expect(name).await;
     }
     next.expect_message().await;
-    assert_eq!(pool.metrics().own_connections, 1);
+    assert_eq!(pool.metrics().dedicated_connections, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -103,12 +103,12 @@ async fn a_consumers_connection_serves_others_when_it_is_clean() {
     client.send(1, basic::Consume { queue: "q", ..Default::default() }).await;
     client.expect("basic.consume-ok").await;
     let mut connection = broker.next_connection().await;
-    assert_eq!(pool.metrics().own_connections, 1);
+    assert_eq!(pool.metrics().dedicated_connections, 1);
     client.send(1, channel::Close::default()).await;
     client.expect("channel.close-ok").await;
     client.send(0, connection::Close::default()).await;
     client.expect("connection.close-ok").await;
-    assert_eq!(pool.metrics().own_connections, 0);
+    assert_eq!(pool.metrics().dedicated_connections, 0);
     for name in ["channel.open", "basic.consume", "channel.close"] {
         connection.expect(name).await;
     }

@@ -46,7 +46,8 @@ async fn selecting(broker: &mut Broker, is_placed: bool, no_wait: bool) -> (Arc<
         upstream.expect("channel.open").await;
         expect_messages(&mut upstream, &["proven"]).await;
         let proofs = || broker.manners.proofs.load(Ordering::SeqCst);
-        until("the proof of the first message", || proofs() > 0 && pool.metrics().bytes_kept == 0).await;
+        until("the proof of the first message", || proofs() > 0 && pool.metrics().replay_buffer_bytes == 0)
+            .await;
         broker.fall_silent();
         client.write(&all).await;
         return (pool, client, upstream);
@@ -97,7 +98,7 @@ async fn p7_messages_in_front_of_confirm_select_are_sent_again_in_front_of_it() 
             }
             break;
         }
-        assert_eq!(pool.metrics().bytes_kept, 0);
+        assert_eq!(pool.metrics().replay_buffer_bytes, 0);
     }
 }
 

@@ -66,7 +66,7 @@ async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     until("a stream", || pool.metrics().streams == 1).await;
     for n in 0..waiting {
         clients.push(stopped(pool, 2 + n as u8).await);
-        until("one more to wait", || pool.metrics().clients_in_line == n + 1).await;
+        until("one more to wait", || pool.metrics().staging_waiting_clients == n + 1).await;
     }
     clients
 }
@@ -98,8 +98,8 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     stream.expect("channel.open").await;
     stream.expect_message().await;
     let metrics = pool.metrics();
-    assert_eq!((metrics.streams, metrics.clients_in_line, metrics.bytes_staged), (0, 0, 0));
-    assert_eq!((metrics.own_connections, metrics.clients_gave_way), (0, 0));
+    assert_eq!((metrics.streams, metrics.staging_waiting_clients, metrics.bytes_staged), (0, 0, 0));
+    assert_eq!((metrics.dedicated_connections, metrics.clients_gave_way), (0, 0));
     assert!(!broker.has_new_connection().await);
 }
 
@@ -177,12 +177,12 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
         .0
         .expect_close(505, "UNEXPECTED_FRAME - expected content body, got non content body frame instead")
         .await;
-    until("the next one to go on", || pool.metrics().clients_in_line == 1).await;
+    until("the next one to go on", || pool.metrics().staging_waiting_clients == 1).await;
     assert!(pool.metrics().bytes_staged < staged);
     drop(clients);
     until("nothing to be left", || {
         let metrics = pool.metrics();
-        (metrics.bytes_staged, metrics.streams, metrics.clients_in_line) == (0, 0, 0)
+        (metrics.bytes_staged, metrics.streams, metrics.staging_waiting_clients) == (0, 0, 0)
     })
     .await;
 }
@@ -239,9 +239,9 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
     }
     // The hostile clients have had nothing but the one streaming connection.
     assert!(!broker.has_new_connection().await);
-    assert_eq!(pool.metrics().clients_in_line, 3 * CONNECTIONS);
+    assert_eq!(pool.metrics().staging_waiting_clients, 3 * CONNECTIONS);
     hostile.clear();
-    until("nobody to wait", || pool.metrics().clients_in_line == 0).await;
+    until("nobody to wait", || pool.metrics().staging_waiting_clients == 0).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,9 +64,9 @@ async fn p11_it_goes_out_again_on_another_connection_when_that_one_dies() {
             upstream.expect("basic.qos").await;
             upstream.send(1, basic::QosOk {});
         }
-        until("the answer", || pool.metrics().resting_channels == 1).await;
+        until("the answer", || pool.metrics().idle_channels == 1).await;
         let metrics = pool.metrics();
-        assert_eq!((metrics.bytes_departed, metrics.bytes_kept), (0, 0));
+        assert_eq!((metrics.bytes_departed, metrics.replay_buffer_bytes), (0, 0));
         assert_eq!((metrics.messages_departed_resent, metrics.messages_departed_lost), (2, 0));
     }
 }
@@ -98,7 +98,7 @@ async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
     // A method goes out on another connection, once the broker has answered something behind the message.
     client.send(1, queue::Declare { queue: "q", durable: true, ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
-    assert_eq!(pool.metrics().bytes_kept, 0);
+    assert_eq!(pool.metrics().replay_buffer_bytes, 0);
     let mut other = broker.next_connection().await;
     other.expect("channel.open").await;
     other.expect("queue.declare").await;
@@ -123,7 +123,7 @@ async fn p7_a_client_that_stays_has_it_proven_now_and_then_and_goes_on_after_a_l
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
     // A small message is proven after a while.
-    until("a proof", || pool.metrics().bytes_kept == 0).await;
+    until("a proof", || pool.metrics().replay_buffer_bytes == 0).await;
     assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 1);
 
     broker.fall_silent();
@@ -183,7 +183,7 @@ async fn p2_what_may_be_to_blame_for_a_fault_goes_on_alone_and_is_given_up_if_it
     let mut own = broker.next_connection().await;
     own.expect("channel.open").await;
     own.expect_message().await;
-    assert_eq!(pool.metrics().own_connections, 1);
+    assert_eq!(pool.metrics().dedicated_connections, 1);
     own.send(0, fault);
     until("it to be given up", || pool.metrics().messages_departed_lost == 1).await;
     assert_eq!(pool.metrics().bytes_departed, 0);

@@ -64,7 +64,7 @@ async fn p3_consumers_that_do_not_read_share_what_capacity_there_is_and_leave_so
             is_bounded();
         }
     }
-    until("all to have been moved", || pool.metrics().consumers_squeezed == SLOW as u64).await;
+    until("all to have been moved", || pool.metrics().total_limit_moved_channels == SLOW as u64).await;
 
     // Each of them waits for its turn on a connection of its own, and gets everything in order.
     let mut own = Vec::new();

@@ -231,7 +231,7 @@ impl Forwarder {
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
         if self.queue.set_trouble(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::warn!(vhost, user, %fault, "spooled messages wait");
+            tracing::warn!(vhost, user, %fault, "forwarding paused: spooled messages wait");
         }
         // A client that has logged in since then may have another password.
         self.wait(pause, (pause == LONG_PAUSE).then_some(logins)).await;

@@ -303,6 +303,6 @@ impl Spool {
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// Its folder holds something else.
-    #[error("the folder is not that of a spool: {0}")]
+    #[error("the directory is not that of a spool: {0}")]
     Foreign(String),
 }

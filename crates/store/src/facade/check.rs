@@ -59,7 +59,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
             let definitions = entries.iter().filter(|(section, _)| *section != Section::StoreFiles);
             let readable: u64 = definitions.map(|(_, count)| count).sum();
             let left = put_aside.map(|file| format!("; the damaged file is now {file}")).unwrap_or_default();
-            done.push(format!("definitions: made anew of the {readable} that can be read{left}"));
+            done.push(format!("definitions: rebuilt from the {readable} that can be read{left}"));
             let users = entries.iter().any(|(section, count)| *section == Section::Users && *count > 0);
             if !users {
                 done.push(NO_USERS.to_owned());

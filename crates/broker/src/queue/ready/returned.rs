@@ -223,7 +223,7 @@ impl ReturnedMessages {
         }
         if reloaded.lost.messages > 0 {
             let messages = reloaded.lost.messages;
-            tracing::error!(messages, "messages that should be on disk are not there");
+            tracing::error!(messages, "messages missing on disk");
         }
         reloaded
     }

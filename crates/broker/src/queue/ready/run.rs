@@ -125,7 +125,7 @@ impl Run {
         }
         let lost = self.on_disk();
         if lost.messages > 0 {
-            tracing::error!(messages = lost.messages, "messages that should be on disk are not there");
+            tracing::error!(messages = lost.messages, "messages missing on disk");
         }
         *self = Self { page_segments: self.page_segments.take(), ..Self::default() };
         lost

@@ -68,7 +68,7 @@ impl Migrate<'_> {
             return Ok(skipped);
         }
         Err(Failure::Run(format!(
-            "{} definitions are refused, and no message is moved; --skip-refused goes on without them",
+            "{} definitions are refused, and no message is moved; --skip-refused continues without them",
             refused.len()
         )))
     }

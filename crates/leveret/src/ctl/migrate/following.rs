@@ -110,10 +110,10 @@ impl Migrate<'_> {
     pub(super) fn move_out(&self) -> Result<(), Failure> {
         let before = self.wait_for_messages()?;
         if self.command.stay {
-            return self.output.done("few messages are left; the move goes on until --stop");
+            return self.output.done("few messages are left; the migration continues until --stop");
         }
         self.step("cut-over").or_else(|failure| self.unless_in(&END_PHASES, failure))?;
-        self.output.remark("clients are asked to leave, and the rest moves")?;
+        self.output.remark("clients are closed, and the rest moves")?;
         self.wait_for_pool(&before)
     }
 
@@ -140,7 +140,7 @@ impl Migrate<'_> {
                 // Another process with nothing to tell: a broker has taken over again.
                 Some("none") if known.is_some_and(|status| status["process"] != before["process"]) => {
                     return Err(Failure::Run(
-                        "the move is not complete, its log says why, and the server is a broker: run the same command again"
+                        "the migration is not complete, its log says why, and the server is a broker: run the same command again"
                             .to_owned(),
                     ));
                 }
@@ -186,7 +186,7 @@ fn moved(status: &Value) -> u64 {
 
 fn failure(status: &Value) -> Failure {
     let phase = status["phase"].as_str().unwrap_or_default();
-    let why = status["failure"].as_str().map_or_else(|| format!("the move is {phase}"), str::to_owned);
+    let why = status["failure"].as_str().map_or_else(|| format!("the migration is {phase}"), str::to_owned);
     Failure::Run(format!("{why}; run the same command again to go on"))
 }
 

@@ -28,14 +28,14 @@ use crate::migration::{MoveError, direction_name, is_same_cluster};
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("way").required(true).multiple(false).args(["to", "from", "status", "stop"]))]
 pub(super) struct MigrateCommand {
-    /// Move out: the AMQP addresses of the cluster that everything moves to (amqp://HOST or amqps://HOST, with or without a
+    /// Export: the AMQP addresses of the cluster that everything moves to (amqp://HOST or amqps://HOST, with or without a
     /// port, by commas). At the end this server is the pool in front of it
     #[arg(long, value_name = "URL", value_delimiter = ',', requires = "to_management")]
     to: Vec<String>,
     /// The management API of that cluster: http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL", requires = "to")]
     to_management: Option<String>,
-    /// Move in: the AMQP addresses of the broker that everything comes from
+    /// Import: the AMQP addresses of the broker that everything comes from
     #[arg(long, value_name = "URL", value_delimiter = ',', requires = "from_management")]
     from: Vec<String>,
     /// The management API of that broker
@@ -47,19 +47,19 @@ pub(super) struct MigrateCommand {
     /// A file whose first line is that password
     #[arg(long, value_name = "FILE", env = "LEVERET_CTL_OTHER_PASSWORD_FILE")]
     other_password_file: Option<PathBuf>,
-    /// Tell what would be made and moved, and what cannot be; change nothing
+    /// Show what would be made and moved, and what cannot be; change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Go on although some definitions are refused or differ there
+    /// Continue although some definitions are refused or differ there
     #[arg(long)]
     skip_refused: bool,
     /// Move messages until few are left, and stay a broker
     #[arg(long, requires = "to")]
     stay: bool,
-    /// Show how far a move is
+    /// Show how far a migration is
     #[arg(long)]
     status: bool,
-    /// End a move; messages that have moved stay where they are
+    /// End a migration; messages that have moved stay where they are
     #[arg(long)]
     stop: bool,
 }
@@ -75,7 +75,7 @@ pub(super) fn run(
     }
     if command.stop {
         api.remove(&path(&PATH))?;
-        return output.done("the move is ended; messages that have moved stay where they are");
+        return output.done("the migration is ended; messages that have moved stay where they are");
     }
     let way = if command.to.is_empty() { MoveDirection::In } else { MoveDirection::Out };
     let (addresses, management) = match way {
@@ -158,7 +158,7 @@ impl Migrate<'_> {
         let tags = &self.other.get("/api/whoami")?["tags"];
         if !tags.to_string().contains("administrator") {
             return Err(Failure::Run(format!(
-                "user '{}' is no administrator there",
+                "user '{}' is not an administrator there",
                 self.command.other_user
             )));
         }

@@ -1,4 +1,4 @@
-//! Busy clients leave others their turns. The clock is the work that is charged.
+//! S6: busy clients leave others their turns. The clock is the work that is charged.
 
 use amqp::{FieldValue, RawTable};
 use broker::Compatibility;

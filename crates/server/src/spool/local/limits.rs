@@ -133,7 +133,7 @@ impl LocalSpool {
                 vhost,
                 user,
                 bytes,
-                "spooled messages cannot be read from the disk any more: given up"
+                "spooled messages cannot be read from the disk any more: dropped"
             );
             self.left(&queue, bytes);
             if of_backlogs > 0 {
@@ -205,7 +205,7 @@ impl LocalSpool {
             tracing::info!(
                 vhost,
                 user,
-                "publishers go on: spooled messages are young enough, and can be parked"
+                "publishers continue: spooled messages are young enough, and can be parked"
             );
         }
     }

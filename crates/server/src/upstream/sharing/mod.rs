@@ -3,7 +3,7 @@
 //! Clients of one login and virtual host share an exclusive queue, which is bound to the union of their binding keys on a topic
 //! exchange. Each message crosses the network once, and is handed here to all clients that it matches.
 //!
-//! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`SharedSubscriptions`]).
+//! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`MultiplexedSubscriptions`]).
 //! - [`queue`]: one of them, and a client's hold on it ([`SharedSubscriber`]).
 //! - [`inbox`]: what waits for one client ([`SharedInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all inboxes
 //!   together.
@@ -47,4 +47,4 @@ pub use queue::{SharedBindingStatus, SharedQueueStatus};
 pub(crate) use queue::{SharedLogin, SharedSubscriber};
 pub use state::SharedCounts;
 pub use subscriptions::SharedTotals;
-pub(crate) use subscriptions::{LoginKey, PoolUpstream, SharedSubscriptions};
+pub(crate) use subscriptions::{LoginKey, MultiplexedSubscriptions, PoolUpstream};

@@ -232,7 +232,7 @@ impl SharedQueue {
 
 impl UpstreamLinked for SharedQueue {
     type Link = SharedLink;
-    const NAME: &'static str = "shared subscriptions";
+    const NAME: &'static str = "multiplexed subscriptions";
 
     fn login(&self) -> &SharedLogin {
         &self.login

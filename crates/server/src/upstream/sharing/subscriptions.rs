@@ -27,8 +27,8 @@ const MAX_BACKLOG: usize = 1024 * 1024;
 const CHANNELS: u16 = 2;
 
 /// The queues that live subscriptions share upstream, one for each login, virtual host, protocol and exchange.
-pub(crate) struct SharedSubscriptions {
-    table: Mutex<SharedTable, { Rank::SharedSubscriptions as u8 }>,
+pub(crate) struct MultiplexedSubscriptions {
+    table: Mutex<SharedTable, { Rank::MultiplexedSubscriptions as u8 }>,
     budget: Arc<InboxBudget>,
     is_draining: AtomicBool,
 }
@@ -62,7 +62,7 @@ pub struct SharedTotals {
 /// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
 pub(crate) struct LoginKey(pub(crate) SharedLogin);
 
-impl SharedSubscriptions {
+impl MultiplexedSubscriptions {
     /// Without subscribers. Messages that wait for all of them may take `inbox_total` bytes.
     pub(crate) fn new(inbox_total: usize) -> Self {
         let (table, is_draining) = Default::default();
@@ -176,14 +176,14 @@ impl SharedTable {
     }
 }
 
-async fn run(all: Arc<SharedSubscriptions>, queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
+async fn run(all: Arc<MultiplexedSubscriptions>, queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
     let listed = ListedQueue { all, queue };
     task::run(Arc::clone(&listed.queue), upstream).await;
 }
 
 /// A queue's entry in the table, removed however its task ends.
 struct ListedQueue {
-    all: Arc<SharedSubscriptions>,
+    all: Arc<MultiplexedSubscriptions>,
     queue: Arc<SharedQueue>,
 }
 

@@ -87,9 +87,9 @@ export function connection({ api, place, sampler }) {
 function sessionFacts(session) {
   if (!session) return [];
   const seconds = session.expiry_seconds;
-  const lasts = seconds === null ? "for ever" : `${duration(seconds * 1000)} after the connection`;
+  const lasts = seconds === null ? "forever" : `${duration(seconds * 1000)} after the connection`;
   return [
-    ["Session", session.lasting ? `stays ${lasts}` : "ends with the connection"],
+    ["Session", session.persistent ? `stays ${lasts}` : "ends with the connection"],
     ["Subscriptions", count(session.subscriptions)],
     ["Messages published", count(session.messages_published)],
     ["Messages delivered", count(session.messages_delivered)],

@@ -19,8 +19,8 @@ const TROUBLES = [
   ["connections_lost_total", "Connections lost"],
   ["recovered_channels_total", "Channels recovered"],
   ["replayed_messages_total", "Messages republished"],
-  ["unconfirmed_channels_total", "Channels closed with unconfirmed messages"],
-  ["moved_consumers_total", "Consumers moved to a dedicated connection"],
+  ["unconfirmed_channels_total", "Channels that may have lost messages"],
+  ["moved_channels_total", "Channels moved to a dedicated connection"],
   ["refused_logins_total", "Logins refused"],
 ];
 
@@ -28,14 +28,14 @@ export function pool({ api, sampler }) {
   const health = upstreamHealth();
   const flows = FLOWS.map(([key, title, tone]) => ({ key, ...sparkCard(title, tone) }));
   const sharing = sharingFigures();
-  const subscriptions = sharedSubscriptions(api);
+  const subscriptions = multiplexedSubscriptions(api);
   const savings = tiles([
     { key: "handshakes", title: "Handshakes avoided" },
     { key: "handshakesShare", title: "Share of all logins" },
     { key: "leases", title: "Channels opened without a round trip" },
     { key: "leasesShare", title: "Share of all channels" },
     { key: "trips", title: "Round trips saved" },
-    { key: "copies", title: "Messages saved by shared subscriptions" },
+    { key: "copies", title: "Messages saved by multiplexed subscriptions" },
     { key: "queues", title: "Queues saved now" },
     { key: "connections", title: "Connections saved now" },
   ]);
@@ -67,7 +67,7 @@ export function pool({ api, sampler }) {
       leasesShare: percent(reused, leases),
       trips: short(read("round_trips_saved_total")),
       copies: savedCopies(metrics),
-      queues: saved(metrics.value("leveret_shared_subscribers"), metrics.value("leveret_shared_queues")),
+      queues: saved(metrics.value("leveret_multiplexed_subscribers"), metrics.value("leveret_multiplexed_queues")),
       connections: saved(metrics.value("rabbitmq_connections"), metrics.value("leveret_upstream_connections")),
     });
     const known = TROUBLES.filter(([key]) => read(key) !== undefined);
@@ -114,10 +114,10 @@ function sharingFigures() {
   const connections = bar("Upstream connections");
   const figures = tiles([
     { key: "ratio", title: "Clients per connection" },
-    { key: "own", title: "Dedicated connections" },
+    { key: "dedicated", title: "Dedicated connections" },
     { key: "channels", title: "Channels in use" },
-    { key: "resting", title: "Idle channels" },
-    { key: "kept", title: "Unconfirmed bytes" },
+    { key: "idle", title: "Idle channels" },
+    { key: "unconfirmed", title: "Unconfirmed bytes" },
   ]);
   const element = section("Sharing", el("div", { class: "bars" }, clients.element, connections.element), figures.element);
   const update = (metrics) => {
@@ -128,10 +128,10 @@ function sharingFigures() {
     connections.update({ value: needed, most, words: count(needed) });
     figures.update({
       ratio: needed > 0 ? (all / needed).toFixed(1) : "–",
-      own: short(read("upstream_own_connections")),
+      dedicated: short(read("upstream_dedicated_connections")),
       channels: short(read("upstream_channels")),
-      resting: short(read("upstream_resting_channels")),
-      kept: bytes(read("upstream_replay_kept_bytes")),
+      idle: short(read("upstream_idle_channels")),
+      unconfirmed: bytes(read("upstream_replay_buffer_bytes")),
     });
   };
   return { element, update };
@@ -144,15 +144,15 @@ function saved(clients, there) {
 
 /** Messages that the upstream would have sent once more for each subscriber; nothing before there was one. */
 function savedCopies(metrics) {
-  const copies = metrics.value("leveret_shared_delivered_copies_total");
+  const copies = metrics.value("leveret_multiplexed_delivered_copies_total");
   if (!copies) return undefined;
-  return short(Math.max(0, copies - metrics.value("leveret_shared_received_messages_total")));
+  return short(Math.max(0, copies - metrics.value("leveret_multiplexed_received_messages_total")));
 }
 
 /** The queues that subscriptions share upstream; hidden while there are none. */
-function sharedSubscriptions(api) {
+function multiplexedSubscriptions(api) {
   const rows = list({
-    caption: "Shared subscriptions",
+    caption: "Multiplexed subscriptions",
     // Several queues may have no name for now.
     key: (queue) => queue.at,
     columns: [
@@ -166,15 +166,15 @@ function sharedSubscriptions(api) {
       { title: "Copies out", sort: "copies_delivered", number: true, text: (each) => count(each.copies_delivered) },
     ],
     fetch: async ({ page, size, query, signal }) => {
-      const answer = await api.list(["leveret", "shared-queues"], { page, size, query, signal });
+      const answer = await api.list(["leveret", "multiplexed-queues"], { page, size, query, signal });
       return { ...answer, items: answer.items.map((item, at) => ({ ...item, at })) };
     },
     isPart: true,
   });
-  const element = section("Shared subscriptions", rows.element);
+  const element = section("Multiplexed subscriptions", rows.element);
   setAttribute(element, "hidden", true);
   const refresh = async (metrics, signal) => {
-    const isUsed = metrics.value("leveret_shared_queues") > 0;
+    const isUsed = metrics.value("leveret_multiplexed_queues") > 0;
     setAttribute(element, "hidden", !isUsed);
     if (isUsed) await rows.refresh(signal);
   };

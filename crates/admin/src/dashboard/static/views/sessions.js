@@ -10,9 +10,9 @@ export function sessions({ api, sampler }) {
   const figures = tiles([
     { key: "mqtt", title: "MQTT subscriptions" },
     { key: "stomp", title: "STOMP subscriptions" },
-    { key: "lasting", title: "Connected clients with a lasting session" },
+    { key: "persistent", title: "Connected clients with a persistent session" },
     { key: "detached", title: "Sessions without a connection" },
-    { key: "groups", title: "Shared groups" },
+    { key: "groups", title: "Shared subscriptions" },
     { key: "retained", title: "Retained topics" },
   ]);
   const rows = list({
@@ -45,7 +45,7 @@ export function sessions({ api, sampler }) {
     const known = {
       mqtt: subscriptions("mqtt"),
       stomp: subscriptions("stomp"),
-      lasting: read("lasting_clients"),
+      persistent: read("persistent_session_clients"),
       detached: read("detached_sessions"),
       groups: read("shared_groups"),
       retained: read("retained_topics"),
@@ -61,8 +61,8 @@ function connectionOf({ connection }) {
   return connection ? to(["connections", connection]) : null;
 }
 
-function expiry({ lasting, expiry_seconds: seconds }) {
-  if (!lasting) return "with the connection";
+function expiry({ persistent, expiry_seconds: seconds }) {
+  if (!persistent) return "with the connection";
   return seconds === null ? "never" : duration(seconds * 1000);
 }
 
@@ -81,7 +81,7 @@ function sharedGroups(api) {
   ];
   const key = (group) => [group.vhost, group.name].join("\0");
   const isUsed = (metrics) => metrics.value("leveret_mqtt_shared_groups") > 0;
-  return part({ api, title: "Shared groups", path: "shared-groups", key, columns, isUsed });
+  return part({ api, title: "Shared subscriptions", path: "shared-groups", key, columns, isUsed });
 }
 
 /** The retained messages of each virtual host; hidden where MQTT is not served. */

@@ -17,7 +17,7 @@ export function upstreams({ api }) {
       { title: "State", badges: (each) => states(each) },
       { title: "Clients", sort: "clients", number: true, text: (each) => count(each.clients) },
       { title: "Channels", sort: "channels", number: true, text: (each) => count(each.channels) },
-      { title: "Idle channels", sort: "resting_channels", number: true, text: (each) => count(each.resting_channels) },
+      { title: "Idle channels", sort: "idle_channels", number: true, text: (each) => count(each.idle_channels) },
       { title: "Waiting", sort: "waiting_bytes", number: true, text: (each) => bytes(each.waiting_bytes) },
       { title: "Open for", sort: "age_seconds", number: true, text: (each) => duration(each.age_seconds * 1000) },
     ],

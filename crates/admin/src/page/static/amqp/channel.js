@@ -56,7 +56,7 @@ export class Channel {
     return this.#call("queue.delete", { queue }, "queue.delete-ok");
   }
 
-  /** How many messages each later consumer may have that it has not acknowledged; 0 is no limit. */
+  /** How many messages each later consumer may have that it has not acknowledged; 0 means no limit. */
   prefetch(count) {
     return this.#call("basic.qos", { prefetchCount: count }, "basic.qos-ok");
   }

@@ -302,7 +302,7 @@ impl LogDialogue {
         work::charge_bytes(BODY_BYTE, received.body.len());
         let (publishers, properties) = (self.log.publishers(), &received.properties);
         let Some(placed) = record::read(publishers, exchange, routing_key, properties, &received.body) else {
-            let fault = Fault::new(ReplyCode::PreconditionFailed, "the log's queue is no stream");
+            let fault = Fault::new(ReplyCode::PreconditionFailed, "the log's queue is not a stream");
             return self.end = Some(LinkEnd::Refused(fault));
         };
         if let Some(expected) = self.expected.take()

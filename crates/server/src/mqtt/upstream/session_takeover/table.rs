@@ -21,7 +21,7 @@ const MAX_LOGGED: usize = 1024;
 pub(in super::super) struct Takeovers {
     /// The random name of this process.
     pub(super) process: Box<str>,
-    watches: Mutex<HashMap<LoginKey, Arc<Watch>>, { Rank::SharedSubscriptions as u8 }>,
+    watches: Mutex<HashMap<LoginKey, Arc<Watch>>, { Rank::MultiplexedSubscriptions as u8 }>,
     is_draining: AtomicBool,
     /// The users that may not announce takeovers, with their virtual hosts.
     refused: Mutex<HashSet<(Box<str>, Box<str>)>, { Rank::Leaf as u8 }>,

@@ -23,7 +23,7 @@ use transport::{InnerOutbox, Outbox, Peer};
 
 use super::inbox::{Copies, InboxLimits, SharedEvent, SharedInbox};
 use super::queue::{SharedLogin, SharedQueueStatus, SharedSubscriber};
-use super::subscriptions::SharedSubscriptions;
+use super::subscriptions::MultiplexedSubscriptions;
 use super::task::{OpenError, OpenUpstream};
 use crate::amqp::session::BackendSession;
 use crate::backend::Clock;
@@ -297,13 +297,13 @@ impl BackendSession for FlakySession {
 /// A server's shared queues, the upstream, and somebody who publishes there.
 struct Site {
     upstream: Upstream,
-    all: Arc<SharedSubscriptions>,
+    all: Arc<MultiplexedSubscriptions>,
     publisher: AmqpClient,
 }
 
 impl Site {
     fn new() -> Self {
-        Self::of(Upstream::new(), Arc::new(SharedSubscriptions::new(256 << 20)))
+        Self::of(Upstream::new(), Arc::new(MultiplexedSubscriptions::new(256 << 20)))
     }
 
     /// The same, with another publisher.
@@ -311,7 +311,7 @@ impl Site {
         Self::of(self.upstream.clone(), Arc::clone(&self.all))
     }
 
-    fn of(upstream: Upstream, all: Arc<SharedSubscriptions>) -> Self {
+    fn of(upstream: Upstream, all: Arc<MultiplexedSubscriptions>) -> Self {
         let (mut publisher, _link) = upstream.client("guest");
         publisher.send(1, channel::Open { reserved_1: "" });
         publisher.flush(transport::now()).unwrap();

@@ -72,7 +72,7 @@ async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
     drop((one, other));
     tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
     assert!(pooled.site.upstream.queues().is_empty() && pooled.site.all.status().is_empty());
-    assert_eq!(pooled.pool.metrics().own_connections, 0);
+    assert_eq!(pooled.pool.metrics().dedicated_connections, 0);
 }
 
 #[tokio::test(start_paused = true)]
