@@ -313,6 +313,10 @@ docs: $(MDBOOK)
 $(MDBOOK):
 	$(CARGO) install mdbook --quiet --locked --debug --config profile.dev.debug=0 --no-default-features --features search --version $(MDBOOK_VERSION) --root .cache/mdbook-$(MDBOOK_VERSION)
 
+# docs/metrics.md, from what a broker and a pool show.
+metrics-reference: setup leveret
+	cd tests && ../.cache/venv/bin/python metrics_reference.py
+
 # docs/benchmarks/routing, likewise.
 routing-study: setup leveret
 	cd tests && ../.cache/venv/bin/python routing_study.py $(ARGS)

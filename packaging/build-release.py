@@ -64,7 +64,7 @@ def archive(folder, binary, processor, quick):
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         shutil.copy(binary, root / "leveret")
-        for document in ("LICENSE", "README.md", "CHANGELOG.md", "docs/configuration.md", "docs/operations.md"):
+        for document in ("LICENSE", "README.md", "CHANGELOG.md", "docs/configuration.md", "docs/installation.md", "docs/operations.md"):
             shutil.copy(ROOT / document, root)
         for settings in ("leveret.toml", "leveret.service"):
             shutil.copy(HERE / settings, root)

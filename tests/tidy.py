@@ -1,6 +1,6 @@
 """Whether the source keeps the rules of CONTRIBUTING.md that no compiler knows: unique type names, the field's words, sentences
 that have a subject, comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths,
-short sentences in the documents of operators, and an ARCHITECTURE.md that names what exists. Prints each breach with its place; the exit code is 1 if there is one.
+short sentences in the documents of operators, an ARCHITECTURE.md that names what exists, and a test for each of its invariants. Prints each breach with its place; the exit code is 1 if there is one.
 
     python3 tests/tidy.py [FOLDER]
 """
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from prose import long_sentences
+from prose import CODE, long_sentences, paragraphs as text_paragraphs
 
 # A longer file holds more than one concern.
 MAX_LINES = 800
@@ -53,6 +53,7 @@ EXCEPTIONS = {
     "octets": re.compile(r"\.octets\(\)"),
 }
 HEADLESS = re.compile(r"(?:^|[.:;] )(?:What|Who|Whoever|Whose|Whatever)\b[^?]*?(?:\.|$)")
+HEADLESS_PROSE = re.compile(r"(?:^|[.:;] )(?:\*\*)?(?:What|Who|Whoever|Whose|Whatever)\b[^?]*?(?:\.|$)")
 SO_MANY = re.compile(r"\bso many\b", re.IGNORECASE)
 
 TYPE = re.compile(r"^\s*(pub(?:\([^)]*\))?\s+)?(?:struct|enum|trait|union|type)\s+([A-Z]\w*)")
@@ -72,10 +73,30 @@ STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")
 WORD = re.compile(r"[A-Za-z][a-z]*")
 NAME = re.compile(r"[A-Za-z_]\w*")
 # Documents that are read in a hurry, beside the README and how-tos.
-SHORT_SENTENCES = ("operations.md", "benchmarks.md")
+SHORT_SENTENCES = (
+    "authentication.md",
+    "benchmarks.md",
+    "installation.md",
+    "migrating-from-rabbitmq.md",
+    "migration.md",
+    "monitoring.md",
+    "mqtt-and-stomp.md",
+    "operations.md",
+    "pool.md",
+    "troubleshooting.md",
+    "upgrades.md",
+)
 # A path of the repository, or an item of a crate, as ARCHITECTURE.md writes them.
 NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
 NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
+# The section with a row for each behaviour, and the one that defines the invariants.
+BEHAVIOURS = "Where things happen"
+INVARIANTS = "What always holds"
+INVARIANT = re.compile(r"\b[SPB]\d{1,2}\b")
+DEFINED_INVARIANT = re.compile(r"^- ([SPB]\d{1,2})\. ", re.MULTILINE)
+# The head of a test: what stands above its code.
+RUST_HEAD = re.compile(r"\A(?://!.*\n)+")
+PYTHON_HEAD = re.compile(r'\A"""(.*?)"""', re.DOTALL)
 
 # Locks of parking_lot itself are seen neither by the order of locks (crate sync) nor by the test of those that a message takes
 # (crates/server/src/amqp/simulation/locks.rs). In the crates on the path of a message, only these files may have one, and only because no
@@ -134,6 +155,9 @@ def check(root):
     yield from unused_public(root, files, production)
     yield from homonyms(root, production)
     yield from names_of_architecture(root, files)
+    yield from tests_of_invariants(root, files)
+    for path in documents(root):
+        yield from sentences_of_document(path.relative_to(root), path.read_text())
     for path in [root / "README.md", *(root / "docs" / name for name in SHORT_SENTENCES), *sorted(root.glob("docs/how-to/*.md"))]:
         if path.exists():
             yield from long_sentences(path.relative_to(root), path.read_text())
@@ -290,7 +314,9 @@ def names_of_architecture(root, files):
         return
     crates = {path.name.replace("-", "_"): path.name for path in (root / "crates").iterdir()}
     sources = {name: "\n".join(text for path, text in files.items() if path.relative_to(root).parts[1] == folder) for name, folder in crates.items()}
+    section = ""
     for number, line in enumerate(document.read_text().split("\n"), 1):
+        section = line.removeprefix("## ") if line.startswith("## ") else section
         for named in NAMED_PATH.findall(line):
             if not (root / named).exists():
                 yield f"ARCHITECTURE.md:{number}: {named} does not exist"
@@ -298,20 +324,71 @@ def names_of_architecture(root, files):
             crate, *parts = named.split("::")
             if crate in sources and not all(is_declared(part, sources[crate], root / "crates" / crates[crate]) for part in parts):
                 yield f"ARCHITECTURE.md:{number}: there is no {named}"
-        yield from hops_of_behaviour(root, files, number, line)
+        if section == BEHAVIOURS and line.startswith("| ") and not line.startswith("| behaviour |"):
+            yield from hops_of_behaviour(root, files, number, line)
 
 
 def hops_of_behaviour(root, files, number, line):
     """The table "Where things happen": the entry and the hops of a row are in the files at its end."""
     *rest, last = line.strip("| ").split(" | ")
     named_files = NAMED_PATH.findall(last)
-    if len(rest) != 3 or last != ", ".join(f"`{named}`" for named in named_files):
+    if len(rest) != 3 or not named_files or last != ", ".join(f"`{named}`" for named in named_files):
+        yield f"ARCHITECTURE.md:{number}: a row is a behaviour, its entry, its hops, and the paths of their files"
         return
     source = "\n".join(files.get(root / named, "") for named in named_files)
     for named in NAMED_ITEM.findall(" ".join(rest)):
         name = named.split("::")[-1]
         if not re.search(rf"\b(?:fn|struct|enum|trait) {name}\b", source):
             yield f"ARCHITECTURE.md:{number}: {named} is in none of the files of its row"
+
+
+def tests_of_invariants(root, files):
+    """Each invariant is named in the head of a test, and heads name no other."""
+    document = root / "ARCHITECTURE.md"
+    text = document.read_text() if document.exists() else ""
+    if f"## {INVARIANTS}\n" not in text:
+        return
+    defined = set(DEFINED_INVARIANT.findall(text.split(f"## {INVARIANTS}\n")[1].split("\n## ")[0]))
+    named = collections.defaultdict(list)
+    for place, head in heads_of_tests(root, files):
+        for invariant in INVARIANT.findall(head):
+            named[invariant].append(place)
+    for invariant in sorted(defined - named.keys()):
+        yield f"ARCHITECTURE.md: no head of a test names {invariant}"
+    for invariant in sorted(named.keys() - defined):
+        yield f"{named[invariant][0]}:1: ARCHITECTURE.md defines no {invariant}"
+
+
+def heads_of_tests(root, files):
+    tests = test_modules(files)
+    for path, text in files.items():
+        is_test = path.relative_to(root).parts[2] == "tests" or any(path == test or test in path.parents for test in tests)
+        if is_test and (head := RUST_HEAD.match(text)):
+            yield path.relative_to(root), head[0]
+    for path in sorted(root.glob("tests/**/*.py")):
+        if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(root).parts):
+            if head := PYTHON_HEAD.match(path.read_text()):
+                yield path.relative_to(root), head[1]
+
+
+def documents(root):
+    """The Markdown files, those excepted that are installed or built."""
+    return sorted(
+        path
+        for path in root.glob("**/*.md")
+        if not any(part.startswith(".") or part in ("node_modules", "target") for part in path.relative_to(root).parts)
+    )
+
+
+def sentences_of_document(place, text):
+    """What a comment must not say, a document must not either."""
+    for number, paragraph in text_paragraphs(text):
+        # Code is not read as words.
+        paragraph = CODE.sub("code", paragraph.strip())
+        for match in HEADLESS_PROSE.finditer(paragraph):
+            yield f"{place}:{number}: a sentence without a head: {match.group().lstrip('.:; ')[:60]}"
+        if SO_MANY.search(paragraph):
+            yield f"{place}:{number}: 'so many' is no count"
 
 
 def is_declared(name, source, folder):

@@ -37,10 +37,25 @@ BREACHES = {
         {
             LIB: "fn here() {}\n",
             "crates/one/src/b.rs": "fn there() {}\n",
-            "ARCHITECTURE.md": "| it | `one::here` | `one::there` | `crates/one/src/lib.rs` |\n",
+            "ARCHITECTURE.md": "## Where things happen\n| it | `one::here` | `one::there` | `crates/one/src/lib.rs` |\n",
         },
         "one::there is in none of the files of its row",
     ),
+    "a row without the paths of its files": (
+        {LIB: "fn here() {}\n", "ARCHITECTURE.md": "## Where things happen\n| it | `one::here` | `one::here` | `one::here` |\n"},
+        "the paths of their files",
+    ),
+    "an invariant without a test": (
+        {"crates/one/tests/a.rs": "//! S1.\n", "ARCHITECTURE.md": "## What always holds\n- S1. Yes.\n- P2. Also.\n"},
+        "ARCHITECTURE.md: no head of a test names P2",
+    ),
+    "a test of an invariant that is not defined": (
+        {LIB: "", "tests/a.py": '"""S1 and B4."""\n', "ARCHITECTURE.md": "## What always holds\n- S1. Yes.\n"},
+        "tests/a.py:1: ARCHITECTURE.md defines no B4",
+    ),
+    "a sentence without a head in a document": ({"docs/a.md": "# A\n\nIt is full. Who waits is woken.\n"}, "docs/a.md:3: a sentence without a head"),
+    "one in a cell": ({"docs/a.md": "| a | b |\n|---|---|\n| 1 | What waits. |\n"}, "docs/a.md:3: a sentence without a head"),
+    "a count without a number in a document": ({LIB: "", "README.md": "It takes so many bytes.\n"}, "README.md:1: 'so many'"),
 }
 
 SOUND = {
@@ -77,7 +92,21 @@ mod tests {
     "crates/two/src/lib.rs": "use parking_lot::Mutex;\nfn all() { execute() }\n",
     "crates/server/src/alarms.rs": "use parking_lot::Mutex;\n",
     "crates/broker/src/lib.rs": "use std::sync::{Arc, MutexGuard};\nuse sync::Mutex;\n",
-    "ARCHITECTURE.md": "`crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.\n",
+    "ARCHITECTURE.md": """\
+`crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.
+
+## Where things happen
+
+| behaviour | entry | the hops behind it | files |
+|---|---|---|---|
+| it | `one::replan` | `one::Plan` | `crates/one/src/lib.rs` |
+
+## What always holds
+
+- S1. It holds.
+""",
+    "tests/blackbox/it.py": '"""S1: it holds."""\n',
+    "docs/a.md": "# What is it?\n\nWho may log in? Users may.\n",
 }
 
 
