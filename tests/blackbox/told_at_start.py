@@ -69,7 +69,7 @@ def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
         error = run(*SERVE_IN, tmp_path / "data")[2]
         assert f"in use by process {server.pid}: stop that one, or give this one a directory of its own with --data-dir" in error
         server.stop()
-    assert "it has to be a folder" in run(*SERVE_IN, tmp_path / "file")[2]
+    assert "it has to be a directory" in run(*SERVE_IN, tmp_path / "file")[2]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -122,7 +122,7 @@ def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
             (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
-            (f"amqps://localhost:{secured}", [], "was not issued by a trusted authority", "does --upstream-ca name the authority"),
+            (f"amqps://localhost:{secured}", [], "was not issued by a trusted authority", "does --upstream-ca name the CA of"),
             (f"amqps://localhost:{secured}", ["--upstream-ca", authority.file], None, None),
         ]):
             with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:
