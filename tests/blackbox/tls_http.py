@@ -152,7 +152,7 @@ def test_ctl_speaks_to_it_and_believes_only_the_authority_it_is_given(tmp_path, 
         assert "guest" in ctl("--ca", authority.file, "list_users")
         other = Authority(tmp_path / "other", "other")
         told = ctl.fails("--ca", other.file, "list_users")
-        assert told.endswith("TLS: the server's certificate was not issued by a trusted authority")
+        assert told.endswith("TLS: the server's certificate was not issued by a trusted CA")
         by_address = Ctl(f"https://127.0.0.1:{server.tls_port}")
         assert "guest" in by_address("list_users", LEVERET_CTL_CA=str(authority.file))
         server.stop()

@@ -118,7 +118,7 @@ def test_a_client_that_does_not_know_the_authority_is_told_apart(tmp_path, autho
     with over_tls(tmp_path, [authority.issue("server")]) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
             shown(server, context_for(Authority(tmp_path / "other", "other")), "localhost")
-        server.child.wait_line("TLS: refused by the other side: it does not trust the authority of our certificate")
+        server.child.wait_line("TLS: refused by the other side: it does not trust the CA of our certificate")
 
 
 def test_plain_bytes_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, authority):
@@ -235,7 +235,7 @@ def test_a_required_certificate_has_to_be_shown_and_good(tmp_path, authority):
     with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
         for pair, reason in [
             (None, "the client has no certificate"),
-            (Authority(tmp_path / "other", "other").issue("client"), "certificate was not issued by a trusted authority"),
+            (Authority(tmp_path / "other", "other").issue("client"), "certificate was not issued by a trusted CA"),
             (authority.issue("late", expired=True), "certificate has expired"),
         ]:
             with pytest.raises((pika.exceptions.AMQPError, OSError)):

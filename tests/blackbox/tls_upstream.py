@@ -74,7 +74,7 @@ def test_a_client_certificate_is_shown_to_an_upstream_that_asks(tmp_path, upstre
 def test_an_unknown_authority_is_named(tmp_path, upstream):
     other = Authority(tmp_path / "other", "other")
     with leveret(tmp_path, *upstream.flags(ca=other.file)) as server:
-        refused(server, "TLS: the server's certificate was not issued by a trusted authority")
+        refused(server, "TLS: the server's certificate was not issued by a trusted CA")
 
 
 def test_a_certificate_for_another_host_is_named(tmp_path, upstream):

@@ -122,7 +122,7 @@ def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
             (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
-            (f"amqps://localhost:{secured}", [], "was not issued by a trusted authority", "does --upstream-ca name the CA of"),
+            (f"amqps://localhost:{secured}", [], "was not issued by a trusted CA", "does --upstream-ca name the CA of"),
             (f"amqps://localhost:{secured}", ["--upstream-ca", authority.file], None, None),
         ]):
             with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:

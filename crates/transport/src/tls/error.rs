@@ -96,7 +96,7 @@ fn fault(error: &CertificateError) -> String {
     match error {
         // An authority with the name of a trusted one, and another key.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            "was not issued by a trusted authority".to_owned()
+            "was not issued by a trusted CA".to_owned()
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired".to_owned(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
@@ -120,7 +120,7 @@ const CA_AS_SERVER: &str = "is that of an authority (CA:TRUE), and so cannot be 
 
 fn alert_text(alert: AlertDescription) -> String {
     let known = match alert {
-        AlertDescription::UnknownCA => "it does not trust the authority of our certificate",
+        AlertDescription::UnknownCA => "it does not trust the CA of our certificate",
         AlertDescription::CertificateExpired => "our certificate has expired",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
             "it does not accept our certificate"

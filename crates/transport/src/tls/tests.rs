@@ -180,12 +180,7 @@ async fn a_client_tells_what_is_wrong_with_a_server() {
     for (server, client, host, text) in [
         (&good, &client, "elsewhere", "TLS: the server's certificate is not for 'elsewhere'"),
         (&good, &client, "127.0.0.1", "TLS: the server's certificate is not for '127.0.0.1'"),
-        (
-            &good,
-            &stranger,
-            "localhost",
-            "TLS: the server's certificate was not issued by a trusted authority",
-        ),
+        (&good, &stranger, "localhost", "TLS: the server's certificate was not issued by a trusted CA"),
         (&expired, &client, "localhost", "TLS: the server's certificate has expired"),
     ] {
         let (accepted, connected) = meet(server, client, host).await;
@@ -207,7 +202,7 @@ async fn a_required_certificate_has_to_be_there_and_good() {
     assert_eq!(accepted.unwrap_err(), "TLS: the client has no certificate");
     assert!(connected.is_err());
     let (accepted, _) = meet(&server, &with(Some(other.issue_for("client"))), "localhost").await;
-    let text = "TLS: the client's certificate was not issued by a trusted authority";
+    let text = "TLS: the client's certificate was not issued by a trusted CA";
     assert_eq!(accepted.unwrap_err(), text);
     let (accepted, connected) = meet(&server, &with(Some(ca.issue_for("client"))), "localhost").await;
     assert!(accepted.is_ok() && connected.is_ok());
