@@ -115,14 +115,15 @@ pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<()
     }
 }
 
-/// Switches tracing. The request has to repeat the description and the tags, or they would be cleared; and the
-/// virtual host has to exist, or it would be created.
+/// Switches tracing. The request has to repeat the rest of the definition, or it would be cleared; and the virtual host has to
+/// exist, or it would be created.
 fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
     let path = path(&["vhosts", vhost]);
     let found = api.get(&path)?;
     let mut changed = json!({ "tracing": tracing });
-    for key in ["description", "tags"] {
-        if let Some(value) = found.get(key) {
+    for key in ["description", "tags", "default_queue_type"] {
+        // RabbitMQ 3.10 shows `undefined`, which is no type of queues.
+        if let Some(value) = found.get(key).filter(|value| *value != "undefined") {
             changed[key] = value.clone();
         }
     }
