@@ -125,6 +125,8 @@ pub struct Published {
     pub routed: SharedCounter,
     /// Messages that reached none.
     pub unroutable: SharedCounter,
+    /// Those of them that were not returned.
+    pub dropped: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedGauge,
     /// Sizes of the bodies of all of them, counted only where the release that is followed reports them.
@@ -180,6 +182,15 @@ impl Metrics {
     /// The counters of one front end; summed over all front ends they equal the total counters.
     pub fn published(&self, by: FrontEnd) -> &Published {
         &self.published[by as usize]
+    }
+
+    pub(crate) fn count_dropped(&self, by: FrontEnd) {
+        self.published(by).dropped.add(1);
+    }
+
+    /// Unroutable messages that were not returned, of all front ends.
+    pub fn messages_dropped(&self) -> u64 {
+        self.published.iter().map(|published| published.dropped.get()).sum()
     }
 }
 

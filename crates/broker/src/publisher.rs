@@ -343,6 +343,9 @@ impl Publisher {
                 self.through.published += 1;
                 self.vhost.metrics().messages_unroutable.add(1);
                 self.published().unroutable.add(1);
+                if self.front_end != FrontEnd::Amqp {
+                    self.vhost.metrics().count_dropped(self.front_end);
+                }
             }
             return Ok(false);
         }

@@ -60,6 +60,9 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
         body: Body::Chunks(&[payload]),
     };
     let routed = publisher.publish(publish, call.now()).map_err(|error| ApiError::of_publish(&error))?;
+    if !routed {
+        authorised.vhost().count_dropped();
+    }
     let flushed = publisher.flush(call.now());
     if !flushed.refused.is_empty() {
         return Err(ApiError::bad_request("rejected"));

@@ -203,7 +203,7 @@ fn message_stats(call: &Call, broker: &Broker) -> Value {
     show("deliver", delivered.saturating_sub(delivered_no_ack));
     show("deliver_get", delivered + got);
     show("deliver_no_ack", delivered_no_ack);
-    show("drop_unroutable", metrics.messages_unroutable.get().saturating_sub(counters.returned));
+    show("drop_unroutable", metrics.messages_dropped());
     show("get", got.saturating_sub(got_no_ack));
     show("get_empty", metrics.gets_empty.get());
     show("get_no_ack", got_no_ack);

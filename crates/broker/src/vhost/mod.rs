@@ -26,7 +26,7 @@ use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::firehose::{TRACE_EXCHANGE, TracedConnection, Tracer};
 use crate::limits::{Tally, VirtualHostLimits};
-use crate::metrics::Metrics;
+use crate::metrics::{FrontEnd, Metrics};
 use crate::names::{ExchangeName, Resource};
 use crate::paging::Paging;
 use crate::permissions::{Access, ClientName, Grant, Grants};
@@ -306,6 +306,12 @@ impl VirtualHost {
 
     pub(crate) fn node(&self) -> &Arc<str> {
         &self.node
+    }
+
+    /// Counts an unroutable message of an AMQP client or of an HTTP request that is not returned. Their callers know that; in
+    /// the other protocols a publisher counts itself, as these return nothing.
+    pub fn count_dropped(&self) {
+        self.metrics().count_dropped(FrontEnd::Amqp);
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

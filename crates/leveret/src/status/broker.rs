@@ -1,7 +1,7 @@
 //! Metrics of the embedded broker, under RabbitMQ's names and our own.
 
 use admin::{Detail, Families, HistogramSeries, MetricKind, MetricsWriter};
-use broker::{Broker, FrontEnd, MESSAGE_SIZES, Metrics};
+use broker::{Broker, MESSAGE_SIZES, Metrics};
 use server::{ClientProtocol, PROTOCOLS};
 
 /// The type label: all queue types share one implementation here, and are reported as classic queues.
@@ -47,9 +47,7 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
     let name = "rabbitmq_global_messages_unroutable_dropped_total";
     let mut family = out.family(name, "Unroutable messages dropped.", MetricKind::Counter);
     for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
-        let unroutable = broker.published(front_end).unroutable.get();
-        let returned = if front_end == FrontEnd::Amqp { returned } else { 0 };
-        family.sample(&[("protocol", metrics_label)], unroutable.saturating_sub(returned));
+        family.sample(&[("protocol", metrics_label)], broker.published(front_end).dropped.get());
     }
 }
 

@@ -196,6 +196,8 @@ impl Channel {
         self.view.publishing().unroutable(mandatory, context.now);
         if mandatory {
             self.return_unroutable(context, message);
+        } else {
+            context.vhost.count_dropped();
         }
     }
 

@@ -12,6 +12,14 @@ impl Conversation {
         view.channels_counted(now).pop().unwrap().1
     }
 
+    /// Unroutable messages of all channels that were not returned.
+    fn dropped(&self) -> u64 {
+        let crate::backend::Backend::Broker(broker) = &self.shared.backend else {
+            panic!("there is a broker")
+        };
+        broker.metrics().messages_dropped()
+    }
+
     fn method<'m>(&mut self, method: impl Into<Method<'m>>) -> Vec<String> {
         self.call(|out| frame::write_method(out, 1, method))
     }
@@ -57,6 +65,7 @@ fn what_is_published_is_counted_with_what_became_of_it() {
         publish(out, "nowhere", b"x", false);
     });
     assert_eq!(published(conversation.counts()), [6, 3, 1, 1]);
+    assert_eq!(conversation.dropped(), 1);
 }
 
 #[test]
@@ -96,6 +105,7 @@ fn a_transaction_counts_when_it_is_committed() {
     conversation.method(tx::Commit {});
     let after = conversation.counts();
     assert_eq!((published(after), delivered(after)[6]), ([3, 0, 1, 0], 1));
+    assert_eq!(conversation.dropped(), 0);
 }
 
 #[test]
