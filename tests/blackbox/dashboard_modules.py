@@ -101,6 +101,57 @@ def test_a_table_has_headings_of_groups_which_span_the_columns_that_are_shown(pa
     ]
 
 
+def test_a_page_that_is_chosen_while_another_is_read_is_read_next(page):
+    script = """
+        const { list } = await import("/dashboard/parts/list.js");
+        const asked = [];
+        let answer;
+        const fetch = ({ page }) => {
+            asked.push(page);
+            const items = [{ name: `of page ${page}` }];
+            return new Promise((resolve) => (answer = () => resolve({ items, page, pages: 3, found: 150, total: 150 })));
+        };
+        const columns = [{ title: "name", isName: true, text: ({ name }) => name }];
+        const rows = list({ caption: "", columns, key: ({ name }) => name, fetch, isPart: true });
+        const read = async (meanwhile = () => {}) => {
+            const reading = rows.refresh();
+            meanwhile();
+            answer();
+            await reading;
+        };
+        await read();
+        await read(() => [...rows.element.querySelectorAll("button")].find(({ innerText }) => innerText.startsWith("Next")).click());
+        await read();
+        return asked;
+    """
+    assert page.run(script) == [1, 1, 2]
+
+
+def test_a_slow_list_is_read_again_after_a_change_during_its_read_and_after_a_failure(page):
+    script = """
+        const { slowly } = await import("/dashboard/parts/slow.js");
+        let reads = 0, end;
+        const refresh = () => {
+            reads += 1;
+            return new Promise((resolve, reject) => (end = { resolve, reject }));
+        };
+        const rows = slowly({ element: document.createElement("div"), refresh }, () => {});
+        const read = async (meanwhile) => {
+            const reading = rows.refresh();
+            meanwhile();
+            await reading.catch(() => {});
+            return reads;
+        };
+        return [
+            await read(() => (rows.changed(), end.resolve())),
+            await read(() => end.reject(new Error("no answer"))),
+            await read(() => end.resolve()),
+            await read(() => {}),
+        ];
+    """
+    assert page.run(script) == [1, 2, 3, 3]
+
+
 def test_metrics_are_read_with_their_labels(page):
     script = r"""
         const { Metrics } = await import("/dashboard/metrics.js");

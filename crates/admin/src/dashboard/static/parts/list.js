@@ -51,9 +51,11 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
 
   async function refresh(signal) {
     const query = { name: state.name, sort: state.sort, sort_reverse: state.sort && state.reverse ? "true" : "" };
-    const answer = await lastIfBeyond(state, () => fetch({ page: state.page, size, query, signal }));
+    const asked = state.page;
+    const answer = await firstIfBeyond(asked, (page) => fetch({ page, size, query, signal }));
     signal?.throwIfAborted();
-    state.page = answer.page;
+    // Another page that was chosen meanwhile is asked for next.
+    if (state.page === asked) state.page = answer.page;
     table.show(answer.items);
     table.markSorted(state.sort, state.reverse);
     setAttribute(scroll, "hidden", answer.items.length === 0);
@@ -66,13 +68,12 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
 }
 
 /** RabbitMQ answers 400 for a page behind the last one, which may be where the last row was deleted. */
-async function lastIfBeyond(state, fetch) {
+async function firstIfBeyond(page, fetch) {
   try {
-    return await fetch();
+    return await fetch(page);
   } catch (error) {
-    if (error.status !== 400 || state.page === 1) throw error;
-    state.page = 1;
-    return await fetch();
+    if (error.status !== 400 || page === 1) throw error;
+    return await fetch(1);
   }
 }
 

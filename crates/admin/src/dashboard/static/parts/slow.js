@@ -10,8 +10,14 @@ export function slowly(list, refreshNow) {
   list.element.addEventListener("refresh", () => (isDue = true));
   list.refresh = async (signal) => {
     if (!isDue) return;
-    await read(signal);
+    // A change during the read makes it due again.
     isDue = false;
+    try {
+      await read(signal);
+    } catch (error) {
+      isDue = true;
+      throw error;
+    }
   };
   list.changed = () => {
     isDue = true;
