@@ -143,6 +143,13 @@ def test_a_pool_that_grows_leaves_the_number_of_pods_to_the_autoscaler(render):
     assert settings["LEVERET_WS_ORIGINS"] == "https://shop.example,https://admin.example"
 
 
+def test_a_drain_longer_than_an_autoscaler_can_wait_leaves_it_valid(render):
+    objects = render(example("pool-that-grows") | {"drain": {"timeout": 7200}})
+    assert pod_of(objects)["terminationGracePeriodSeconds"] > 7200
+    [policy] = objects["HorizontalPodAutoscaler"]["spec"]["behavior"]["scaleDown"]["policies"]
+    assert policy["periodSeconds"] == 1800
+
+
 def test_a_pool_with_a_spool_has_a_disk_for_each_pod_and_its_file(render):
     objects = render(example("pool-with-spool"))
     assert objects.keys() == {"StatefulSet", "Service", "PodDisruptionBudget", "ConfigMap"}
