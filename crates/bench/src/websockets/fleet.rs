@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,9 +17,9 @@ use super::arguments::WebSocketsSettings;
 use super::kernel::slab_bytes;
 use super::member::{self, FleetState, Phase, Role};
 use super::report::{ConnectionLevel, Dropped, WebSocketsSystem};
+use super::tally::Tally;
 use super::target::WebSocketTarget;
 use crate::error::ClientError;
-use crate::latency::Latencies;
 use crate::process::{TreeUsage, own_cpu_seconds, tree_usage};
 use crate::study::Watch;
 
@@ -101,9 +101,7 @@ impl Fleet {
             start: Instant::now(),
             phase: watch::Sender::new(Phase::Hold),
             open: AtomicUsize::new(0),
-            published: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            latencies: Mutex::default(),
+            tally: Mutex::default(),
             lost: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared), pids: system.pids.clone() })
@@ -173,13 +171,12 @@ impl FleetStudy {
     /// Lets messages and heartbeats continue for the time of a level.
     async fn hold(&self, opening: Opening) -> ConnectionLevel {
         let shared = &self.fleet.shared;
-        self.forget();
+        self.count(None);
         let (begin, own, cpu) = (Instant::now(), own_cpu_seconds(), self.fleet.usage().cpu_seconds);
         sleep(shared.settings.hold).await;
         let (usage, seconds) = (self.fleet.usage(), begin.elapsed().as_secs_f64());
         let generator_cores = (own_cpu_seconds() - own) / seconds;
-        let published = shared.published.load(Relaxed);
-        sleep(LATE).await;
+        let Tally { published, received, latencies, .. } = self.counted().await;
         let connections = shared.open.load(Relaxed);
         let each = |grown: u64| grown as f64 / connections.max(1) as f64;
         let lost = shared.lost.lock().map(|mut lost| std::mem::take(&mut *lost)).unwrap_or_default();
@@ -194,8 +191,8 @@ impl FleetStudy {
             cpu_cores: (usage.cpu_seconds - cpu) / seconds,
             generator_cores,
             published,
-            received: shared.received.load(Relaxed),
-            latency: self.latencies(),
+            received,
+            latency: latencies.percentiles(),
             lost: lost.1,
             lost_because: lost.0,
         }
@@ -211,21 +208,21 @@ impl FleetStudy {
         let bystanders = thread::spawn(move || look_on(bystanders, opened));
         let opened = all_open.await.map_err(|_| ClientError::Panicked("bystanders"))?;
         opened?;
-        self.forget();
+        // The others lose what they have under way.
+        self.count(Some(Role::Bystander));
         sleep(WATCH).await;
-        let before = self.latencies();
-        self.forget();
+        let before = self.counted().await;
+        self.count(Some(Role::Bystander));
         shared.phase.send_replace(Phase::Drop);
         sleep(WATCH).await;
-        let published = shared.published.load(Relaxed);
-        sleep(LATE).await;
-        let received = shared.received.load(Relaxed);
-        let during = self.latencies();
+        let during = self.counted().await;
         sleep(GONE).await;
         let rss_bytes = self.fleet.usage().rss_bytes;
         shared.phase.send_replace(Phase::End);
         bystanders.join().map_err(|_| ClientError::Panicked("bystanders"))?;
-        Ok(Dropped { connections, before, during, missing: published.saturating_sub(received), rss_bytes })
+        let missing = during.published.saturating_sub(during.received);
+        let [before, during] = [before, during].map(|tally| tally.latencies.percentiles());
+        Ok(Dropped { connections, before, during, missing, rss_bytes })
     }
 
     async fn end(mut self) {
@@ -234,17 +231,16 @@ impl FleetStudy {
         sleep(GONE).await;
     }
 
-    fn forget(&self) {
-        let shared = &self.fleet.shared;
-        shared.published.store(0, Relaxed);
-        shared.received.store(0, Relaxed);
-        if let Ok(mut latencies) = shared.latencies.lock() {
-            *latencies = Latencies::new();
-        }
+    /// Counts the messages that are sent from now on, by everybody or by one kind of members.
+    fn count(&self, only: Option<Role>) {
+        self.fleet.shared.tally(|tally, now| *tally = Tally::begin(now, only));
     }
 
-    fn latencies(&self) -> Option<crate::latency::Percentiles> {
-        self.fleet.shared.latencies.lock().ok()?.percentiles()
+    /// Ends the count, and returns it once the last messages had time to arrive.
+    async fn counted(&self) -> Tally {
+        self.fleet.shared.tally(Tally::end);
+        sleep(LATE).await;
+        self.fleet.shared.tally(|tally, _| std::mem::take(tally))
     }
 }
 

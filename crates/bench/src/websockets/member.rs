@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -12,9 +12,9 @@ use tokio::time::{sleep_until, timeout};
 use super::arguments::WebSocketsSettings;
 use super::error::MemberError;
 use super::session::{Met, WebSocketSession, message_kind, session};
+use super::tally::Tally;
 use super::target::Target;
 use super::wire::Wire;
-use crate::latency::Latencies;
 use crate::random::Random;
 
 /// How long a server may take to connect, upgrade, log in and subscribe a client.
@@ -44,16 +44,16 @@ pub(super) struct FleetState {
     pub(super) start: Instant,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) open: AtomicUsize,
-    pub(super) published: AtomicU64,
-    pub(super) received: AtomicU64,
-    pub(super) latencies: Mutex<Latencies>,
+    pub(super) tally: Mutex<Tally>,
     /// The reason why the first connection was lost, and the number of lost connections.
     pub(super) lost: Mutex<(Option<String>, u64)>,
 }
 
 impl FleetState {
-    fn nanos(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+    /// Calls `work` with the tally, and the time in nanoseconds while nobody else can count.
+    pub(super) fn tally<T>(&self, work: impl FnOnce(&mut Tally, u64) -> T) -> T {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut tally, self.start.elapsed().as_nanos() as u64)
     }
 
     /// The topic of the member with this number. Bystanders have their own, as they publish much more than others.
@@ -183,10 +183,7 @@ impl Member {
             if publisher != self.number {
                 continue;
             }
-            self.shared.received.fetch_add(1, Relaxed);
-            if let Ok(mut latencies) = self.shared.latencies.lock() {
-                latencies.record(self.shared.nanos().saturating_sub(sent));
-            }
+            self.shared.tally(|tally, now| tally.receive(sent, now, self.role));
         }
         if self.wire.payload.is_empty() {
             self.wire.payload = Vec::new();
@@ -207,9 +204,9 @@ impl Member {
         if self.next_publish <= now {
             // A tenth more or less, so that the members do not synchronise.
             self.next_publish = now + self.interval().mul_f64(0.9 + 0.2 * self.fraction());
-            let body = format!("{} {}", self.shared.nanos(), self.number);
+            let sent = self.shared.tally(|tally, now| tally.publish(now, self.role));
+            let body = format!("{sent} {}", self.number);
             self.session.publish(body.as_bytes(), &mut out);
-            self.shared.published.fetch_add(1, Relaxed);
         }
         self.send(&out).await
     }

@@ -13,6 +13,7 @@ pub(crate) mod page;
 pub(crate) mod report;
 mod session;
 mod table;
+mod tally;
 pub(crate) mod target;
 mod wire;
 
