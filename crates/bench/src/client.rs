@@ -51,7 +51,7 @@ impl Connection {
     }
 
     fn open_with(uri: &Uri, name: &str, receive_bytes: usize) -> Result<Self, ClientError> {
-        let mut stream = connect(uri)?;
+        let stream = connect(uri)?;
         let mut handshake = ClientHandshake::new(client_offer(uri, name));
         let deadline = Instant::now() + SETUP_TIMEOUT;
         let mut receiver = Receiver::new(receive_bytes);
@@ -59,7 +59,7 @@ impl Connection {
         loop {
             handshake.poll_output(&mut output);
             if !output.is_empty() {
-                stream.write_all(&output).map_err(ClientError::io("logging in"))?;
+                write_all(&stream, &output, "logging in")?;
                 output.clear();
             }
             match handshake.poll_event().map(validate_login).transpose()? {
@@ -95,7 +95,7 @@ impl Connection {
     ) -> Result<(), ClientError> {
         let mut output = Vec::new();
         write_method(&mut output, channel, method);
-        self.stream.write_all(&output).map_err(ClientError::io("sending a request"))
+        write_all(&self.stream, &output, "sending a request")
     }
 
     /// Sends `request` and waits for the method that `accept` recognises as its answer. Content frames are an
@@ -109,7 +109,7 @@ impl Connection {
         let request = request.into();
         let mut output = Vec::new();
         write_method(&mut output, channel, request);
-        self.stream.write_all(&output).map_err(ClientError::io("sending a request"))?;
+        write_all(&self.stream, &output, "sending a request")?;
         self.wait(request.name(), accept)
     }
 
@@ -169,6 +169,23 @@ impl Connection {
         let seconds = self.opened.negotiated.heartbeat_secs;
         (seconds > 0).then(|| Duration::from_secs(seconds.into()) / 2)
     }
+}
+
+/// Writes all bytes, however slowly the system takes them, as long as it takes some within [`SETUP_TIMEOUT`].
+pub(crate) fn write_all(
+    mut stream: &TcpStream,
+    bytes: &[u8],
+    doing: &'static str,
+) -> Result<(), ClientError> {
+    let (mut rest, mut progress) = (bytes, Instant::now());
+    while !rest.is_empty() {
+        match stream.write(rest) {
+            Ok(written) => (rest, progress) = (&rest[written..], Instant::now()),
+            Err(error) if is_timeout(&error) && progress.elapsed() < SETUP_TIMEOUT => {}
+            Err(error) => return Err(ClientError::Io { doing, cause: error }),
+        }
+    }
+    Ok(())
 }
 
 /// Schedules heartbeats at half the negotiated interval, regardless of other frames.
@@ -347,4 +364,32 @@ fn configured(stream: TcpStream) -> Result<TcpStream, ClientError> {
     };
     set_up().map_err(ClientError::io("configuring the socket"))?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_reads_late_gets_everything() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = configured(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        // More than the buffers of both sockets.
+        let body = vec![7; 32 << 20];
+        thread::scope(|scope| {
+            let read = scope.spawn(move || {
+                // Several of the writer's time-outs.
+                thread::sleep(4 * POLL);
+                let mut read = Vec::new();
+                peer.read_to_end(&mut read).map(|_| read.len())
+            });
+            write_all(&stream, &body, "publishing").unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(read.join().unwrap().unwrap(), body.len());
+        });
+    }
 }

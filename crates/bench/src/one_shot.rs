@@ -1,14 +1,13 @@
 //! A connection for each message: connect, log in, open a channel, publish, close, as scripts, lambdas and
 //! web requests do.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use amqp::Method;
 use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
 use amqp::method::{basic, confirm};
 
-use crate::client::Connection;
+use crate::client::{Connection, write_all};
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::metric::Metric;
@@ -50,7 +49,7 @@ impl OneShotMessage<'_> {
             write_body(&mut bytes, CHANNEL, piece);
         }
         let sent = Instant::now();
-        (&connection.stream).write_all(&bytes).map_err(ClientError::io("publishing"))?;
+        write_all(&connection.stream, &bytes, "publishing")?;
         let mut confirmed = None;
         if self.confirm {
             connection.wait("a confirm", |method| match method {

@@ -1,8 +1,6 @@
 //! The channels that workers publish on, and their assignment to workers.
 
-use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
 
 use amqp::Method;
 use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
@@ -10,7 +8,7 @@ use amqp::method::{basic, exchange};
 use amqp::properties::NO_PROPERTIES;
 
 use super::arguments::Strategy;
-use crate::client::{Connection, SETUP_TIMEOUT, is_timeout};
+use crate::client::{Connection, write_all};
 use crate::error::ClientError;
 use crate::uri::Uri;
 
@@ -32,7 +30,7 @@ impl SharedChannel {
         for piece in body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
             write_body(bytes, self.channel, piece);
         }
-        send(&connection, bytes)
+        write_all(&connection.stream, bytes, "publishing")
     }
 
     /// Waits until the system has handled everything sent on the channel before: declares, passively, an
@@ -43,19 +41,6 @@ impl SharedChannel {
             exchange::Declare { exchange: "amq.direct", kind: "direct", passive: true, ..Default::default() };
         connection.call(self.channel, ask, |m| matches!(m, Method::ExchangeDeclareOk(_)).then_some(()))
     }
-}
-
-/// Writes all bytes, even if the system delays the writes, up to a time limit.
-fn send(connection: &Connection, bytes: &[u8]) -> Result<(), ClientError> {
-    let (mut rest, deadline) = (bytes, Instant::now() + SETUP_TIMEOUT);
-    while !rest.is_empty() {
-        match (&connection.stream).write(rest) {
-            Ok(written) => rest = &rest[written..],
-            Err(error) if is_timeout(&error) && Instant::now() < deadline => {}
-            Err(error) => return Err(ClientError::Io { doing: "publishing", cause: error }),
-        }
-    }
-    Ok(())
 }
 
 /// All channels of a round.

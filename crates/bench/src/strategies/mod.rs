@@ -11,7 +11,6 @@ mod tests;
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::Instant;
 
 use crate::error::{ClientError, Error};
 use crate::mailbox::Mailbox;
@@ -61,11 +60,11 @@ fn round(
     let names: Vec<&str> = queues.iter().map(Mailbox::name).collect();
     let lines = Lines::open(&system.uri, strategy, workers, plan.pool)?;
     let processes = Idle::none(&system.watched);
-    let (nobody, began) = (Idle::default(), Instant::now());
+    let nobody = Idle::default();
     let meter = Meter::start(&processes, &nobody);
     let busiest = send(plan, &lines, &names)?;
     lines.settle()?;
-    let seconds = began.elapsed().as_secs_f64();
+    let seconds = meter.seconds();
     let sent = workers as u64 * plan.messages;
     let mut sample = meter.finish(sent, busiest / seconds);
     sample.add(Metric::Rate, sent as f64 / seconds);

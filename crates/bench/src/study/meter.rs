@@ -62,9 +62,14 @@ impl<'p> Meter<'p> {
         }
     }
 
+    /// Seconds since the measurement began, without the time that reading the figures before it took.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
     /// Ends the measurement. `busiest` is the share of a core that the generator's busiest thread used.
     pub(crate) fn finish(self, messages: u64, busiest: f64) -> Sample {
-        let seconds = self.began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        let seconds = self.seconds();
         let generator = GeneratorUsage {
             cpu_cores: (process::own_cpu_seconds() - self.generator_cpu) / seconds,
             busiest_thread: busiest,
