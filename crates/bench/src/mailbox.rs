@@ -16,7 +16,7 @@ const CHANNEL: u16 = 1;
 pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 /// The interval between looks at the queue's length.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Limit of the queue; the oldest messages are dropped first, so that no study fills a broker's memory.
+/// Limit of most queues; the oldest messages are dropped first, so that no study fills a broker's memory.
 const MAX_MESSAGES: i32 = 1_000_000;
 
 /// A queue that is declared on opening and deleted on closing.
@@ -28,15 +28,17 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     /// Declares a transient queue with a new name.
     pub(crate) fn open(uri: &Uri) -> Result<Self, ClientError> {
-        Self::declare(uri, false)
+        Self::declare(uri, false, true)
     }
 
-    /// Declares a queue with a new name, which is durable or not.
-    pub(crate) fn declare(uri: &Uri, durable: bool) -> Result<Self, ClientError> {
+    /// Declares a queue with a new name, which is durable or not. One that is not limited drops nothing, so that all that has
+    /// arrived in it can be counted.
+    pub(crate) fn declare(uri: &Uri, durable: bool, limited: bool) -> Result<Self, ClientError> {
         let mut connection = Connection::open(uri, "leveret bench: control")?;
         connection.open_channel(CHANNEL)?;
         let name = new_name();
-        let limit: FieldTable = [("x-max-length", FieldValue::I32(MAX_MESSAGES))].into_iter().collect();
+        let limit = limited.then_some(("x-max-length", FieldValue::I32(MAX_MESSAGES)));
+        let limit: FieldTable = limit.into_iter().collect();
         let arguments = limit.encode();
         let arguments = RawTable::check(&arguments)?;
         let declare = queue::Declare { queue: &name, durable, arguments, ..Default::default() };

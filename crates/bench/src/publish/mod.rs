@@ -84,7 +84,7 @@ pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, E
 }
 
 const NEAR: &str = "near-pool and spool stand next to the publishers, and the link between them and the first system. Their \
-                    confirms are followed by a wait until everything has arrived in its queue; forward is how many \
+                    confirms are followed by a wait until everything has arrived in its queue, which has no limit; forward is how many \
                     messages arrived there a second, from the first to the last.";
 
 /// Increasing numbers of publishers next to the system, then one publisher at increasing distances.
@@ -124,7 +124,10 @@ impl Bench {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
-        let mailbox = Mailbox::declare(&system.uri, plan.persistent).map_err(Error::of(&system.name))?;
+        // Behind a pool or a spool, all that arrives is counted.
+        let limited = near.is_none();
+        let mailbox =
+            Mailbox::declare(&system.uri, plan.persistent, limited).map_err(Error::of(&system.name))?;
         let upstream = format!("amqp://{}", link.address());
         let near = match near {
             None => None,
