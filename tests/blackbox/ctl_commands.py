@@ -3,12 +3,14 @@
 import contextlib
 import itertools
 import json
+from urllib.parse import quote
 
 import pika
 import pytest
 
 from harness.ctl import Ctl, managed_rabbitmq
 from harness.instances import leveret
+from harness.management import Management
 from harness.metrics import wait_until
 from harness.releases import RELEASES, missing
 
@@ -92,6 +94,21 @@ def test_a_long_list_comes_whole(server, ctl, vhost):
         for number in range(1203):
             at.queue_declare(f"queue-{number}")
         assert len(ctl.rows("list_queues", "-p", vhost, "name")) == 1203
+
+
+def test_tracing_leaves_the_rest_of_a_virtual_host_as_it_is(server, ctl, vhost):
+    definition = {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}
+    api = Management(server, server.http)
+    # The name has a slash.
+    path = f"vhosts/{quote(vhost, safe='')}"
+    assert api.status("PUT", path, definition) == 204
+    facts = lambda: {key: api.get(path).get(key) for key in ("tracing", *definition)}
+    before = facts()
+    assert server.follows == "3.10" or before["default_queue_type"] == "quorum"
+    ctl("trace_on", "-p", vhost)
+    assert facts() == before | {"tracing": True}
+    ctl("trace_off", "-p", vhost)
+    assert facts() == before
 
 
 def test_a_queue_is_purged_and_deleted(server, ctl, vhost):

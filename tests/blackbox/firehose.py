@@ -500,17 +500,13 @@ def test_it_is_switched_and_shown_over_http(sites):
 def test_ctl_switches_it_as_rabbitmqctl_does(sites):
     """At a RabbitMQ, too; the rest of the virtual host stays as it is."""
     for site in sites:
-        definition = {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}
-        assert site.api.status("PUT", "vhosts/ctl", definition) == 201
-        kind = site.api.get("vhosts/ctl")["default_queue_type"]
+        assert site.api.status("PUT", "vhosts/ctl", {"description": "d", "tags": "a,b"}) == 201
         assert site.ctl("trace_on", "-p", "ctl") == "tracing enabled in virtual host 'ctl'\n"
         assert site.ctl.rows("list_vhosts", "name", "tracing", "description") == [
             ["/", "false", "Default virtual host"], ["ctl", "true", "d"],
         ]  # fmt: skip
         assert site.api.get("vhosts/ctl")["tags"] == ["a", "b"]
-        assert site.api.get("vhosts/ctl")["default_queue_type"] == kind
         assert site.ctl("trace_off", "-p", "ctl") == "tracing disabled in virtual host 'ctl'\n"
-        assert site.api.get("vhosts/ctl")["default_queue_type"] == kind
         assert site.ctl("trace_on") == "tracing enabled in virtual host '/'\n"
         assert site.ctl.rows("list_vhosts", "name", "tracing") == [["/", "true"], ["ctl", "false"]]
         assert site.ctl("trace_off") == "tracing disabled in virtual host '/'\n"
