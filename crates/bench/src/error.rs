@@ -90,6 +90,9 @@ pub enum ClientError {
     /// The server closed the connection or the channel, with this text.
     #[error("closed by the server: {0}")]
     Closed(String),
+    /// An object of this name exists, which a round would have changed and deleted.
+    #[error("{0} exists; name another, or use what exists as it is with --predeclared")]
+    Exists(String),
     /// The server violated the protocol, or did something that no step of the workload expects.
     #[error("protocol error: {0}")]
     Protocol(String),

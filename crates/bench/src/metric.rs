@@ -67,6 +67,12 @@ pub(crate) enum Fate {
     Nacked,
     /// Sent back by basic.return.
     Returned,
+    /// Never confirmed, though confirms were asked for.
+    Unconfirmed,
+    /// Confirmed without waiting for it: again, or never sent.
+    OddConfirms,
+    /// Due at a fixed rate, and not sent before the end.
+    Unsent,
 }
 
 const POINTS: [(&str, LatencyPoint); 8] = [
@@ -80,7 +86,7 @@ const POINTS: [(&str, LatencyPoint); 8] = [
     ("max", LatencyPoint::Max),
 ];
 
-const OTHERS: [(&str, Metric); 16] = [
+const OTHERS: [(&str, Metric); 19] = [
     ("rate", Metric::Rate),
     ("publish", Metric::Publish),
     ("consume", Metric::Consume),
@@ -90,6 +96,9 @@ const OTHERS: [(&str, Metric); 16] = [
     ("reordered", Metric::Count(Fate::Reordered)),
     ("nacked", Metric::Count(Fate::Nacked)),
     ("returned", Metric::Count(Fate::Returned)),
+    ("unconfirmed", Metric::Count(Fate::Unconfirmed)),
+    ("odd_confirms", Metric::Count(Fate::OddConfirms)),
+    ("unsent", Metric::Count(Fate::Unsent)),
     ("cpu", Metric::Cpu),
     ("cpu_per_message", Metric::CpuPerMessage),
     ("broker_cpu_per_message", Metric::BrokerCpuPerMessage),

@@ -97,6 +97,13 @@ pub(crate) struct Counts {
     pub(crate) foreign: u64,
     /// Times that connection.blocked was received.
     pub(crate) blocked: u64,
+    /// At a fixed rate: due before the end of the measured time, and not sent; 0 in results of earlier versions.
+    #[serde(default)]
+    pub(crate) unsent: u64,
+    /// Whether a message may have reached several queues: then `duplicated` is unknown, and a message that arrived from one of
+    /// them is not lost.
+    #[serde(default)]
+    pub(crate) copied: bool,
 }
 
 /// CPU and memory of the measured processes with their children.
@@ -157,7 +164,7 @@ impl Round {
             Metric::Consume => self.consume_rate,
             Metric::Latency(point) => self.latency.map(|latency| at(&latency, point)),
             Metric::ConfirmLatency(point) => self.confirm_latency.map(|latency| at(&latency, point)),
-            Metric::Count(fate) => Some(self.counts.of(fate) as f64),
+            Metric::Count(fate) => self.counts.of(fate).map(|count| count as f64),
             Metric::Cpu => self.processes?.cpu_cores,
             Metric::CpuPerMessage => self.processes?.cpu_seconds_per_message,
             // All sampled processes belong to the system.
@@ -171,14 +178,19 @@ impl Round {
 }
 
 impl Counts {
-    fn of(&self, fate: Fate) -> u64 {
-        match fate {
+    /// `None` if it is unknown.
+    fn of(&self, fate: Fate) -> Option<u64> {
+        Some(match fate {
+            Fate::Duplicated if self.copied => return None,
             Fate::Lost => self.lost,
             Fate::Duplicated => self.duplicated,
             Fate::Reordered => self.reordered,
             Fate::Nacked => self.nacked,
             Fate::Returned => self.returned,
-        }
+            Fate::Unconfirmed => self.unconfirmed,
+            Fate::OddConfirms => self.odd_confirms,
+            Fate::Unsent => self.unsent,
+        })
     }
 }
 

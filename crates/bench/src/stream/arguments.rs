@@ -73,7 +73,8 @@ pub(crate) struct StreamArguments {
     #[arg(long)]
     pub(crate) persistent: bool,
     /// Use the queue with this name, or these when --queues gives a number, which stands where the name has %d, or else
-    /// at its end [default: a new name each round]
+    /// at its end. Each round declares and deletes it: one that exists needs --predeclared, or --producers 0 to be
+    /// consumed [default: a new name each round]
     #[arg(long, value_name = "NAME")]
     pub(crate) queue: Option<String>,
     /// Number of queues; they are shared out among the producers, and among the consumers
@@ -91,7 +92,8 @@ pub(crate) struct StreamArguments {
     /// An argument of the consumers, such as x-priority=5 or x-stream-offset=first; may be repeated
     #[arg(long = "consumer-argument", value_name = "NAME=VALUE")]
     pub(crate) consumer_arguments: Vec<String>,
-    /// Publish to this exchange, declared with --exchange-type and bound to the queues
+    /// Publish to this exchange, declared with --exchange-type, bound to the queues, and deleted by each round: one that
+    /// exists needs --predeclared
     #[arg(long, value_name = "NAME")]
     pub(crate) exchange: Option<String>,
     /// Type of the exchange
@@ -104,7 +106,7 @@ pub(crate) struct StreamArguments {
     /// Number of routing keys, which messages take in turn
     #[arg(long, value_name = "N", default_value_t = 1, requires = "routing_key")]
     pub(crate) routing_keys: usize,
-    /// Queues and exchange exist: neither declare, bind, purge nor delete them
+    /// Queues and exchange exist: neither declare, bind nor delete them
     #[arg(long, requires = "queue")]
     pub(crate) predeclared: bool,
     /// Messages per second of each producer: fixed, as 1000; a ramp over the round, as 0..5000; or pieces with their
@@ -112,7 +114,7 @@ pub(crate) struct StreamArguments {
     #[arg(long, value_name = "MSGS_PER_S")]
     pub(crate) rate: Option<Schedule>,
     /// Without confirms, publish only while fewer messages than this are in transit; 0 means no limit
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(long, value_name = "N", default_value_t = LIMIT_BACKLOG)]
     pub(crate) limit_backlog: u64,
     /// Two short rounds, to see that everything works
     #[arg(long)]
@@ -219,6 +221,9 @@ impl StreamArguments {
         Ok(workload)
     }
 }
+
+/// The default of [`StreamArguments::limit_backlog`].
+pub(crate) const LIMIT_BACKLOG: u64 = 100_000;
 
 /// The system name of the measurement that [`StreamArguments::disk`] adds.
 pub(crate) const DISK: &str = "disk";

@@ -1,6 +1,6 @@
 //! A minimal broker with one queue that misbehaves on demand: drops, repeats, delays, refuses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -25,6 +25,8 @@ pub(crate) enum Fate {
     Returned,
     /// The broker closes the publisher's connection.
     Forced,
+    /// The broker reads nothing more from the publisher.
+    Stalled,
 }
 
 /// Decides by the number of the message, from 0 in the order of arrival, over all producers.
@@ -40,6 +42,8 @@ struct State {
     script: Script,
     messages: u64,
     consumers: Vec<TcpStream>,
+    /// Names of the queues and exchanges that exist.
+    names: HashSet<String>,
     late: Option<Vec<u8>>,
     /// The last delivery tag of each consuming channel.
     delivery_tags: Vec<u64>,
@@ -54,6 +58,7 @@ impl FakeBroker {
             script,
             messages: 0,
             consumers: Vec::new(),
+            names: HashSet::new(),
             late: None,
             delivery_tags: Vec::new(),
             acks: 0,
@@ -78,6 +83,16 @@ impl FakeBroker {
         self.state.lock().unwrap().messages
     }
 
+    /// Makes a queue or an exchange that nobody has declared.
+    pub(crate) fn create(&self, name: &str) {
+        self.state.lock().unwrap().names.insert(name.to_owned());
+    }
+
+    /// Whether there is a queue or an exchange of this name.
+    pub(crate) fn exists(&self, name: &str) -> bool {
+        self.state.lock().unwrap().names.contains(name)
+    }
+
     /// Methods basic.ack that consumers sent.
     pub(crate) fn acks(&self) -> u64 {
         self.state.lock().unwrap().acks
@@ -98,12 +113,13 @@ struct Session {
     replies: Vec<u8>,
     deliveries: Vec<u8>,
     closed: bool,
+    stalled: bool,
 }
 
 impl Session {
     fn new(stream: TcpStream, state: Arc<Mutex<State>>) -> Self {
         let (replies, deliveries, body) = (Vec::new(), Vec::new(), Vec::new());
-        let (confirming, closed) = (false, false);
+        let (confirming, closed, stalled) = (false, false, false);
         Self {
             stream,
             state,
@@ -115,6 +131,7 @@ impl Session {
             replies,
             deliveries,
             closed,
+            stalled,
         }
     }
 
@@ -128,6 +145,10 @@ impl Session {
         });
         let (mut input, mut chunk) = (Vec::new(), vec![0; 256 * 1024]);
         while !self.closed {
+            if self.stalled {
+                // Until the process ends.
+                return thread::park();
+            }
             // A reset is equivalent to an end: the client has left.
             match self.stream.read(&mut chunk) {
                 Ok(0) | Err(_) => return,
@@ -188,11 +209,27 @@ impl Session {
     fn method(&mut self, state: &mut State, method: Method<'_>) {
         match method {
             Method::ChannelOpen(_) => self.reply(self.channel, channel::OpenOk::default()),
+            Method::QueueDeclare(queue::Declare { queue: name, passive: true, .. })
+            | Method::ExchangeDeclare(exchange::Declare { exchange: name, passive: true, .. })
+                if !name.starts_with("amq.") && !state.names.contains(name) =>
+            {
+                let reply_text = "NOT_FOUND - nothing of that name";
+                let close = channel::Close { reply_code: 404, reply_text, ..Default::default() };
+                self.reply(self.channel, close);
+            }
+            Method::ChannelCloseOk(_) => {}
             Method::QueueDeclare(q) => {
+                state.names.insert(q.queue.to_owned());
                 self.reply(self.channel, queue::DeclareOk { queue: q.queue, ..Default::default() })
             }
-            Method::ExchangeDeclare(_) => self.reply(self.channel, exchange::DeclareOk {}),
-            Method::ExchangeDelete(_) => self.reply(self.channel, exchange::DeleteOk {}),
+            Method::ExchangeDeclare(e) => {
+                state.names.insert(e.exchange.to_owned());
+                self.reply(self.channel, exchange::DeclareOk {});
+            }
+            Method::ExchangeDelete(e) => {
+                state.names.remove(e.exchange);
+                self.reply(self.channel, exchange::DeleteOk {});
+            }
             Method::QueueBind(_) => self.reply(self.channel, queue::BindOk {}),
             Method::QueueUnbind(_) => self.reply(self.channel, queue::UnbindOk {}),
             Method::ChannelClose(_) => self.reply(self.channel, channel::CloseOk {}),
@@ -201,7 +238,8 @@ impl Session {
                 self.reply(self.channel, basic::CancelOk { consumer_tag: c.consumer_tag });
             }
             Method::QueuePurge(_) => self.reply(self.channel, queue::PurgeOk::default()),
-            Method::QueueDelete(_) => {
+            Method::QueueDelete(q) => {
+                state.names.remove(q.queue);
                 state.consumers.clear();
                 self.reply(self.channel, queue::DeleteOk::default());
             }
@@ -257,6 +295,7 @@ impl Session {
                 let reply_text = "CONNECTION_FORCED - told to";
                 self.reply(0, connection::Close { reply_code: 320, reply_text, ..Default::default() });
             }
+            Fate::Stalled => self.stalled = true,
             Fate::Dropped | Fate::Nacked => {}
         }
         if !matches!(fate, Fate::Late)

@@ -25,7 +25,7 @@ mod tests;
 
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::metric::grouped;
+use crate::metric::{Fate, Metric, grouped};
 use crate::report::{Round, StreamReport, StreamSystem};
 use crate::study::{Pressure, Watch};
 use arguments::DISK;
@@ -108,8 +108,26 @@ fn notes(workload: &Workload, systems: &[StreamSystem], cores: usize) -> Vec<Str
                 .to_owned(),
         );
     }
+    if workload.is_copied() {
+        notes.push(
+            "A message may reach several queues: repeated deliveries are not counted, and a message is lost if it arrived from \
+             none of them."
+                .to_owned(),
+        );
+    }
     if workload.rate.is_some() {
         notes.push("Latency counts from when a message was due, not from when it could be sent.".to_owned());
+    }
+    for system in systems {
+        let unsent = system.figure(Metric::Count(Fate::Unsent)).unwrap_or_default();
+        if unsent > 0.0 {
+            notes.push(format!(
+                "{}: {} messages were due before the end and not sent; each counts with the time from then to the end, the \
+                 least that it could have taken.",
+                system.name,
+                grouped(unsent)
+            ));
+        }
     }
     systems.iter().for_each(|system| load_notes(system, cores, &mut notes));
     notes

@@ -19,7 +19,8 @@ use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, exp
 use crate::error::ClientError;
 use crate::latency::Latencies;
 
-/// How long outstanding confirms may take after the last publish, and the server's answer to connection.close.
+/// How long a socket may be blocked after the end, outstanding confirms may take after the last publish, and the server's
+/// answer to connection.close.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest sleep of a paced producer, so that it notices the end of the round.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
@@ -41,6 +42,10 @@ pub(crate) struct Produced {
     pub(crate) unconfirmed: u64,
     /// How often the server sent connection.blocked.
     pub(crate) blocked: u64,
+    /// Messages of a schedule that were due before the end of the measured time, and not sent.
+    pub(crate) unsent: u64,
+    /// How late those of the measured time were at its end: the latency that they would have had at least.
+    pub(crate) unsent_latencies: Latencies,
 }
 
 /// The parameters of a producer.
@@ -68,32 +73,30 @@ pub(crate) fn run(task: ProducerTask<'_>, connection: Connection) -> Result<Prod
     let shared = task.shared;
     let mut watcher = Watcher { shared, window: &window, done: &done, outcome: Produced::default() };
     if task.confirms == 1 {
-        let mut sender =
-            Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
+        let mut sender = Sender::new(task, &window, &done, &stream, heartbeat);
         sender.run(|_| watcher.read(&stream, &mut receiver).map(drop))?;
-        let published = sender.sequence;
         done.store(true, SeqCst);
-        let mut outcome = watcher.run(&stream, receiver)?;
-        (outcome.published, outcome.unconfirmed) = (published, window.unconfirmed());
-        return Ok(outcome);
+        let outcome = watcher.run(&stream, receiver)?;
+        return Ok(sender.complete(outcome));
     }
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| {
             shared.timed(|| watcher.run(&stream, receiver)).inspect_err(|_| done.store(true, SeqCst))
         });
-        let mut sender =
-            Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
+        let mut sender = Sender::new(task, &window, &done, &stream, heartbeat);
         let sent = sender.run(|sender| {
             sender.wait_for_capacity();
             Ok(())
         });
-        let published = sender.sequence;
         // A watcher that failed knows the reason; the sender only noticed that the socket failed.
         done.store(true, SeqCst);
-        let mut outcome = watching.join().map_err(|_| ClientError::Panicked("confirm"))??;
+        if matches!(sent, Err(ClientError::TimedOut(_))) {
+            // The round has failed: the watcher has nothing to wait for.
+            shared.stop.store(true, SeqCst);
+        }
+        let outcome = watching.join().map_err(|_| ClientError::Panicked("confirm"))??;
         sent?;
-        (outcome.published, outcome.unconfirmed) = (published, window.unconfirmed());
-        Ok(outcome)
+        Ok(sender.complete(outcome))
     })
 }
 
@@ -106,9 +109,30 @@ struct Sender<'a> {
     heartbeat: HeartbeatTimer,
     /// The number of the next message.
     sequence: u64,
+    /// See [`Produced::unsent`].
+    unsent: u64,
+    /// See [`Produced::unsent_latencies`].
+    unsent_latencies: Latencies,
 }
 
-impl Sender<'_> {
+impl<'a> Sender<'a> {
+    fn new(
+        task: ProducerTask<'a>,
+        window: &'a ConfirmWindow,
+        done: &'a AtomicBool,
+        stream: &'a TcpStream,
+        heartbeat: HeartbeatTimer,
+    ) -> Self {
+        let unsent_latencies = Latencies::new();
+        Self { task, window, done, stream, heartbeat, sequence: 0, unsent: 0, unsent_latencies }
+    }
+
+    /// Adds what the sender knows to what the watcher has counted.
+    fn complete(self, counted: Produced) -> Produced {
+        let Self { window, sequence: published, unsent, unsent_latencies, .. } = self;
+        Produced { published, unconfirmed: window.unconfirmed(), unsent, unsent_latencies, ..counted }
+    }
+
     /// Publishes until the end, and calls `wait` while it cannot.
     fn run(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let shared = self.task.shared;
@@ -132,7 +156,36 @@ impl Sender<'_> {
                 return Ok(());
             }
         }
+        if !self.end_schedule(&mut pacer, &mut stamps)? {
+            return Ok(());
+        }
         self.finish(wait)
+    }
+
+    /// At the end of a timed round at a fixed rate: sends the messages that were due before it and may be sent, at most a
+    /// batch, and counts the others as late. Otherwise a stall that lasts until the end would count against few messages or
+    /// none. Returns false if the round failed before the socket accepted the batch.
+    fn end_schedule(&mut self, pacer: &mut Pacer, stamps: &mut Vec<u64>) -> Result<bool, ClientError> {
+        let shared = self.task.shared;
+        let end = shared.measure_until.load(SeqCst);
+        if self.task.schedule.is_none() || end == u64::MAX || self.done.load(Relaxed) {
+            return Ok(true);
+        }
+        let last = end.saturating_sub(1);
+        pacer.take_due(last, self.room(), stamps);
+        if !stamps.is_empty() && !self.publish(stamps)? {
+            return Ok(false);
+        }
+        loop {
+            pacer.take_due(last, self.task.batch.capacity(), stamps);
+            if stamps.is_empty() {
+                return Ok(true);
+            }
+            self.unsent += stamps.len() as u64;
+            for &stamp in stamps.iter().filter(|&&stamp| shared.measures(stamp)) {
+                self.unsent_latencies.record(end - stamp);
+            }
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -170,18 +223,29 @@ impl Sender<'_> {
         signal.wait_unless(|| self.available() > 0);
     }
 
-    /// Sends one batch; returns false if the round ended before the socket accepted it.
+    /// Sends one batch; returns false if the round failed before the socket accepted it.
+    ///
+    /// # Errors
+    /// Among others: the system has not read for [`FINISH_TIMEOUT`] since publishing was to stop.
     fn publish(&mut self, stamps: &[u64]) -> Result<bool, ClientError> {
         if self.task.confirms > 0 {
             self.window.sending(stamps);
         }
         let bytes = self.task.batch.fill(self.sequence, stamps);
-        let written = write(self.stream, bytes, || self.task.shared.stop.load(Relaxed))?;
+        let (shared, mut stopped) = (self.task.shared, None);
+        let mut stalled = || {
+            shared.stop_publishing.load(Relaxed)
+                && stopped.get_or_insert_with(Instant::now).elapsed() > FINISH_TIMEOUT
+        };
+        let written = write(self.stream, bytes, || shared.stop.load(Relaxed) || stalled())?;
         let complete = written == bytes.len();
         let messages = self.task.batch.complete(self.sequence, written);
         self.sequence += messages as u64;
         self.task.shared.published.fetch_add(messages as u64, Relaxed);
         self.task.shared.last_publish.fetch_max(self.task.shared.now(), Relaxed);
+        if !complete && !shared.stop.load(Relaxed) {
+            return Err(ClientError::TimedOut("publishing: the system reads no more"));
+        }
         Ok(complete)
     }
 
@@ -210,7 +274,11 @@ impl Sender<'_> {
 }
 
 /// Writes all bytes, unless `give_up` while the socket is blocked; returns the number of bytes written.
-fn write(mut stream: &TcpStream, bytes: &[u8], give_up: impl Fn() -> bool) -> Result<usize, ClientError> {
+fn write(
+    mut stream: &TcpStream,
+    bytes: &[u8],
+    mut give_up: impl FnMut() -> bool,
+) -> Result<usize, ClientError> {
     let mut written = 0;
     while written < bytes.len() {
         match stream.write(&bytes[written..]) {

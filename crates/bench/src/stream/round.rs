@@ -47,7 +47,7 @@ pub(crate) fn run(
     let mut control = Connection::open(&system.uri, "leveret bench: control")?;
     control.open_channel(CHANNEL)?;
     let salt = next_salt();
-    let topology = Topology::new(workload, salt);
+    let mut topology = Topology::new(workload, salt);
     topology.declare(&mut control)?;
     let server = describe_server(&control);
     let shared = RoundState::new(workload.producers, salt);
@@ -333,14 +333,16 @@ pub(super) fn result(
     let published = end.published.since(&start.published);
     let delivered = end.consumed.since(&start.consumed);
     let messages = if workload.consumers > 0 { delivered.count } else { published.count };
-    let latency = merged(consumed.iter().map(|consumer| &consumer.latencies));
-    let confirm_latency = merged(produced.iter().map(|producer| &producer.confirm_latencies));
+    let unsent = || produced.iter().map(|producer| &producer.unsent_latencies);
+    let latency = merged(consumed.iter().map(|consumer| &consumer.latencies).chain(unsent()));
+    let confirmed = produced.iter().map(|producer| &producer.confirm_latencies);
+    let confirm_latency = merged(confirmed.chain(unsent().filter(|_| workload.confirms > 0)));
     Round {
         seconds: end.seconds_since(start),
         publish_rate: published.per_second(),
         consume_rate: (workload.consumers > 0).then(|| delivered.per_second()),
         confirm_rate: (workload.confirms > 0).then(|| end.confirmed.since(&start.confirmed).per_second()),
-        latency: latency.percentiles().filter(|_| workload.is_stamped()),
+        latency: latency.percentiles().filter(|_| workload.consumers > 0 && workload.is_stamped()),
         confirm_latency: confirm_latency.percentiles(),
         counts,
         processes: sampler.process_usage(start, end, messages),
@@ -375,11 +377,17 @@ fn counts(workload: &Workload, shared: &RoundState, produced: &[Produced], consu
         } else {
             0
         },
-        duplicated: trackers.iter().map(|ledger| ledger.duplicated()).sum(),
+        duplicated: if workload.is_copied() {
+            0
+        } else {
+            trackers.iter().map(|tracker| tracker.duplicated()).sum()
+        },
+        copied: workload.is_copied(),
         reordered: seen(|c| c.reordered),
         redelivered: seen(|c| c.redelivered),
         foreign: seen(|c| c.foreign),
         blocked: total(|p| p.blocked),
+        unsent: total(|p| p.unsent),
     }
 }
 

@@ -2,10 +2,11 @@
 
 use crate::metric::{Fate, LatencyPoint, Metric, grouped};
 use crate::report::{StreamReport, StreamSystem};
+use crate::stream::arguments::LIMIT_BACKLOG;
 use crate::stream::workload::{Acks, Length, Workload};
 use crate::study::grid::Grid;
 
-/// The workload in one line.
+/// The workload in one line: what every round has, and each other setting that is not the default.
 pub(crate) fn describe(workload: &Workload) -> String {
     let mut parts = vec![
         format!(
@@ -37,6 +38,12 @@ pub(crate) fn describe(workload: &Workload) -> String {
     if workload.channels > 1 {
         parts.push(format!("{} channels each", workload.channels));
     }
+    if workload.mandatory {
+        parts.push("mandatory".into());
+    }
+    if workload.durable != workload.persistent {
+        parts.push((if workload.durable { "durable queues" } else { "transient queues" }).into());
+    }
     parts.extend(workload.rate.as_ref().map(|rate| match rate.fixed() {
         Some(rate) => format!("{} messages/s per producer", grouped(rate)),
         None => format!("{rate} messages/s per producer"),
@@ -44,7 +51,34 @@ pub(crate) fn describe(workload: &Workload) -> String {
     parts.extend(workload.queue_type().map(|kind| format!("{kind} queues")));
     parts
         .extend(workload.exchange.as_ref().map(|name| format!("{} exchange {name}", workload.exchange_type)));
+    parts.extend(
+        workload.routing_key.as_ref().map(|key| format!("{} with key {key}", many(workload.keys, "binding"))),
+    );
+    parts.extend(workload.queue.as_ref().map(|name| match workload.first_queue {
+        1 => format!("queue {name}"),
+        first => format!("queue {name} from {first} on"),
+    }));
+    if workload.predeclared {
+        parts.push("predeclared".into());
+    }
+    let arguments = workload.queue_arguments.iter().filter(|(name, _)| name != "x-queue-type");
+    parts.extend(named("queue arguments", arguments));
+    parts.extend(named("consumer arguments", &workload.consumer_arguments));
+    parts.extend(named("properties", &workload.properties.named));
+    parts.extend(named("headers", &workload.properties.headers));
+    if workload.limit_backlog != LIMIT_BACKLOG {
+        parts.push(match workload.limit_backlog {
+            0 => "no limit of the backlog".into(),
+            limit => format!("backlog of at most {}", grouped(limit as f64)),
+        });
+    }
     parts.join("; ")
+}
+
+/// Settings that have names of their own; `None` if there are none.
+fn named<'p>(what: &str, pairs: impl IntoIterator<Item = &'p (String, String)>) -> Option<String> {
+    let all: Vec<String> = pairs.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    (!all.is_empty()).then(|| format!("{what} {}", all.join(", ")))
 }
 
 fn many(count: usize, what: &str) -> String {
@@ -95,6 +129,9 @@ pub(crate) fn fates(report: &StreamReport) -> Grid {
         "reordered",
         "nacked",
         "returned",
+        "unconfirmed",
+        "odd confirms",
+        "due, not sent",
         "blocked",
         "generator",
         "busiest",
@@ -103,13 +140,14 @@ pub(crate) fn fates(report: &StreamReport) -> Grid {
         let sum = |of: fn(&crate::report::Counts) -> u64| {
             grouped(system.rounds.iter().map(|round| of(&round.counts)).sum::<u64>() as f64)
         };
-        let fate = |fate| grouped(system.figure(Metric::Count(fate)).unwrap_or_default());
+        let fate = |fate| system.figure(Metric::Count(fate)).map_or("–".to_owned(), grouped);
         let largest = |of: fn(&crate::report::GeneratorUsage) -> f64| {
             system.rounds.iter().map(|round| of(&round.generator)).fold(0.0, f64::max)
         };
         let mut row = vec![system.name.clone(), sum(|counts| counts.published)];
         let all = [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned];
         row.extend(all.map(fate));
+        row.extend([Fate::Unconfirmed, Fate::OddConfirms, Fate::Unsent].map(fate));
         row.push(sum(|counts| counts.blocked));
         row.push(format!("{:.2} cores", largest(|usage| usage.cpu_cores)));
         row.push(format!("{:.0} %", 100.0 * largest(|usage| usage.busiest_thread)));
@@ -151,6 +189,35 @@ mod tests {
         let row = text.lines().find(|line| line.contains("new") && line.contains("end-to-end")).unwrap();
         assert!(row.contains("3,500/s") && row.contains("3.50"), "{text}");
         assert!(text.contains("* Mind this."));
+    }
+
+    #[test]
+    fn every_setting_that_is_not_the_default_is_named() {
+        let plain = describe(&workload(&[]));
+        for arguments in [
+            &["--mandatory"][..],
+            &["--queue-type", "quorum"],
+            &["--queue", "q"],
+            &["--queue", "q", "--first-queue", "7"],
+            &["--queue", "q", "--predeclared"],
+            &["--queue-argument", "x-max-length=5"],
+            &["--consumer-argument", "x-priority=5"],
+            &["--property", "priority=5"],
+            &["--property", "header.a=5"],
+            &["--exchange", "e"],
+            &["--exchange", "e", "--exchange-type", "topic"],
+            &["--exchange", "e", "--routing-key", "k"],
+            &["--exchange", "e", "--routing-key", "k", "--routing-keys", "2"],
+            &["--limit-backlog", "5"],
+            &["--limit-backlog", "0"],
+            &["--channels", "2"],
+            &["--rate", "5"],
+        ] {
+            let (last, others) = arguments.split_last().unwrap();
+            let others = if last.starts_with("--") { others } else { &others[..others.len() - 1] };
+            let [with, without] = [arguments, others].map(|each| describe(&workload(each)));
+            assert!(with != without && with != plain, "{arguments:?}: {with}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::fake_broker::{FakeBroker, Fate, Script};
 use super::*;
+use crate::metric;
 use crate::report::{Counts, Round};
 use crate::usage::parse;
 
@@ -46,6 +47,19 @@ fn repeats_do_not_hide_losses() {
     let expected =
         Counts { published: 10_000, consumed: 10_000, lost: 10, duplicated: 10, ..Counts::default() };
     assert_eq!(counts, expected);
+}
+
+#[test]
+fn copies_of_a_message_in_several_queues_are_no_duplicates() {
+    let copied = ["--exchange", "e", "--exchange-type", "fanout", "--queues", "2"];
+    let arguments = [&["--messages", "1000"], &copied[..]].concat();
+    let broker = FakeBroker::start(|_| Fate::Repeated);
+    let report = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
+    let counts = report.systems[0].rounds[0].counts;
+    assert_eq!(counts, Counts { published: 1000, consumed: 2000, copied: true, ..Counts::default() });
+    assert_eq!(report.systems[0].figure(Metric::Count(metric::Fate::Duplicated)), None, "it is not known");
+    let table = table::fates(&report).to_string();
+    assert!(table.contains('–'), "{table}");
 }
 
 #[test]
@@ -166,6 +180,48 @@ fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
     assert!(report.systems[0].rounds[0].processes.unwrap().rss_bytes.unwrap() > 0);
     assert_eq!(report.systems[1].rounds[0].consume_rate, Some(0.0));
     assert_eq!(report.systems[0].server, "Fake");
+}
+
+#[test]
+fn a_stall_that_lasts_until_the_end_counts_against_all_that_was_due() {
+    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let arguments = ["--rate", "1000", "--warmup", "0", "--time", "1", "--limit-backlog", "5", "--auto-ack"];
+    let report = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
+    let round = &report.systems[0].rounds[0];
+    assert_eq!(round.counts.published, 5, "nobody consumes them, so that no other may follow");
+    assert!(round.counts.unsent > 0, "{:?}", round.counts);
+    // One was due in every millisecond, and is as late as the end is far.
+    let (latency, unsent) = (round.latency.unwrap(), round.counts.unsent);
+    assert!((1..=unsent).contains(&latency.count), "{latency:?}");
+    assert!((latency.max * 1000.0 - latency.count as f64).abs() < 10.0, "{latency:?}");
+    assert!(latency.p50 > latency.max / 3.0, "{latency:?}");
+    assert!(report.notes.iter().any(|note| note.contains("due before the end and not sent")));
+}
+
+#[test]
+fn a_system_that_stops_reading_ends_the_run() {
+    // The second message is larger than all buffers between the two.
+    let broker = FakeBroker::start(|_| Fate::Stalled);
+    let arguments = ["--size", "16000000", "--time", "2", "--warmup", "0"];
+    let error = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap_err();
+    assert!(error.to_string().contains("the system reads no more"), "{error}");
+}
+
+#[test]
+fn what_exists_is_neither_changed_nor_deleted() {
+    let broker = FakeBroker::start(honest);
+    let common = ["--messages", "5", "--queue", "q"];
+    let round = |more: &[&str]| run(&plan(&broker.uri(), &[&common, more].concat()), |_, _, _| {});
+    round(&["--exchange", "e"]).unwrap();
+    assert!(!broker.exists("q") && !broker.exists("e"), "a round deletes what it has made");
+    broker.create("e");
+    let error = round(&["--exchange", "e"]).unwrap_err().to_string();
+    assert!(error.contains("exchange 'e' exists") && !broker.exists("q"), "{error}");
+    broker.create("q");
+    let error = round(&[]).unwrap_err().to_string();
+    assert!(error.contains("queue 'q' exists"), "{error}");
+    round(&["--predeclared", "--exchange", "e"]).unwrap();
+    assert!(broker.exists("q") && broker.exists("e"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use amqp::method::{basic, exchange, queue};
+use amqp::method::{basic, channel, exchange, queue};
 use amqp::{Method, RawTable};
 
 use super::content::table;
@@ -18,6 +18,8 @@ pub(crate) struct Topology<'w> {
     queues: Vec<String>,
     /// Each key is bound to the queue whose number is the key's own modulo the number of queues.
     keys: Vec<String>,
+    /// Queues that this round has declared and that did not exist before.
+    created: Vec<String>,
 }
 
 impl<'w> Topology<'w> {
@@ -32,7 +34,7 @@ impl<'w> Topology<'w> {
             Some(key) => numbered(key, 1, workload.keys),
             None => queues.clone(),
         };
-        Self { workload, queues, keys }
+        Self { workload, queues, keys, created: Vec::new() }
     }
 
     /// Routing keys that a producer publishes with, in turn.
@@ -45,14 +47,16 @@ impl<'w> Topology<'w> {
         share(&self.queues, consumer, self.workload.consumers)
     }
 
-    /// Declares everything, unless it is predeclared.
-    pub(crate) fn declare(&self, control: &mut Connection) -> Result<(), ClientError> {
+    /// Declares everything, unless it is predeclared. A queue that exists already belongs to others: it is consumed if there
+    /// are no producers, and is an error otherwise. An exchange that exists is always one.
+    pub(crate) fn declare(&mut self, control: &mut Connection) -> Result<(), ClientError> {
         let workload = self.workload;
         if workload.predeclared {
             return Ok(());
         }
+        let queues = self.missing(control)?;
         let arguments = encoded(&workload.queue_arguments);
-        for name in &self.queues {
+        for name in &queues {
             let declare = queue::Declare {
                 queue: name,
                 durable: workload.durable,
@@ -62,11 +66,7 @@ impl<'w> Topology<'w> {
                 ..Default::default()
             };
             control.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
-            // Without producers, the contents of the queue are the load. A stream cannot be purged.
-            if workload.producers > 0 && workload.queue_type() != Some("stream") {
-                let purge = queue::Purge { queue: name, ..Default::default() };
-                control.call(CHANNEL, purge, |m| matches!(m, Method::QueuePurgeOk(_)).then_some(()))?;
-            }
+            self.created.push(name.clone());
         }
         if let Some(name) = &workload.exchange {
             let durable = workload.durable;
@@ -85,12 +85,40 @@ impl<'w> Topology<'w> {
         Ok(())
     }
 
-    /// Deletes the declared objects. The exchange stays if it has other bindings.
+    /// The queues that do not exist.
+    ///
+    /// # Errors
+    /// A queue that would be published to exists, or the exchange does.
+    fn missing(&self, control: &mut Connection) -> Result<Vec<String>, ClientError> {
+        let workload = self.workload;
+        if let Some(name) = &workload.exchange {
+            let ask = exchange::Declare { exchange: name, passive: true, ..Default::default() };
+            if exists(control, ask, |m| matches!(m, Method::ExchangeDeclareOk(_)))? {
+                return Err(ClientError::Exists(format!("exchange '{name}'")));
+            }
+        }
+        // No queue has a generated name.
+        if workload.queue.is_none() {
+            return Ok(self.queues.clone());
+        }
+        let mut missing = Vec::new();
+        for name in &self.queues {
+            let ask = queue::Declare { queue: name, passive: true, ..Default::default() };
+            if !exists(control, ask, |m| matches!(m, Method::QueueDeclareOk(_)))? {
+                missing.push(name.clone());
+            } else if workload.producers > 0 {
+                return Err(ClientError::Exists(format!("queue '{name}'")));
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Deletes what [`Topology::declare`] has created.
     pub(crate) fn delete(&self, control: &mut Connection) -> Result<(), ClientError> {
         if self.workload.predeclared {
             return Ok(());
         }
-        for name in &self.queues {
+        for name in &self.created {
             let delete = queue::Delete { queue: name, ..Default::default() };
             control.call(CHANNEL, delete, |m| matches!(m, Method::QueueDeleteOk(_)).then_some(()))?;
         }
@@ -127,6 +155,31 @@ impl<'w> Topology<'w> {
         Ok(())
     }
 }
+
+/// Whether what is asked for by a passive declaration exists. A missing one costs the channel of the question.
+fn exists<'m>(
+    control: &mut Connection,
+    ask: impl Into<Method<'m>>,
+    accept: impl Fn(&Method<'_>) -> bool,
+) -> Result<bool, ClientError> {
+    control.open_channel(QUESTIONS)?;
+    match control.call(QUESTIONS, ask, |method| accept(method).then_some(())) {
+        Ok(()) => {
+            let close = channel::Close { reply_code: 200, reply_text: "", ..Default::default() };
+            control.call(QUESTIONS, close, |m| matches!(m, Method::ChannelCloseOk(_)).then_some(true))
+        }
+        Err(ClientError::Closed(text)) if text.starts_with(NOT_FOUND) => {
+            control.send_method(QUESTIONS, channel::CloseOk {})?;
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The channel for questions whose answer may close it.
+const QUESTIONS: u16 = CHANNEL + 1;
+/// How an error begins that says that something does not exist.
+const NOT_FOUND: &str = "404 ";
 
 fn encoded(pairs: &[(String, String)]) -> Vec<u8> {
     table(pairs).encode()

@@ -145,6 +145,19 @@ impl Workload {
         self.bodies.is_empty() && self.size >= STAMPED_LEN
     }
 
+    /// Whether a message may reach several queues, as with a fanout exchange.
+    pub(crate) fn is_copied(&self) -> bool {
+        let Some(_) = &self.exchange else { return false };
+        let key = self.routing_key.as_ref().or(self.queue.as_ref()).map_or("", String::as_str);
+        match self.exchange_type.as_str() {
+            // Others' bindings are unknown.
+            _ if self.predeclared => true,
+            "direct" => false,
+            "topic" if !key.contains(['*', '#']) => false,
+            _ => self.queues > 1,
+        }
+    }
+
     /// The type of the queues, if given.
     pub(crate) fn queue_type(&self) -> Option<&str> {
         let kind = self.queue_arguments.iter().find(|(name, _)| name == "x-queue-type");

@@ -127,7 +127,12 @@ fn streams(mut a: StreamReport, mut b: StreamReport) -> StreamReport {
         run.notes.iter_mut().for_each(|note| lettered(letter, note));
     }
     let facts = [&a, &b].map(|run| describe(&run.workload));
-    a.notes.splice(0..0, differences([&a.machine, &b.machine], facts));
+    let mut notes = differences([&a.machine, &b.machine], facts);
+    // In case that the description leaves a setting out.
+    if a.workload != b.workload && describe(&a.workload) == describe(&b.workload) {
+        notes.push("The parameters differ in what their description leaves out; see the runs' files.".into());
+    }
+    a.notes.splice(0..0, notes);
     a.systems.extend(b.systems);
     a.notes.extend(b.notes);
     a.expectations.clear();
