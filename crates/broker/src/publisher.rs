@@ -21,7 +21,7 @@ use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::names::ExchangeName;
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{DeadLetter, Load, Overdraft, PublisherHold, Queue, Sender};
+use crate::queue::{Load, Overdraft, PublisherHold, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -130,10 +130,10 @@ struct HandingOver {
     first: u64,
     /// The number of the route's queues that have it.
     done: usize,
-    /// Dead letters of queues, by the queue's index in the route. They are sent on when all queues have the
-    /// batch, as in RabbitMQ, where each queue is a process: a queue that receives both has the messages
-    /// first.
-    letters: Vec<(usize, Vec<DeadLetter>)>,
+    /// The numbers of dead letters to send on, by the queue's index in the route; 0 if others send them. They are sent on when
+    /// all queues have the batch, as in RabbitMQ, where each queue is a process: a queue that receives both has the messages
+    /// first. Until then they are in the queue's line, where others send them if too many wait.
+    letters: Vec<(usize, usize)>,
 }
 
 /// Messages published to an exchange, and queue entries that resulted.
@@ -584,7 +584,7 @@ impl Publisher {
         if letters.is_empty() {
             return true;
         }
-        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| dead.is_empty());
+        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| *dead == 0);
         for (at, dead) in own {
             self.vhost.dead_letter(&route.queues[at], dead, self.now);
         }
@@ -622,7 +622,7 @@ impl Publisher {
         {
             self.flushed.hold = Some(Box::new(queue.hold(added)));
         }
-        if !appended.dead.is_empty() || appended.lined_up {
+        if appended.dead > 0 || appended.lined_up {
             letters.push((at, appended.dead));
         }
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 
 use sync::{MutexGuard, Rank};
 
@@ -27,10 +26,10 @@ use crate::time::Timestamp;
 /// The outcome of [`Queue::append`].
 #[derive(Default)]
 pub(crate) struct Appended {
-    /// Dead letters that the caller has to send on.
-    pub(crate) dead: Vec<DeadLetter>,
-    /// Other dead letters wait in line for another thread to send them on: a caller with no letters left to
-    /// send waits for that thread ([`Queue::wait_for_dead_letters`]).
+    /// The number of dead letters that it has lined up for the caller to send on.
+    pub(crate) dead: usize,
+    /// Its dead letters wait in line for another thread to send them on: the caller waits for that thread
+    /// ([`Queue::wait_for_dead_letters`]).
     pub(crate) lined_up: bool,
     /// The log position to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
@@ -349,31 +348,27 @@ impl Queue {
     }
 
     /// Sends dead letters that a step has left to the caller, or waits for those before them.
-    pub(super) fn send_dead_letters_in_turn(&self, dead: Vec<DeadLetter>, lined_up: bool, now: Timestamp) {
+    pub(super) fn send_dead_letters_in_turn(&self, dead: usize, lined_up: bool, now: Timestamp) {
         if lined_up {
             self.wait_for_dead_letters(now);
-        } else {
+        } else if dead > 0 {
             self.send_dead_letters(dead, now);
         }
     }
 
-    /// Sends dead letters that this thread has taken.
-    pub(super) fn send_dead_letters(&self, letters: Vec<DeadLetter>, now: Timestamp) {
-        if !letters.is_empty()
-            && let Some(home) = self.context.home.upgrade()
-        {
-            home.dead_letter(self, letters, now);
+    /// Sends some of the dead letters in line, `at_least` this number, if there are as many. Returns their number.
+    pub(super) fn send_dead_letters(&self, at_least: usize, now: Timestamp) -> usize {
+        if let Some(home) = self.context.home.upgrade() {
+            return home.dead_letter(self, at_least, now);
         }
+        // They have nowhere to go without their virtual host.
+        while !self.next_dead_letters(&Step::default(), usize::MAX).is_empty() {}
+        0
     }
 
-    /// Releases the lock, updates counters, and returns the dead letters that have a destination, for the
-    /// caller to send on, or whether they wait in line behind others.
-    fn conclude(
-        &self,
-        mut state: StateGuard<'_>,
-        mut effects: Effects,
-        now: Timestamp,
-    ) -> (Vec<DeadLetter>, bool) {
+    /// Releases the lock, updates counters, and returns the number of dead letters with a destination that are in line for
+    /// the caller to send on, or whether another thread will.
+    fn conclude(&self, mut state: StateGuard<'_>, mut effects: Effects, now: Timestamp) -> (usize, bool) {
         self.look_at_paging(&mut state, now);
         // Returned messages take nothing off the backlog, however often they are delivered.
         let taken = effects.delivered.saturating_sub(effects.redelivered);
@@ -383,18 +378,19 @@ impl Queue {
         if effects.published > 0 || effects.delivered > 0 {
             state.passing.add(effects.published, effects.leaving(), now);
         }
-        let Effects { mut dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
-        let (mut lined_up, mut dropped) = (false, Vec::new());
+        let Effects { dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
+        let (mut own, mut lined_up, mut dropped) = (0, false, Vec::new());
         if !dead.is_empty() {
             if self.properties.capacity.is_some() {
                 let over = dead.iter().filter(|dead| dead.reason == DeathReason::MaxLength).count();
                 self.context.metrics.mqtt_messages_dropped.add(over);
             }
             if self.arguments.load().dead_lettering.is_none() {
-                dropped = std::mem::take(&mut dead);
+                dropped = dead;
             } else {
-                dead = state.line_up(dead);
-                lined_up = dead.is_empty();
+                let count = dead.len();
+                lined_up = !state.line_up(dead);
+                own = if lined_up { 0 } else { count };
             }
         }
         drop(state);
@@ -405,7 +401,7 @@ impl Queue {
         self.context.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
         self.context.metrics.messages_redelivered.add(redelivered);
         self.write_down(&marks);
-        (dead, lined_up)
+        (own, lined_up)
     }
 
     /// Taken by the thread that sends the queue's dead letters on.
@@ -413,11 +409,11 @@ impl Queue {
         self.dead_letters_turn.lock()
     }
 
-    /// The dead letters that lined up while the caller sent `sent` others on; none if these are many, and it leaves the rest
-    /// to the next thread that drops messages, or to [`Queue::dead_letter_some`].
-    pub(crate) fn next_dead_letters(&self, sent: &Step) -> Vec<DeadLetter> {
+    /// The next dead letters in line, `at_least` this number, for the thread that has the turn and has sent `sent` others on; none
+    /// if these are many, and it leaves the rest to the next thread that drops messages, or to [`Queue::dead_letter_some`].
+    pub(crate) fn next_dead_letters(&self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
-        let next = state.next_dead_letters(sent);
+        let next = state.next_dead_letters(sent, at_least);
         if state.has_dead_letters() {
             self.dead_letter_later(&mut state);
             if state.deleted {
@@ -427,21 +423,19 @@ impl Queue {
         next
     }
 
-    /// Waits until dead letters in line have probably been sent on, and sends some if no other thread does: threads that drop
-    /// messages must not run far ahead of the one that sends them. Never called by a thread that still has dead letters of any
-    /// queue to send.
+    /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that drop
+    /// messages must not run far ahead of the one that sends them, which may have to wait for its next turn before it begins.
+    /// Never called by a thread that has the turn of any queue.
     pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) {
         loop {
             drop(self.dead_letters_turn.lock());
-            let mut state = self.state.lock();
-            let (letters, is_too_early) = (state.take_dead_letters(), state.has_many_dead_letters());
+            let state = self.state.lock();
+            let (is_left, are_many) = (state.has_dead_letters(), state.has_many_dead_letters());
             drop(state);
-            self.send_dead_letters(letters, now);
-            if !is_too_early {
+            let sent = if is_left || are_many { self.send_dead_letters(0, now) } else { 0 };
+            if !are_many || sent == 0 {
                 return;
             }
-            // The next sender may not have begun yet.
-            thread::yield_now();
         }
     }
 }

@@ -460,14 +460,11 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.awaits_capacity = false;
-        let letters = state.take_dead_letters();
-        if !letters.is_empty() {
+        if state.has_dead_letters() {
             // Dropping comes after them.
             self.dead_letter_later(&mut state);
             drop(state);
-            let count = letters.len();
-            self.send_dead_letters(letters, now);
-            return count;
+            return self.send_dead_letters(0, now);
         }
         let is_done = state.deleted
             || state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects);

@@ -50,25 +50,31 @@ pub(super) struct QueueState {
 /// Dead letters that wait for those which were dropped before them.
 #[derive(Default)]
 struct DeadLetterLine {
+    /// They stay here until a thread that has the [turn](Queue::dead_letters_turn) takes them.
     waiting: VecDeque<DeadLetter>,
-    /// Whether a thread is sending dead letters on. If none is, the next one that drops messages does, or the broker's timer.
+    /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one that
+    /// drops messages does, or the broker's timer.
     has_sender: bool,
     /// The queue itself if it is deleted: the topology keeps it no longer, and its dead letters have still to be sent.
     of_deleted: Option<Arc<Queue>>,
 }
 
 impl DeadLetterLine {
-    /// The next dead letters, for a thread to send.
-    fn take(&mut self) -> Vec<DeadLetter> {
+    /// The next dead letters, for a thread to send: a [`Step`] of them, or `at_least` this number.
+    fn take(&mut self, at_least: usize) -> Vec<DeadLetter> {
         self.has_sender = true;
         self.of_deleted = None;
         let mut step = Step::default();
-        std::iter::from_fn(|| {
-            let letter = self.waiting.front().filter(|_| step.goes_on())?;
+        let is_next = |(at, letter): &(usize, &DeadLetter)| {
+            let goes_on = step.goes_on();
             step.add(&letter.message);
-            self.waiting.pop_front()
-        })
-        .collect()
+            *at < at_least || goes_on
+        };
+        match self.waiting.iter().enumerate().take_while(is_next).count() {
+            // They may be very many, and are not copied.
+            count if count == self.waiting.len() => std::mem::take(&mut self.waiting).into(),
+            count => self.waiting.drain(..count).collect(),
+        }
     }
 }
 
@@ -219,28 +225,24 @@ impl QueueState {
     }
 
     /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever
-    /// thread dropped them. Returns the dead letters that the caller has to send on, followed by those of
-    /// [`QueueState::next_dead_letters`]; none if another thread is sending already.
-    pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> Vec<DeadLetter> {
-        match &mut self.letters {
-            Some(line) => {
-                line.waiting.extend(letters);
-                if line.has_sender { Vec::new() } else { line.take() }
-            }
-            none => {
-                *none = Some(Box::new(DeadLetterLine { has_sender: true, ..DeadLetterLine::default() }));
-                letters
-            }
+    /// thread dropped them. Returns whether the caller has to send dead letters on; not if another thread will.
+    pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> bool {
+        let line = self.letters.get_or_insert_default();
+        match line.waiting.is_empty() {
+            true => line.waiting = letters.into(),
+            false => line.waiting.extend(letters),
         }
+        !std::mem::replace(&mut line.has_sender, true)
     }
 
-    /// The dead letters that lined up while the caller sent `sent` others on. If there are none, later ones need not wait any
-    /// more. A thread that has sent many gets none: [`QueueState::has_dead_letters`] says whether it leaves some.
-    pub(super) fn next_dead_letters(&mut self, sent: &Step) -> Vec<DeadLetter> {
+    /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there are
+    /// none, later dead letters need not wait any more. A thread that has sent many gets none: [`QueueState::has_dead_letters`] says
+    /// whether it leaves some.
+    pub(super) fn next_dead_letters(&mut self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,
             Some(line) if !sent.goes_on() => line.has_sender = false,
-            Some(line) => return line.take(),
+            Some(line) => return line.take(at_least),
             None => {}
         }
         Vec::new()
@@ -249,11 +251,6 @@ impl QueueState {
     /// Whether dead letters wait that no thread is sending.
     pub(super) fn has_dead_letters(&self) -> bool {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
-    }
-
-    /// Dead letters for the caller to send, of those that no thread is sending.
-    pub(super) fn take_dead_letters(&mut self) -> Vec<DeadLetter> {
-        self.letters.as_mut().filter(|line| !line.has_sender).map(|line| line.take()).unwrap_or_default()
     }
 
     /// Whether more dead letters wait than threads that drop messages may leave behind.

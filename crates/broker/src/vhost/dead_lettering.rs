@@ -14,21 +14,24 @@ use crate::queue::{DeadLetter, DeathReason, Queue, Sender, Step};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
-/// Dead letters of queues that dropped messages in favour of other dead letters.
-type Pending = VecDeque<(Arc<Queue>, Vec<DeadLetter>)>;
+/// Queues that dropped messages in favour of dead letters of others, and how many of their own this thread has to send.
+type Pending = VecDeque<(Arc<Queue>, usize)>;
 
 /// Nanoseconds charged for creating a dead letter and finding its queues.
 const LETTER: u32 = 1_500;
 
 impl VirtualHost {
-    /// Routes the dead letters of `from` to its dead-letter exchange, then those that other queues drop as a
-    /// consequence, and so on; finally dead letters that `from` has dropped in the meantime, if they are not many. Called
-    /// without any lock held, by the thread to which the queue gave `dead`. Dead letters to a missing exchange are dropped.
-    pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
+    /// Routes the first dead letters in the line of `from` to its dead-letter exchange, `at_least` this number if there are as
+    /// many, then those that other queues drop as a consequence, and so on; finally dead letters that `from` has dropped in the
+    /// meantime, if they are not many. Called without any lock held. Letters to a missing exchange are dropped. Returns the
+    /// number of dead letters of `from`.
+    pub(crate) fn dead_letter(&self, from: &Queue, at_least: usize, now: Timestamp) -> usize {
         let mut pending = Pending::new();
-        let (mut dead, mut sent) = (dead, Step::default());
+        let (mut count, mut sent) = (0, Step::default());
         let _turn = from.dead_letters_turn();
+        let mut dead = from.next_dead_letters(&sent, at_least);
         while !dead.is_empty() {
+            count += dead.len();
             let mut left = Vec::new();
             for letter in &dead {
                 sent.add(&letter.message);
@@ -38,21 +41,26 @@ impl VirtualHost {
                 }
             }
             from.dead_letters_sent(left);
-            dead = from.next_dead_letters(&sent);
+            dead = from.next_dead_letters(&sent, 0);
         }
+        count
     }
 
-    /// Sends on the dead letters of a queue that received one, and some that it drops in the meantime. A queue is
-    /// in `pending` at most once: after that its dead letters line up.
-    fn send_line(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp, pending: &mut Pending) {
-        let (mut dead, mut sent) = (dead, Step::default());
+    /// Sends on the dead letters of a queue that received one, and some that it drops in the meantime.
+    ///
+    /// The caller has the turn of another queue, and may wait here for a thread that sends this queue's dead letters. No thread gets
+    /// dead letters of a queue to send while another sends them, so that one began after the caller had got its dead letters, and so
+    /// after the caller had begun. In a circle of such threads each would have begun before the next: there is none.
+    fn send_line(&self, from: &Queue, at_least: usize, now: Timestamp, pending: &mut Pending) {
+        let mut sent = Step::default();
         let _turn = from.dead_letters_turn();
+        let mut dead = from.next_dead_letters(&sent, at_least);
         while !dead.is_empty() {
             dead.iter().for_each(|letter| sent.add(&letter.message));
             let left: Vec<_> =
                 dead.iter().filter_map(|letter| self.send_dead_letter(from, letter, now, pending)).collect();
             from.dead_letters_sent(left);
-            dead = from.next_dead_letters(&sent);
+            dead = from.next_dead_letters(&sent, 0);
         }
     }
 
@@ -88,7 +96,7 @@ impl VirtualHost {
             let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
             let sender = Sender::DeadLetters { budget: share };
             let appended = queue.append(message.iter().cloned(), kept, now, sender, |_| {});
-            if !appended.dead.is_empty() {
+            if appended.dead > 0 {
                 pending.push_back((queue, appended.dead));
             }
         }

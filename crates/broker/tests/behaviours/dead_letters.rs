@@ -1,7 +1,10 @@
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::*;
+use sync::work::{self, Turn};
 
 use crate::disk_world::{WakeCounter, disk_world};
 use crate::world::*;
@@ -320,4 +323,87 @@ fn a_get_behind_very_many_dead_letters_waits_for_them() {
     world.wait(0);
     assert_eq!((dead.message_count(), counter.times()), (3_000, 1));
     assert!(matches!(brief.fetch(true, world.now, &waiter), Fetched::Empty));
+}
+
+/// Publishes a message; returns whether all queues have it.
+fn publish_to(publisher: &mut Publisher, exchange: &str, routing_key: &str, body: &str) -> bool {
+    let (properties, body) = (amqp::properties::NO_PROPERTIES, Body::Copied(body.as_bytes()));
+    publisher.publish(Publish { exchange, routing_key, properties, body }, NOW).unwrap();
+    !publisher.flush(NOW).unfinished
+}
+
+const NOW: Timestamp = Timestamp(1_000_000);
+
+/// It has letters to send once the other queue has its message, in its next turn: nobody may wait for that on its thread.
+#[test]
+fn a_publisher_whose_turn_ends_between_two_queues_holds_up_nobody() {
+    let World { broker, vhost, publisher: mut slow, .. } = world();
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let mut world = World { publisher: vhost.publisher(&guest), broker, vhost, now: NOW };
+    for (name, dead) in [("a", "dead.a"), ("b", "dead.b")] {
+        world.queue(dead);
+        let [exchange, key] = dead_letter_to(dead);
+        world.queue_with(name, &[exchange, key, ("x-max-length", FieldValue::I32(1))]);
+        world.bind(name, "amq.fanout", "");
+    }
+    assert!(publish_to(&mut slow, "amq.fanout", "", "0"));
+    let turn = Turn::begin();
+    work::charge(work::TURN, 1);
+    assert!(!publish_to(&mut slow, "amq.fanout", "", "1"), "one queue has it");
+    drop(turn);
+    // More than may wait for the one who has to send them.
+    const COUNT: u32 = 5_000;
+    let (done, is_done) = mpsc::sync_channel(4);
+    let mut fast = world.vhost.publisher(&guest);
+    thread::spawn(move || {
+        for body in 2..COUNT {
+            for queue in ["a", "b"] {
+                assert!(publish_to(&mut fast, "", queue, &body.to_string()));
+            }
+        }
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_mins(1)).expect("the other publisher waits for the slow one");
+    assert!(!slow.flush(NOW).unfinished);
+    world.wait(0);
+    let sent = |name: &str| world.drain(&world.queue(name));
+    let [a, b] = ["dead.a", "dead.b"].map(sent);
+    let all: Vec<_> = (0..COUNT - 1).map(|body| body.to_string()).collect();
+    // The second queue has the slow publisher's message last.
+    let mut late = all.clone();
+    late.retain(|body| body != "1");
+    late.push((COUNT - 1).to_string());
+    assert!((a == all && b == late) || (b == all && a == late), "{} and {} sent", a.len(), b.len());
+}
+
+/// Each queue's letters go to the others: threads that send one queue's letters have those of another to send.
+#[test]
+fn queues_that_dead_letter_to_each_other_hold_up_nobody() {
+    let mut world = world();
+    let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
+    const QUEUES: [&str; 3] = ["a", "b", "c"];
+    let queues = QUEUES.map(|name| {
+        let limits = [
+            ("x-max-length", FieldValue::I32(1)),
+            ("x-dead-letter-exchange", FieldValue::text("amq.fanout")),
+        ];
+        let queue = world.queue_with(name, &limits);
+        world.bind(name, "amq.fanout", "");
+        queue
+    });
+    let (done, is_done) = mpsc::sync_channel(4);
+    for at in 0..4 {
+        let (mut publisher, done) = (world.vhost.publisher(&guest), done.clone());
+        thread::spawn(move || {
+            for body in 0..500 {
+                publish_to(&mut publisher, "", QUEUES[(at + body) % 3], "m");
+            }
+            done.send(()).unwrap();
+        });
+    }
+    for _ in 0..4 {
+        is_done.recv_timeout(Duration::from_mins(2)).expect("publishers wait for each other");
+    }
+    world.wait(0);
+    assert_eq!(queues.map(|queue| queue.message_count()), [1, 1, 1]);
 }
