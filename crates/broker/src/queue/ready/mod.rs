@@ -253,6 +253,8 @@ impl ReadyStore {
     pub(super) fn take_all(&mut self) -> Self {
         let mut empty = Self::new(self.order, self.stores);
         empty.epoch = self.epoch + 1;
+        // Messages on their way back may have their places already.
+        empty.returns = self.returns;
         empty.discarded = std::mem::take(&mut self.discarded);
         let segments = self.levels.iter_mut().filter_map(Level::take_page_segments);
         empty.discarded.extend(segments);

@@ -83,7 +83,8 @@ impl ReturnedMessages {
             false => (&mut self.fixed, &mut self.fixed_weight),
         };
         *sum += weight;
-        messages.insert(place, delivery);
+        let replaced = messages.insert(place, delivery);
+        debug_assert!(replaced.is_none(), "place {place} is taken");
     }
 
     /// Adds messages that are all in memory.

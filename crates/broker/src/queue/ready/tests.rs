@@ -126,6 +126,21 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
     }
 }
 
+#[test]
+fn a_purge_takes_no_places_from_messages_on_their_way_back() {
+    let mut world = World::new(0, true);
+    (0..6).for_each(|_| world.push(0, true, false));
+    (0..3).for_each(|_| world.pop());
+    let late = std::mem::take(&mut world.out);
+    (0..3).for_each(|_| world.pop());
+    world.put_back_together(false, true);
+    world.out = late;
+    world.put_all_back(false);
+    world.check();
+    (0..6).for_each(|_| world.pop());
+    assert!(world.out.len() == 6 && world.store.is_empty());
+}
+
 /// A store, a model of its contents, and the contents of the disk.
 struct World {
     store: ReadyStore,
@@ -224,13 +239,16 @@ impl World {
         }
     }
 
-    /// Puts everything back at once, in the order in which it was taken.
-    fn put_back_together(&mut self, has_failed: bool) {
+    /// Puts everything back at once, in the order in which it was taken, after a purge that comes in between.
+    fn put_back_together(&mut self, has_failed: bool, is_purged: bool) {
         let mut all = std::mem::take(&mut self.out);
+        let first = self.store.reserve_places(all.len());
+        if is_purged {
+            self.purge();
+        }
         for delivery in &mut all {
             self.returns(delivery, has_failed);
         }
-        let first = self.store.reserve_places(all.len());
         self.store.put_back_all(ReturnedBatch::new(self.store.order, self.store.stores, all, first));
     }
 
@@ -329,7 +347,7 @@ proptest! {
                 6 if !world.out.is_empty() => world.put_back(more.into(), flag),
                 14 => (0..=4 * more).for_each(|_| world.pop()),
                 15 => world.put_all_back(flag),
-                17 => world.put_back_together(flag),
+                17 => world.put_back_together(flag, more == 0),
                 16 => (0..=2 * more).for_each(|_| world.page_out(extent(more))),
                 7 | 8 => world.page_out(extent(more)),
                 9 => if let Some(written) = world.writing.take() {
