@@ -218,10 +218,13 @@ impl ReadyStore {
     /// Takes the next message if it has expired; where returned messages come first, the next one of any level.
     pub(super) fn pop_expired(&mut self, now: u64) -> Option<Delivery> {
         let has_expired = |level: &Level| level.front().is_some_and(|next| next.expires <= now);
-        if self.order.returned_first
-            && let Some(at) = self.levels.iter().rposition(has_expired)
-        {
-            return self.pop_from(at);
+        if self.order.returned_first {
+            if let Some(at) = self.levels.iter().rposition(has_expired) {
+                return self.pop_from(at);
+            }
+            // One that is due is on disk. The levels above are loaded before it, a little of each.
+            self.needs_load |= self.next_expiry().is_some_and(|expires| expires <= now);
+            return None;
         }
         match self.front() {
             Some(delivery) if delivery.expires <= now => self.pop(),
@@ -237,9 +240,12 @@ impl ReadyStore {
     /// behind it wait for it, as in RabbitMQ, regardless of their priority, unless returned messages come first: then the
     /// next ones of all levels expire.
     pub(super) fn next_expiry(&self) -> Option<u64> {
-        if self.order.returned_first && !self.is_on_disk() {
-            let in_memory = self.levels.iter().filter_map(|level| level.front().map(|next| next.expires));
-            return in_memory.min().filter(|expires| *expires != NEVER);
+        if self.order.returned_first {
+            let next_of = |level: &Level| match level.front() {
+                Some(next) => Some(next.expires),
+                None => level.expiry_on_disk(),
+            };
+            return self.levels.iter().filter_map(next_of).min().filter(|expires| *expires != NEVER);
         }
         let expires = match self.front() {
             Some(delivery) => delivery.expires,

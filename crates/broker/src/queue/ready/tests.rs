@@ -127,6 +127,35 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
 }
 
 #[test]
+fn messages_behind_returned_ones_expire_though_all_are_on_disk() {
+    let mut world = World::new(0, true);
+    world.push(0, true, false);
+    world.pop();
+    world.put_back(0, false);
+    world.push(0, true, false);
+    let [never, expires] = [0, 1].map(|at: usize| world.published[at].expires);
+    assert_eq!(never, NEVER);
+    while world.store.on_disk().messages < 2 {
+        world.page_out(Extent::Stored);
+    }
+    assert_eq!(world.store.next_expiry(), Some(expires));
+    assert!(world.store.pop_expired(expires - 1).is_none() && !world.store.needs_load());
+    let mut loads = 0;
+    let popped = loop {
+        if let Some(popped) = world.store.pop_expired(expires) {
+            break popped;
+        }
+        assert!(world.store.needs_load());
+        world.begin_load();
+        world.end_load(30);
+        loads += 1;
+    };
+    // The returned one is loaded before.
+    assert_eq!((popped.position, loads), (1, 2));
+    assert_eq!(world.store.next_expiry(), None);
+}
+
+#[test]
 fn a_purge_takes_no_places_from_messages_on_their_way_back() {
     let mut world = World::new(0, true);
     (0..6).for_each(|_| world.push(0, true, false));
@@ -321,8 +350,12 @@ impl World {
             assert_eq!(self.store.front().map(|delivery| delivery.position), next);
         }
         assert!(self.store.pageable() <= self.store.resident());
-        if let Some(next) = next.filter(|_| !self.store.order.returned_first) {
-            assert!(self.store.next_expiry().unwrap_or(NEVER) <= self.published[next as usize].expires);
+        // Where returned messages come first, the next ones of all levels expire.
+        let firsts = self.model.iter().filter_map(BTreeSet::first).chain(self.returned.front());
+        let firsts: Vec<_> =
+            if self.store.order.returned_first { firsts.collect() } else { next.iter().collect() };
+        for first in firsts {
+            assert!(self.store.next_expiry().unwrap_or(NEVER) <= self.published[*first as usize].expires);
         }
     }
 }
