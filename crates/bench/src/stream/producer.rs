@@ -172,7 +172,7 @@ impl<'a> Sender<'a> {
             return Ok(true);
         }
         let last = end.saturating_sub(1);
-        pacer.take_due(last, self.room(), stamps);
+        pacer.take_due(last, self.available(), stamps);
         if !stamps.is_empty() && !self.publish(stamps)? {
             return Ok(false);
         }

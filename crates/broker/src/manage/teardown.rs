@@ -7,13 +7,14 @@ use crate::vhost::VirtualHost;
 
 /// The sections whose keys begin with the name of a virtual host; bindings are stored under numbers that are
 /// never reused.
-const NAMED: [Section; 6] = [
+const NAMED: [Section; 7] = [
     Section::Exchanges,
     Section::Queues,
     Section::MqttSessions,
     Section::MqttReceived,
     Section::MqttRetained,
     Section::MqttPendingRetained,
+    Section::MqttGroups,
 ];
 
 impl VirtualHost {

@@ -409,8 +409,9 @@ impl Queue {
         self.dead_letters_turn.lock()
     }
 
-    /// The next dead letters in line, `at_least` this number, for the thread that has the turn and has sent `sent` others on; none
-    /// if these are many, and it leaves the rest to the next thread that drops messages, or to [`Queue::dead_letter_some`].
+    /// The next dead letters in line, `at_least` this number, for the thread that has the turn and has sent `sent` others on;
+    /// none if these are many, and it leaves the rest to the next thread that drops messages, or to
+    /// [`Queue::dead_letter_some`].
     pub(crate) fn next_dead_letters(&self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
         let next = state.next_dead_letters(sent, at_least);
@@ -423,9 +424,9 @@ impl Queue {
         next
     }
 
-    /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that drop
-    /// messages must not run far ahead of the one that sends them, which may have to wait for its next turn before it begins.
-    /// Never called by a thread that has the turn of any queue.
+    /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that
+    /// drop messages must not run far ahead of the one that sends them, which may have to wait for its next turn before it
+    /// begins. Never called by a thread that has the turn of any queue.
     pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) {
         loop {
             drop(self.dead_letters_turn.lock());

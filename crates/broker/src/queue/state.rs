@@ -52,8 +52,8 @@ pub(super) struct QueueState {
 struct DeadLetterLine {
     /// They stay here until a thread that has the [turn](Queue::dead_letters_turn) takes them.
     waiting: VecDeque<DeadLetter>,
-    /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one that
-    /// drops messages does, or the broker's timer.
+    /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one
+    /// that drops messages does, or the broker's timer.
     has_sender: bool,
     /// The queue itself if it is deleted: the topology keeps it no longer, and its dead letters have still to be sent.
     of_deleted: Option<Arc<Queue>>,
@@ -235,9 +235,9 @@ impl QueueState {
         !std::mem::replace(&mut line.has_sender, true)
     }
 
-    /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there are
-    /// none, later dead letters need not wait any more. A thread that has sent many gets none: [`QueueState::has_dead_letters`] says
-    /// whether it leaves some.
+    /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there
+    /// are none, later dead letters need not wait any more. A thread that has sent many gets none:
+    /// [`QueueState::has_dead_letters`] says whether it leaves some.
     pub(super) fn next_dead_letters(&mut self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,

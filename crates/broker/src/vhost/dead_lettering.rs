@@ -48,9 +48,10 @@ impl VirtualHost {
 
     /// Sends on the dead letters of a queue that received one, and some that it drops in the meantime.
     ///
-    /// The caller has the turn of another queue, and may wait here for a thread that sends this queue's dead letters. No thread gets
-    /// dead letters of a queue to send while another sends them, so that one began after the caller had got its dead letters, and so
-    /// after the caller had begun. In a circle of such threads each would have begun before the next: there is none.
+    /// The caller has the turn of another queue, and may wait here for a thread that sends this queue's dead letters. No
+    /// thread gets dead letters of a queue to send while another sends them, so that one began after the caller had got its
+    /// dead letters, and so after the caller had begun. In a circle of such threads each would have begun before the next:
+    /// there is none.
     fn send_line(&self, from: &Queue, at_least: usize, now: Timestamp, pending: &mut Pending) {
         let mut sent = Step::default();
         let _turn = from.dead_letters_turn();

@@ -146,8 +146,13 @@ fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_
     let broker = disk_world.world.broker.clone();
     load(&broker, &json!({"vhosts": [{"name": "v"}, {"name": "va"}]}));
     let (vhost, other) = (broker.vhost("v").unwrap(), broker.vhost("va").unwrap());
-    let sections =
-        [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained, Section::MqttPendingRetained];
+    let sections = [
+        Section::MqttSessions,
+        Section::MqttReceived,
+        Section::MqttRetained,
+        Section::MqttPendingRetained,
+        Section::MqttGroups,
+    ];
     for section in sections {
         assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_some());
         assert!(other.note(|catalogue| catalogue.put(section, b"\x02vac".to_vec(), Vec::new())).is_some());

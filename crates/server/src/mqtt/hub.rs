@@ -338,7 +338,7 @@ impl Hub {
         sessions.groups.remove(&key);
         drop(sessions);
         // The queue is in use if another session has joined it meanwhile.
-        let _ = vhost.delete_queue(NOBODY, queue, true, false);
+        leftovers::delete_group(vhost, queue);
     }
 
     /// Publishes the will of a client that has gone, unless its virtual host is gone. `shown` is its
@@ -484,7 +484,7 @@ impl Hub {
         if let Some(key) = wrong {
             return Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string()));
         }
-        self.list_loaded(found, &groups_before);
+        self.list_loaded(found, &groups_before, leftovers::noted_groups(catalogue)?);
         // Before any client connects that could resume an expired session.
         self.expire(now);
         Ok(())
@@ -516,11 +516,12 @@ impl Hub {
     }
 
     /// Lists the loaded sessions, and deletes queues that belong to none of them. `groups_before` has the queues that an
-    /// earlier version created for shared subscriptions.
+    /// earlier version created for shared subscriptions, `noted` those that MQTT has declared, with their numbers.
     fn list_loaded(
         &self,
         found: HashMap<Owner, DetachedSession>,
         groups_before: &HashMap<Owner, Vec<Box<str>>>,
+        noted: HashMap<(Arc<str>, Box<str>), u64>,
     ) {
         let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();
@@ -536,7 +537,7 @@ impl Hub {
         }
         let groups = sessions.groups.keys().cloned().collect();
         drop(sessions);
-        leftovers::delete(&self.broker, &names, &groups);
+        leftovers::delete(&self.broker, &names, &groups, noted);
     }
 
     /// Loads the identifiers of QoS 2 messages that reached the disk. Identifiers of other messages are

@@ -2,20 +2,68 @@
 
 use std::sync::Arc;
 
-use broker::{Broker, Queue};
-use hashbrown::HashSet;
+use broker::{Broker, Catalogue, CatalogueError, Queue, Section, VirtualHost};
+use hashbrown::{HashMap, HashSet};
 
+use super::disk;
 use super::hub::{GROUP_PREFIX, NOBODY, QUEUE_PREFIX};
 use super::session_ownership::Owner;
 
-/// Deletes queues of clients without a stored session, and queues of shared subscriptions that no stored session shares
-/// (`groups`). Must be called before any client is served.
-pub(super) fn delete(broker: &Broker, sessions: &HashSet<Owner>, groups: &HashSet<(Arc<str>, Box<str>)>) {
+/// The names of a virtual host and of a queue of a shared subscription there.
+type GroupQueueKey = (Arc<str>, Box<str>);
+
+/// Notes that MQTT has declared the queue of a shared subscription, which is to be deleted with the last session that shares
+/// it. One that was there before, of an application or moved here, is left to its owner by the next start.
+pub(super) fn note_group(vhost: &VirtualHost, queue: &Queue) {
+    let Some(number) = queue.number() else { return };
+    let key = disk::key(&[vhost.name(), queue.name()]);
+    vhost.note(|catalogue| catalogue.put(Section::MqttGroups, key, number.to_be_bytes().into()));
+}
+
+/// Deletes the queue of a shared subscription that no session shares any more, unless it is in use.
+pub(super) fn delete_group(vhost: &VirtualHost, queue: &str) {
+    let _ = vhost.delete_queue(NOBODY, queue, true, false);
+    if vhost.queue(NOBODY, queue).is_err() {
+        vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
+    }
+}
+
+/// The queues that [`note_group`] has noted, with their numbers.
+pub(super) fn noted_groups(catalogue: &Catalogue) -> Result<HashMap<GroupQueueKey, u64>, CatalogueError> {
+    let mut noted = HashMap::new();
+    catalogue.scan(Section::MqttGroups, |key, value| {
+        if let Some(([vhost, queue], number)) = disk::names(key).zip(value.try_into().ok()) {
+            noted.insert((vhost.into(), queue.into()), u64::from_be_bytes(number));
+        }
+    })?;
+    Ok(noted)
+}
+
+/// Deletes queues of clients without a stored session, and those of the `noted` queues of shared subscriptions that no stored
+/// session shares (`groups`). Must be called before any client is served.
+pub(super) fn delete(
+    broker: &Broker,
+    sessions: &HashSet<Owner>,
+    groups: &HashSet<GroupQueueKey>,
+    noted: HashMap<GroupQueueKey, u64>,
+) {
     for vhost in broker.vhosts() {
         let of_nobody = |queue: &Queue| {
             let name = queue.name();
             if name.starts_with(GROUP_PREFIX) {
-                return !groups.contains(&(vhost.name().into(), (**name).into()));
+                let group = (vhost.name().into(), (**name).into());
+                let is_ours = noted.get(&group).is_some_and(|number| queue.number() == Some(*number));
+                let is_shared = groups.contains(&group);
+                if !is_ours && !is_shared {
+                    let (vhost, messages) = (vhost.name(), queue.message_count());
+                    tracing::info!(
+                        vhost,
+                        queue = &**name,
+                        messages,
+                        "no MQTT session shares this queue; it stays"
+                    );
+                }
+                return is_ours && !is_shared;
             }
             // Other queues have been declared for a persistent session, or by somebody else.
             let client = client_of(name).filter(|_| queue.properties().auto_delete);
@@ -25,6 +73,14 @@ pub(super) fn delete(broker: &Broker, sessions: &HashSet<Owner>, groups: &HashSe
         };
         for queue in vhost.all_queues().into_iter().filter(|queue| of_nobody(queue)) {
             let _ = vhost.delete_queue(NOBODY, queue.name(), true, false);
+        }
+    }
+    for ((vhost, name), number) in noted {
+        // Others were deleted before, and may have been declared again by somebody else.
+        if let Some(vhost) = broker.vhost(&vhost)
+            && vhost.queue(NOBODY, &name).ok().and_then(|queue| queue.number()) != Some(number)
+        {
+            vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), &name])));
         }
     }
 }

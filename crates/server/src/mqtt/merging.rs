@@ -15,6 +15,7 @@ use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
 use super::detached::DetachedSession;
 use super::hub::{Hub, NOBODY, group_queue, queue_name};
+use super::leftovers;
 use super::session_ownership::Owner;
 
 use std::sync::Arc;
@@ -121,9 +122,12 @@ fn declare_group(at: At<'_>, filter: &str, now: Timestamp) -> bool {
     let Some(name) = group_queue(filter) else { return false };
     let type_name = Some(QueueKind::Classic.name());
     let declare = QueueDeclare { name: &name, durable: true, type_name, ..QueueDeclare::default() };
-    if let Err(error) = vhost.declare_queue(NOBODY, &declare, now) {
-        tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
-        return false;
+    match vhost.declare_queue(NOBODY, &declare, now) {
+        Ok(declared) => leftovers::note_group(vhost, &declared.queue),
+        Err(error) => {
+            tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
+            return false;
+        }
     }
     bind(at, &name, &filter_to_binding_key(parsed.filter()));
     true

@@ -17,6 +17,7 @@ use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
 use super::detached::lease;
 use super::hub::{group_queue, queue_name};
+use super::leftovers;
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
@@ -236,6 +237,9 @@ impl MqttClient {
             ..QueueDeclare::default()
         };
         let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;
+        if !is_own {
+            leftovers::note_group(self.vhost(), &declared.queue);
+        }
         Ok((declared.queue, declared.ticket))
     }
 

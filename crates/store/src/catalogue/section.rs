@@ -33,6 +33,8 @@ pub enum Section {
     MqttRetained,
     /// Topics of which a session has yet to receive the retained message.
     MqttPendingRetained,
+    /// Queues of shared subscriptions that MQTT has declared.
+    MqttGroups,
     /// List of the store's files, so that a missing one is noticed. Used by the store only.
     StoreFiles,
 }
@@ -41,7 +43,7 @@ pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All sections, in an order in which they can be loaded: none depends on a later one.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -56,6 +58,7 @@ impl Section {
         Self::MqttReceived,
         Self::MqttRetained,
         Self::MqttPendingRetained,
+        Self::MqttGroups,
         Self::StoreFiles,
     ];
 
@@ -80,6 +83,7 @@ impl Section {
             Self::MqttReceived => "mqtt_received",
             Self::MqttRetained => "mqtt_retained",
             Self::MqttPendingRetained => "mqtt_owed",
+            Self::MqttGroups => "mqtt_groups",
             Self::StoreFiles => "store_files",
         }
     }

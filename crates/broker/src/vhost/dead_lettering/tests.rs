@@ -19,7 +19,8 @@ fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> usize {
     append_bodies(queue, bodies.map(|body| body.to_string().into_bytes()))
 }
 
-/// Appends messages with these bodies, of which the queue keeps one. Returns the number of dead letters that the caller has to send.
+/// Appends messages with these bodies, of which the queue keeps one. Returns the number of dead letters that the caller has to
+/// send.
 fn append_bodies(queue: &Arc<Queue>, bodies: impl IntoIterator<Item = Vec<u8>>) -> usize {
     let new = |body: Vec<u8>| {
         Message::new("".into(), queue.name(), &[0, 0], Body::Copied(&body), BrokerProperties::default())

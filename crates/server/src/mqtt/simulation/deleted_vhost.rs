@@ -17,9 +17,13 @@ fn written(world: &mut World) -> usize {
         world.round();
     }
     let mut count = 0;
-    for section in
-        [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained, Section::MqttPendingRetained]
-    {
+    for section in [
+        Section::MqttSessions,
+        Section::MqttReceived,
+        Section::MqttRetained,
+        Section::MqttPendingRetained,
+        Section::MqttGroups,
+    ] {
         world.hub.store().unwrap().catalogue().scan(section, |_, _| count += 1).unwrap();
     }
     count

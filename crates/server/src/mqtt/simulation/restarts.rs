@@ -154,19 +154,34 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     persistent.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     persistent.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
-    // One that an application has declared under such a name.
+    // Those that an application has declared under such names, or a migration; one in the place of a client's.
     let vhost = world.hub.broker().vhost("/").unwrap();
-    let name = "mqtt-subscription-anotherqos1";
-    let declare = broker::QueueDeclare { name, durable: true, ..broker::QueueDeclare::default() };
-    vhost.declare_queue(broker::SessionId(0), &declare, broker::Timestamp::default()).unwrap();
+    let [name, moved, again] =
+        ["mqtt-subscription-anotherqos1", "mqtt-shared-subscription-moved/t", "mqtt-shared-subscription-i/t"];
+    let mut deprived = world.connected(MqttVersion::V5, "deprived", 0);
+    deprived.subscribe_at(&mut world, "$share/i/t", QoS::AtLeastOnce);
+    vhost.delete_queue(broker::SessionId(0), again, false, false).unwrap();
+    for name in [name, moved, again] {
+        let declare = broker::QueueDeclare { name, durable: true, ..broker::QueueDeclare::default() };
+        vhost.declare_queue(broker::SessionId(0), &declare, broker::Timestamp::default()).unwrap();
+    }
+    // A client that shares such a queue does not make it go.
+    brief.subscribe_at(&mut world, "$share/moved/t", QoS::AtLeastOnce);
     world.round();
-    std::mem::forget((brief, persistent));
+    std::mem::forget((brief, persistent, deprived));
     let disk = disk.kill();
     drop(world);
 
-    let world = World::on(&disk);
+    let mut world = World::on(&disk);
     assert!(!has_queue(&world, OWN) && !has_queue(&world, GROUP));
-    for kept in ["mqtt-subscription-lastingqos1", "mqtt-shared-subscription-h/t", name] {
+    for kept in ["mqtt-subscription-lastingqos1", "mqtt-shared-subscription-h/t", name, moved, again] {
         assert!(has_queue(&world, kept), "{kept}");
     }
+    // Only those that MQTT has still are noted.
+    for _ in 0..3 {
+        world.round();
+    }
+    let mut noted = 0;
+    world.hub.store().unwrap().catalogue().scan(broker::Section::MqttGroups, |_, _| noted += 1).unwrap();
+    assert_eq!(noted, 1);
 }
