@@ -19,6 +19,14 @@ pub struct Moving {
     message: Arc<Message>,
 }
 
+/// Messages that another queue has got, and this one has still.
+struct BegunMove {
+    deliveries: Vec<Delivery>,
+    transfer: Transfer,
+    /// The log position from which on the other queue has them on disk.
+    until: Option<Lsn>,
+}
+
 impl Moving {
     /// It stays as it is.
     pub fn unchanged(delivery: Delivery) -> Self {
@@ -106,6 +114,11 @@ impl Queue {
         if moving.is_empty() {
             return Ok(None);
         }
+        self.end_move(to, self.begin_move(to, moving, now), now)
+    }
+
+    /// Appends the messages to the other queue.
+    fn begin_move(&self, to: &Arc<Self>, moving: Vec<Moving>, now: Timestamp) -> BegunMove {
         let (deliveries, messages): (Vec<_>, Vec<_>) =
             moving.into_iter().map(|moving| (moving.delivery, moving.message)).unzip();
         let (last, mut transfer) = (LastStoring::of(std::slice::from_ref(to)), Transfer::default());
@@ -113,12 +126,21 @@ impl Queue {
         let kept = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
         let sender = Sender::DeadLetters { budget: 0 };
         let appended = to.append(messages.into_iter(), kept, now, sender, |_| {});
+        BegunMove { deliveries, transfer, until: appended.until }
+    }
+
+    /// Has the messages leave, if the other queue is still there.
+    fn end_move(&self, to: &Self, begun: BegunMove, now: Timestamp) -> Result<Option<Lsn>, Vec<Delivery>> {
+        let BegunMove { deliveries, transfer, until } = begun;
         if to.is_deleted() {
+            // If it has been deleted only now, the transfer has begun, and its records would stay in the journal for ever.
+            if let Some(stored) = self.stored().filter(|_| !transfer.is_empty()) {
+                stored.transfer(&[], &transfer);
+            }
             return Err(deliveries);
         }
         if transfer.is_empty() {
-            let until = self.ack(deliveries, now);
-            return Ok(appended.until.max(until));
+            return Ok(until.max(self.ack(deliveries, now)));
         }
         let mut ranges: Vec<Range> = Vec::new();
         for position in deliveries.iter().map(Delivery::position) {
@@ -136,6 +158,10 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use store::Store;
+    use store::disk::simulated::SimDisk;
+    use store::journal::JournalSettings;
+
     use super::*;
     use crate::{Broker, BrokerConfig, Publish, QueueDeclare, SessionId, UserSpec};
 
@@ -169,6 +195,32 @@ mod tests {
         let bodies = std::iter::from_fn(|| to.get(true, Timestamp(1)));
         let bodies: Vec<_> = bodies.map(|got| got.delivery.message().body().to_vec()).collect();
         assert_eq!(bodies, [b"a".to_vec(), b"B".to_vec(), b"c".to_vec()]);
+    }
+
+    #[test]
+    fn a_move_to_a_queue_that_is_deleted_meanwhile_leaves_nothing_in_the_journal() {
+        let broker = Broker::new(BrokerConfig::default());
+        let disk = Arc::new(SimDisk::new(1, 1 << 30));
+        let (store, mut rounds, recovered) = Store::open(disk, JournalSettings::default()).unwrap();
+        broker.restore(&store, recovered, Timestamp(1)).unwrap();
+        let vhost = broker.vhost("/").unwrap();
+        let declare = |name| {
+            let declare = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
+            vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue
+        };
+        let (from, to) = (declare("from"), declare("to"));
+        let mut properties = Vec::new();
+        amqp::Properties::default().with_delivery_mode(2).encode(&mut properties);
+        from.take_in(vec![ForeignMessage::new("", "from", &properties, b"m").unwrap()], Timestamp(1));
+        let got = from.get(false, Timestamp(1)).unwrap().delivery;
+        let begun = from.begin_move(&to, vec![Moving::unchanged(got)], Timestamp(1));
+        assert!(!begun.transfer.is_empty());
+        vhost.delete_queue(SessionId(1), "to", false, false).unwrap();
+        let back = from.end_move(&to, begun, Timestamp(1)).unwrap_err();
+        assert_eq!(from.unacked_count(), 1, "it has not left");
+        from.ack(back, Timestamp(1));
+        rounds.step();
+        assert_eq!(store.journal().segments().iter().map(|segment| segment.live).sum::<u64>(), 0);
     }
 
     #[test]
