@@ -37,7 +37,7 @@ pub(super) struct Mover {
 /// Outcome of a retirement step.
 #[derive(Debug)]
 pub enum Retirement {
-    /// The journal is within its budget.
+    /// The journal is within its budget, or the oldest segment has to wait for space or for consumers.
     Idle,
     /// The oldest segment is gone.
     Done,
@@ -72,9 +72,14 @@ impl Mover {
     /// may wait for that.
     pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
-        let failed = matches!(outcome, Retirement::Failed(_));
-        // While space is short, a segment that is not retired may have to wait for consumers.
-        let idle = failed || self.stored_queues.journal.is_short() && matches!(outcome, Retirement::Idle);
+        // A segment for whose messages there is no space has to wait for consumers.
+        let journal = &self.stored_queues.journal;
+        let waits = journal.is_short() || journal.length_in_segments() > self.budget;
+        let idle = match outcome {
+            Retirement::Failed(_) => true,
+            Retirement::Idle => waits,
+            Retirement::Done | Retirement::Busy => false,
+        };
         self.brake.tried(self.stored_queues.journal.length_in_segments(), idle);
         outcome
     }
@@ -91,21 +96,23 @@ impl Mover {
         self.inventory_writer.list_new_files(journal)?;
         let over = journal.length_in_segments() > self.budget;
         let segments = journal.segments();
-        let oldest = match segments.first() {
-            Some(oldest) if over && !short => oldest,
-            Some(oldest) if short && oldest.sealed && self.frees(*oldest, over) => oldest,
-            _ => {
-                if short {
-                    self.persist_settled(wait)?;
-                }
-                return Ok(Retirement::Idle);
-            }
-        };
-        if !oldest.sealed {
+        let oldest = segments.first().filter(|_| over || short);
+        if over && !short && oldest.is_some_and(|oldest| !oldest.sealed) {
             return Ok(Retirement::Busy);
         }
+        let fits = over && oldest.is_some_and(|oldest| self.fits(*oldest));
+        let Some(oldest) = oldest.filter(|oldest| oldest.sealed && (fits || self.frees(**oldest))) else {
+            if over || short {
+                self.persist_settled(wait)?;
+            }
+            return Ok(Retirement::Idle);
+        };
         if oldest.live > 0 {
             for (log, live) in journal.live_messages(*oldest) {
+                // Others write, too.
+                if fits && journal.space_above_limit() < most_copied(*oldest, live.len() as u64) {
+                    return Ok(Retirement::Idle);
+                }
                 // Messages that are not listed were settled, and the copies will say so.
                 if !wait(journal.end()) {
                     return Ok(Retirement::Busy);
@@ -171,15 +178,35 @@ impl Mover {
         outcome
     }
 
-    /// Whether retiring a segment frees much more than the copies of its messages take; or, if the log is `over` its
-    /// budget, whether there is enough space for all of them.
-    fn frees(&self, oldest: JournalSegment, over: bool) -> bool {
+    /// Whether the copies of a segment's messages, of which each of its queues gets one, leave as much space above the limit as
+    /// the segment takes.
+    fn fits(&self, oldest: JournalSegment) -> bool {
         let journal = &self.stored_queues.journal;
-        let length = oldest.end.0 - oldest.first.0;
-        if over && journal.space_above_limit() > 2 * length {
+        let space = journal.space_above_limit().saturating_sub(length(oldest));
+        let copies = journal.queues_with_messages() * length(oldest) + oldest.live * RECORD;
+        if oldest.live == 0 || copies < space {
             return true;
         }
-        let most = length / MAX_COPIED_PART;
+        // A message ends before the next one that is needed begins.
+        let mut needed: Vec<(u64, u64)> = Vec::new();
+        for (_, live) in journal.live_messages(oldest) {
+            needed.extend(live.iter().map(|live| (live.message.to_u64(), 1)));
+            needed.sort_unstable();
+            needed.dedup_by(|next, first| {
+                let same = next.0 == first.0;
+                first.1 += if same { next.1 } else { 0 };
+                same
+            });
+        }
+        let ends = needed.iter().skip(1).map(|next| next.0).chain([journal.end().0]);
+        let copies = needed.iter().zip(ends).map(|(&(first, queues), end)| (end - first + RECORD) * queues);
+        copies.sum::<u64>() < space
+    }
+
+    /// Whether retiring a segment frees much more than the copies of its messages take.
+    fn frees(&self, oldest: JournalSegment) -> bool {
+        let journal = &self.stored_queues.journal;
+        let most = length(oldest) / MAX_COPIED_PART;
         if oldest.live == 0 || oldest.live > most / RECORD {
             return oldest.live == 0;
         }
@@ -254,6 +281,16 @@ impl Mover {
         self.inventory_writer.commit()?;
         Ok(segments.remove()?)
     }
+}
+
+/// Bytes of a segment's records.
+fn length(segment: JournalSegment) -> u64 {
+    segment.end.0 - segment.first.0
+}
+
+/// Bytes that the copies take of those messages of a segment that one queue needs, if these are `messages`, at most.
+fn most_copied(segment: JournalSegment, messages: u64) -> u64 {
+    length(segment) + messages * RECORD
 }
 
 /// While space is short a segment is retired early if at most one part in this many has to be copied.

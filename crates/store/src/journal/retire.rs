@@ -51,6 +51,12 @@ impl Journal {
         })
     }
 
+    /// The number of queues that have messages in the log.
+    pub(crate) fn queues_with_messages(&self) -> u64 {
+        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        queues.iter().filter(|queue| !queue.is_empty()).count() as u64
+    }
+
     /// The messages of a segment that queues still need, by queue: in order of position, with all messages before them.
     /// The bodies come from [`Journal::reader`].
     pub fn live_messages(
