@@ -16,7 +16,7 @@ use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
 use self::memory::{Memory, MemoryChange};
-use self::sweep::Sweep;
+use self::sweep::{Sweep, growth};
 use crate::broker::Broker;
 use crate::queue::{Queue, ReadyStore};
 use crate::time::Timestamp;
@@ -42,8 +42,12 @@ pub(crate) struct Paging {
     paged_bytes: AtomicU64,
     to_page_out: AtomicU64,
     watermark: u64,
-    /// More is in memory than should be.
+    /// More is in memory than should be, as the queues count it.
     is_over_watermark: AtomicBool,
+    /// The process uses so much memory that messages are to leave it, whatever the queues count.
+    is_under_pressure: AtomicBool,
+    /// Bytes that the process used when the queues were last asked because of that, or the least since.
+    relieved_at: AtomicU64,
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
     /// Pages out what is in short queues.
@@ -102,6 +106,13 @@ impl Broker {
         true
     }
 
+    /// Receives the bytes of memory that the process uses, and those at which publishers are blocked. From half-way between the
+    /// paging watermark and that `limit` on, queues page out as if they had more than the watermark in memory. Their own count
+    /// misses what only the allocator knows; and of a message in several queues each counts a share, even the last that has it.
+    pub fn memory_used(&self, used: u64, limit: Option<u64>) {
+        self.paging().memory_used(used, limit.unwrap_or(u64::MAX));
+    }
+
     /// The memory and disk usage of its queues.
     pub fn paging_status(&self) -> PagingStatus {
         self.paging().paging_status()
@@ -117,6 +128,8 @@ impl Paging {
             to_page_out: AtomicU64::new(0),
             watermark,
             is_over_watermark: AtomicBool::new(false),
+            is_under_pressure: AtomicBool::new(false),
+            relieved_at: AtomicU64::new(0),
             relief: AtomicBool::new(false),
             sweep: Sweep::new(),
             long: Mutex::default(),
@@ -147,7 +160,38 @@ impl Paging {
     /// Whether more is in memory than should be.
     #[inline]
     pub(crate) fn is_over_watermark(&self) -> bool {
+        self.counts_too_much() || self.is_under_pressure()
+    }
+
+    fn counts_too_much(&self) -> bool {
         self.is_over_watermark.load(Ordering::Relaxed)
+    }
+
+    fn is_under_pressure(&self) -> bool {
+        self.is_under_pressure.load(Ordering::Relaxed)
+    }
+
+    /// Called by one thread at a time, see [`Broker::memory_used`].
+    fn memory_used(&self, used: u64, limit: u64) {
+        let is_off = self.watermark == u64::MAX || limit == u64::MAX || self.store().is_none();
+        let threshold = if is_off { u64::MAX } else { u64::midpoint(self.watermark, limit).min(limit) };
+        let before = self.relieved_at.load(Ordering::Relaxed).min(used);
+        self.relieved_at.store(before, Ordering::Relaxed);
+        if used <= threshold {
+            if self.is_under_pressure() && used < threshold - threshold / 8 {
+                self.is_under_pressure.store(false, Ordering::Relaxed);
+            }
+            return;
+        }
+        if !self.is_under_pressure.swap(true, Ordering::Relaxed) {
+            tracing::info!(used, threshold, "much memory is in use: queues page out messages");
+        } else if used <= before.saturating_add(growth(before)) {
+            return;
+        }
+        self.relieved_at.store(used, Ordering::Relaxed);
+        self.relief.store(true, Ordering::Release);
+        self.sweep.want();
+        self.wake();
     }
 
     /// Updates the counts after a queue's contents have changed. Called under the queue's lock.
@@ -178,7 +222,7 @@ impl Paging {
 
     fn compare_with_watermark(&self, resident: u64) {
         if resident > self.watermark {
-            if !self.is_over_watermark()
+            if !self.counts_too_much()
                 && self.store().is_some()
                 && !self.is_over_watermark.swap(true, Ordering::Relaxed)
             {
@@ -188,7 +232,7 @@ impl Paging {
             if self.store().is_some() && self.sweep.is_due(resident) {
                 self.wake();
             }
-        } else if self.is_over_watermark() && resident < self.watermark - self.watermark / 8 {
+        } else if self.counts_too_much() && resident < self.watermark - self.watermark / 8 {
             self.is_over_watermark.store(false, Ordering::Relaxed);
             self.sweep.begin_anew();
         }
@@ -355,6 +399,77 @@ mod tests {
         assert_eq!(vhost.delete_queue(session, "q", false, false).unwrap().0, many as u64);
         assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
         assert_eq!([(); 3].map(|()| broker.page(now)), [true, true, false]);
+    }
+
+    const QUEUES: [&str; 4] = ["a", "b", "c", "d"];
+
+    /// Publishes 100 messages of 100,000 bytes to four queues, and calls `each` after each of them.
+    fn fan_out(broker: &Broker, each: impl Fn(&VirtualHost)) {
+        let guest = broker.authenticate("guest", b"guest", true).unwrap();
+        let vhost = broker.open(&guest, "/").unwrap();
+        for name in QUEUES {
+            let declare = QueueDeclare { name, ..QueueDeclare::default() };
+            vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap();
+            let binding = Binding { source: "amq.fanout", destination: name, ..Binding::default() };
+            vhost.bind_queue(SessionId(1), &binding).unwrap();
+        }
+        let mut publisher = vhost.publisher(&guest);
+        for _ in 0..100 {
+            let (properties, body) = (amqp::properties::NO_PROPERTIES, Body::Copied(&[0; 100_000]));
+            let publish = Publish { exchange: "amq.fanout", routing_key: "", properties, body };
+            publisher.publish(publish, Timestamp(1)).unwrap();
+            publisher.flush(Timestamp(1));
+            each(&vhost);
+        }
+    }
+
+    fn broker_on(disk: &SimDisk, paging_watermark: u64) -> (Arc<Broker>, Arc<Store>) {
+        let broker = Broker::new(BrokerConfig { paging_watermark, ..BrokerConfig::default() });
+        let settings = StoreSettings::from(JournalSettings::default());
+        let (store, _, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
+        broker.restore(&store, recovered, Timestamp(1)).unwrap();
+        (broker, store)
+    }
+
+    #[test]
+    fn the_last_queue_with_a_shared_message_pages_out_when_the_process_has_too_much() {
+        let mebibyte = 1 << 20;
+        let (broker, _store) = broker_on(&SimDisk::new(1, 1 << 30), 4 * mebibyte);
+        fan_out(&broker, |vhost| {
+            QUEUES[1..].iter().for_each(|name| _ = vhost.purge(SessionId(1), name).unwrap());
+        });
+        let page = |used| {
+            broker.memory_used(used, Some(20 * mebibyte));
+            while broker.page(Timestamp(1)) {}
+            broker.paging_status()
+        };
+        let held = page(12 * mebibyte);
+        assert!(held.resident < 4 * mebibyte && held.paged_messages == 0, "a quarter is counted: {held:?}");
+        let held = page(13 * mebibyte);
+        assert!(held.paged_messages > 80 && broker.paging().is_over_watermark(), "{held:?}");
+        page(11 * mebibyte);
+        assert!(broker.paging().is_over_watermark(), "a little less changes nothing");
+        page(10 * mebibyte);
+        assert!(!broker.paging().is_over_watermark());
+    }
+
+    #[test]
+    fn nothing_is_paged_out_into_the_space_that_is_to_stay_free() {
+        let disk = SimDisk::new(1, 1 << 30);
+        let (broker, store) = broker_on(&disk, 1 << 20);
+        let (before, most) = (disk.used(), 12 << 20);
+        store.set_disk_free_limit((1 << 30) - before - most);
+        fan_out(&broker, |_| {});
+        let page = |now| while broker.page(now) {};
+        page(Timestamp(1));
+        let held = broker.paging_status();
+        assert!(disk.used() - before <= most && held.paged_bytes > most / 2, "{held:?}, {}", disk.used());
+        assert!(broker.metrics().paging_failures.get() > 0);
+        // Once there is space, it is tried again.
+        store.set_disk_free_limit(0);
+        broker.expire_all(Timestamp(60_000));
+        page(Timestamp(60_000));
+        assert!(broker.paging_status().paged_bytes > 2 * most, "{:?}", broker.paging_status());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 use std::{io, thread};
 
+use broker::Broker;
 use server::{Alarms, Resource};
-use store::Store;
 
 use crate::config::{ByteSize, Watermark};
 pub(crate) use limits::memory_total;
@@ -86,8 +86,8 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Measures once, so that alarms are raised before the first client connects, and continues in a thread of
-    /// its own, since a file system may be slow to respond. `folder` is the data folder, and `store` the store
-    /// in it.
+    /// its own, since a file system may be slow to respond. `folder` is the data folder, and the store of
+    /// `broker` is in it.
     ///
     /// # Errors
     ///
@@ -97,17 +97,19 @@ impl Sampler {
         watermark: Watermark,
         disk_free_limit: ByteSize,
         folder: Option<PathBuf>,
-        store: Option<Arc<Store>>,
+        broker: Arc<Broker>,
     ) -> io::Result<Self> {
         give_memory_back();
-        let memory_limit = watermark.of(limits::memory_total());
+        let memory_total = limits::memory_total();
+        let memory_limit = watermark.of(memory_total);
         let levels = Arc::new(Levels::new(memory_limit, folder.as_ref().map(|_| disk_free_limit.0)));
         tracing::info!(
             memory_bytes = memory_limit,
             disk_free_bytes = levels.disk_limit(),
             "memory and disk limits"
         );
-        let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder, store } };
+        let sources = System { folder, broker: Some(broker), memory_total };
+        let watch = Watch { alarms, levels: Arc::clone(&levels), sources };
         let mut interval = watch.sample();
         let (alive, end) = mpsc::sync_channel(0);
         let run = move || {
@@ -153,6 +155,7 @@ impl<S: Sources> Watch<S> {
     /// Raises or clears the memory alarm; returns whether the limit is near or reached.
     fn sample_memory(&self, limit: u64) -> bool {
         let Some(used) = self.sources.memory_used() else { return false };
+        self.sources.page(used, Some(limit).filter(|limit| *limit != NO_LIMIT));
         if used > limit {
             if self.alarms.raise(Resource::Memory) {
                 tracing::warn!(used, limit, "memory alarm set: publishers blocked");

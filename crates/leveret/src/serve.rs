@@ -298,10 +298,10 @@ fn embedded(backend: &Backend) -> Option<Arc<Broker>> {
 /// Starts the sampler of memory and disk for the embedded broker.
 fn start_sampler(config: &Config, server: &Server, backend: &Backend) -> Result<Option<Sampler>, ServeError> {
     let Backend::Broker(broker) = backend else { return Ok(None) };
-    let store = broker.store().cloned();
-    let folder = config.data_dir.folder().ok().flatten().filter(|_| store.is_some());
+    let folder = config.data_dir.folder().ok().flatten().filter(|_| broker.store().is_some());
     let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
-    let sampler = Sampler::start(Arc::clone(server.alarms()), watermark, disk_free_limit, folder, store);
+    let (alarms, broker) = (Arc::clone(server.alarms()), Arc::clone(broker));
+    let sampler = Sampler::start(alarms, watermark, disk_free_limit, folder, broker);
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 

@@ -72,11 +72,10 @@ impl SpoolFolder {
                 .map_or(u64::MAX, |most| most.0)
                 .min(config.spool_message_max.0),
         };
-        let store = broker.store().cloned();
-        let spool = Spool::start(broker, pool, clock, settings).map_err(ServeError::Spool)?;
+        let spool = Spool::start(Arc::clone(&broker), pool, clock, settings).map_err(ServeError::Spool)?;
         let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
         let alarms = Arc::clone(spool.alarms());
-        let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), store);
+        let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), broker);
         let sampler = sampler.map_err(ServeError::Sampler)?;
         Ok(Some(Self { spool, sampler, _folder: folder }))
     }

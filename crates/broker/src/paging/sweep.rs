@@ -55,6 +55,11 @@ impl Sweep {
             && !self.is_wanted.swap(true, Ordering::AcqRel)
     }
 
+    /// Has all queues visited, however little is in memory.
+    pub(super) fn want(&self) {
+        self.is_wanted.store(true, Ordering::Release);
+    }
+
     /// Whether one is due, or under way.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Acquire)
@@ -66,8 +71,7 @@ impl Sweep {
     }
 
     fn end(&self, resident: u64) {
-        let growth = (resident / GROWTH).max(MIN_GROWTH);
-        self.threshold.store(resident.saturating_add(growth), Ordering::Relaxed);
+        self.threshold.store(resident.saturating_add(growth(resident)), Ordering::Relaxed);
         self.is_wanted.store(false, Ordering::Release);
     }
 }
@@ -116,6 +120,11 @@ impl Broker {
         let done = cursor.done + usize::from(slot.is_none());
         Some(Cursor { done, slot: slot.unwrap_or(0), ..cursor })
     }
+}
+
+/// Bytes by which memory has to grow beyond `bytes` before it is worth another sweep.
+pub(super) fn growth(bytes: u64) -> u64 {
+    (bytes / GROWTH).max(MIN_GROWTH)
 }
 
 /// Queues that are visited in one step.

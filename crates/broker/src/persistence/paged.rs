@@ -24,6 +24,9 @@ pub(crate) enum PagingError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Pages(#[from] PagesError),
+    /// The disk is to keep its free space: the alarm for memory does the rest.
+    #[error("{bytes} bytes would leave less free on the disk than disk_free_limit")]
+    NoSpace { bytes: u64 },
     /// A message has a format that this version does not know.
     #[error("the message at position {position} was written by a newer version")]
     UnknownForm { position: u64 },
@@ -102,14 +105,19 @@ fn part(
     }
 }
 
-/// Writes messages that are not in the store to `page_segments`. It blocks on the disk.
+/// Writes messages that are not in the store to `page_segments`, if they fit into `space` bytes. It blocks on the disk.
 pub(crate) fn write<'d>(
     page_segments: &QueueSegments,
+    space: u64,
     deliveries: impl Iterator<Item = &'d Delivery>,
 ) -> Result<(), PagingError> {
     let payloads: Vec<_> = deliveries
         .map(|delivery| (delivery, with_parts(&delivery.message, |parts| parts.concat())))
         .collect();
+    let bytes = payloads.iter().map(|(_, payload)| payload.len() as u64).sum();
+    if bytes > space {
+        return Err(PagingError::NoSpace { bytes });
+    }
     let records: Vec<_> = payloads
         .iter()
         .map(|(delivery, payload)| Record {

@@ -17,8 +17,8 @@
 //!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
 //! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
 //!   what they have ([`Queue::let_go`]), and long ones more of it.
-//! - If a read or a write fails, everything stays where it is. The queue is given a job again after 100 ms, then after
-//!   200 ms, and so on up to 25.6 s.
+//! - If a read or a write fails, or the write would leave less on the disk than is to stay free, everything stays where it
+//!   is. The queue is given a job again after 100 ms, then after 200 ms, and so on up to 25.6 s.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -225,7 +225,8 @@ impl Queue {
     fn write_out(&self, to_write: ToWrite, now: Timestamp) -> bool {
         let stores = self.stored_messages();
         let deliveries = to_write.deliveries.iter().filter(|delivery| !stores.includes(&delivery.message));
-        if let Err(error) = persistence::write(&to_write.segments, deliveries) {
+        let space = self.context.paging.store().map_or(u64::MAX, |store| store.space_above_limit());
+        if let Err(error) = persistence::write(&to_write.segments, space, deliveries) {
             self.paging_failed("written", &error, now);
             return false;
         }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use broker::Broker;
 use store::Store;
 
 /// Measures the resources that may run out. `None` if the value is not available now.
@@ -16,14 +17,24 @@ pub(super) trait Sources {
     fn needs_space(&self) -> bool;
     /// Sets the number of bytes that the store must leave free.
     fn keep_free(&self, bytes: u64);
+    /// Has the broker's queues page out if that many bytes of memory are too near to the limit.
+    fn page(&self, used: u64, limit: Option<u64>);
 }
 
 /// Measures this process and its data folder.
 pub(super) struct System {
     /// The data folder.
     pub(super) folder: Option<PathBuf>,
-    /// The store in the data folder.
-    pub(super) store: Option<Arc<Store>>,
+    /// The broker, whose store is in the data folder.
+    pub(super) broker: Option<Arc<Broker>>,
+    /// Bytes of memory that this process may use, if that is known.
+    pub(super) memory_total: Option<u64>,
+}
+
+impl System {
+    fn store(&self) -> Option<&Arc<Store>> {
+        self.broker.as_ref()?.store()
+    }
 }
 
 impl Sources for System {
@@ -39,11 +50,15 @@ impl Sources for System {
     }
 
     fn needs_space(&self) -> bool {
-        self.store.as_ref().is_some_and(|store| store.needs_space())
+        self.store().is_some_and(|store| store.needs_space())
     }
 
     fn keep_free(&self, bytes: u64) {
-        self.store.iter().for_each(|store| store.set_disk_free_limit(bytes));
+        self.store().into_iter().for_each(|store| store.set_disk_free_limit(bytes));
+    }
+
+    fn page(&self, used: u64, limit: Option<u64>) {
+        self.broker.iter().for_each(|broker| broker.memory_used(used, limit.or(self.memory_total)));
     }
 }
 
@@ -59,9 +74,9 @@ mod tests {
     #[test]
     fn this_process_and_its_disk_are_measured() {
         let folder = tempfile::tempdir().unwrap();
-        let system = System { folder: Some(folder.path().to_owned()), store: None };
+        let system = System { folder: Some(folder.path().to_owned()), broker: None, memory_total: None };
         assert!(system.memory_used().unwrap() > 1 << 20);
         assert!(system.disk_free().unwrap() > 0);
-        assert_eq!(System { folder: None, store: None }.disk_free(), None);
+        assert_eq!(System { folder: None, ..system }.disk_free(), None);
     }
 }

@@ -1,5 +1,7 @@
 use std::cell::Cell;
 
+use broker::BrokerConfig;
+
 use super::*;
 
 #[derive(Default)]
@@ -8,6 +10,7 @@ struct Fake {
     free: Cell<Option<u64>>,
     needs_space: Cell<bool>,
     kept_free: Cell<u64>,
+    paged_at: Cell<Option<(u64, Option<u64>)>>,
 }
 
 impl Sources for Fake {
@@ -26,6 +29,10 @@ impl Sources for Fake {
     fn keep_free(&self, bytes: u64) {
         self.kept_free.set(bytes);
     }
+
+    fn page(&self, used: u64, limit: Option<u64>) {
+        self.paged_at.set(Some((used, limit)));
+    }
 }
 
 fn watch(memory_limit: Option<u64>, disk_limit: Option<u64>) -> Watch<Fake> {
@@ -42,6 +49,7 @@ fn memory_above_its_limit_raises_the_alarm_and_a_little_less_does_not_clear_it()
         watch.sources.used.set(Some(used));
         watch.sample();
         assert_eq!(watch.alarms.is_raised(Resource::Memory), stands, "at {used}");
+        assert_eq!(watch.sources.paged_at.get(), Some((used, Some(1000))));
     }
 }
 
@@ -114,7 +122,8 @@ fn a_limit_of_nothing_blocks_from_the_first_sample_on() {
     let folder = tempfile::tempdir().unwrap();
     let everything = ByteSize(u64::MAX);
     let path = Some(folder.path().to_owned());
-    let sampler = Sampler::start(Arc::clone(&alarms), Watermark::Share(0.0), everything, path, None).unwrap();
+    let (nothing, broker) = (Watermark::Share(0.0), Broker::new(BrokerConfig::default()));
+    let sampler = Sampler::start(Arc::clone(&alarms), nothing, everything, path, broker).unwrap();
     assert!(alarms.is_raised(Resource::Memory) && alarms.is_raised(Resource::Disk));
     assert!(sampler.levels().disk_free() > 0);
 }

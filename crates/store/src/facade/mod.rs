@@ -224,6 +224,11 @@ impl Store {
         self.journal.set_disk_free_limit(bytes);
     }
 
+    /// Bytes of disk that may be used without going below the [limit](Self::set_disk_free_limit).
+    pub fn space_above_limit(&self) -> u64 {
+        self.journal.space_above_limit()
+    }
+
     /// The journal, for its counters.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal

@@ -279,7 +279,8 @@ impl Level {
         let first: Vec<_> = tail
             .take_while(|waiting| {
                 let fits = bytes < most_bytes;
-                bytes += waiting.message().weight();
+                // The message may be shared by very many queues, and is copied whole.
+                bytes += waiting.message().weight().max(waiting.message().body_len() as u64);
                 fits
             })
             .map(Waiting::to_delivery)
