@@ -165,6 +165,11 @@ impl Queue {
             self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
         }
+        if let Some(waiter) = waiter.filter(|_| state.is_behind_dead_letters() && !state.ready.is_empty()) {
+            state.wait_for_message(waiter);
+            self.finish(state, effects, now);
+            return Some(None);
+        }
         if state.ready.is_on_disk() {
             waiter.into_iter().for_each(|waiter| state.wait_for_load(waiter));
             self.finish(state, effects, now);
@@ -387,6 +392,13 @@ impl Queue {
             }
             if self.arguments.load().dead_lettering.is_none() {
                 dropped = dead;
+            } else if dead.iter().any(DeadLetter::is_of_a_consumer) && !self.context.paging.has_capacity() {
+                // Consumers do not pause as publishers do: their dead letters would grow the store's backlog without bound.
+                state.leave_dead_letters(dead);
+                self.dead_letter_later(&mut state);
+                if state.deleted {
+                    state.keep_for_dead_letters(self.this.upgrade());
+                }
             } else {
                 let count = dead.len();
                 lined_up = !state.line_up(dead);

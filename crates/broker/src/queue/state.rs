@@ -52,6 +52,8 @@ pub(super) struct QueueState {
 struct DeadLetterLine {
     /// They stay here until a thread that has the [turn](Queue::dead_letters_turn) takes them.
     waiting: VecDeque<DeadLetter>,
+    /// Bytes of their bodies.
+    bytes: u64,
     /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one
     /// that drops messages does, or the broker's timer.
     has_sender: bool,
@@ -70,12 +72,28 @@ impl DeadLetterLine {
             step.add(&letter.message);
             *at < at_least || goes_on
         };
-        match self.waiting.iter().enumerate().take_while(is_next).count() {
+        let letters: Vec<_> = match self.waiting.iter().enumerate().take_while(is_next).count() {
             // They may be very many, and are not copied.
             count if count == self.waiting.len() => std::mem::take(&mut self.waiting).into(),
             count => self.waiting.drain(..count).collect(),
+        };
+        self.bytes -= bytes_of(&letters);
+        letters
+    }
+
+    fn add(&mut self, letters: Vec<DeadLetter>) {
+        self.bytes += bytes_of(&letters);
+        // They may be very many, and are not copied.
+        match self.waiting.is_empty() {
+            true => self.waiting = letters.into(),
+            false => self.waiting.extend(letters),
         }
     }
+}
+
+/// Bytes of their bodies.
+fn bytes_of(letters: &[DeadLetter]) -> u64 {
+    letters.iter().map(|letter| letter.message.body_len() as u64).sum()
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -89,6 +107,13 @@ pub(crate) struct DeadLetter {
     pub(crate) stored: Option<u64>,
     /// Maximum number of dead letters that may result from it, itself included.
     pub(crate) budget: u32,
+}
+
+impl DeadLetter {
+    /// Whether a consumer gave the message back for the last time.
+    pub(super) fn is_of_a_consumer(&self) -> bool {
+        matches!(self.reason, DeathReason::Rejected | DeathReason::DeliveryLimit)
+    }
 }
 
 /// Maximum number of dead letters that one dead message may lead to by way of queues that drop it in turn. Cycles are cut, but
@@ -228,11 +253,14 @@ impl QueueState {
     /// thread dropped them. Returns whether the caller has to send dead letters on; not if another thread will.
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> bool {
         let line = self.letters.get_or_insert_default();
-        match line.waiting.is_empty() {
-            true => line.waiting = letters.into(),
-            false => line.waiting.extend(letters),
+        line.add(letters);
         }
         !std::mem::replace(&mut line.has_sender, true)
+    }
+
+    /// Lines up dead letters for [`Queue::dead_letter_some`], unless another thread is sending already.
+    pub(super) fn leave_dead_letters(&mut self, letters: Vec<DeadLetter>) {
+        self.letters.get_or_insert_default().add(letters);
     }
 
     /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there
@@ -251,6 +279,15 @@ impl QueueState {
     /// Whether dead letters wait that no thread is sending.
     pub(super) fn has_dead_letters(&self) -> bool {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
+    }
+
+    /// Whether dead letters wait for capacity of the store that are so many, or so large, that consumers get nothing until
+    /// they are sent: those that reject everything would bring all of a long queue into memory.
+    pub(super) fn is_behind_dead_letters(&self) -> bool {
+        let is_long = |line: &DeadLetterLine| {
+            line.waiting.len() > MAX_WAITING_DEAD_LETTERS || line.bytes > MAX_WAITING_BYTES
+        };
+        self.awaits_capacity && self.letters.as_ref().is_some_and(|line| !line.has_sender && is_long(line))
     }
 
     /// Whether more dead letters wait than threads that drop messages may leave behind.
@@ -350,7 +387,7 @@ impl QueueState {
             if !self.drop_expired(expired_by, effects) {
                 return false;
             }
-            if self.ready.is_empty() {
+            if self.ready.is_empty() || self.is_behind_dead_letters() {
                 return true;
             }
             let Some((slot, ready_consumers)) = self.consumers.next() else { return true };
@@ -419,6 +456,9 @@ const BYTES_AT_ONCE: u64 = 4 << 20;
 
 /// Dead letters of one queue that may wait while threads continue dropping messages there.
 const MAX_WAITING_DEAD_LETTERS: usize = 8 * MESSAGES_AT_ONCE;
+
+/// Bytes of the bodies of dead letters of one queue that may wait for capacity while consumers get more.
+const MAX_WAITING_BYTES: u64 = 8 * BYTES_AT_ONCE;
 
 /// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;

@@ -1,9 +1,14 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use amqp::{FieldTable, FieldValue, RawTable};
+use store::disk::simulated::SimDisk;
+use store::journal::JournalSettings;
+use store::{Store, Waiter};
 
 use super::*;
 use crate::message::{Body, BrokerProperties, Message};
 use crate::vhost::QueueDeclare;
-use crate::{Broker, BrokerConfig, SessionId};
+use crate::{Broker, BrokerConfig, Fetched, ForeignMessage, Returned, SessionId};
 
 const ME: SessionId = SessionId(1);
 const NOW: Timestamp = Timestamp(1_000);
@@ -48,6 +53,64 @@ fn world() -> (Arc<Broker>, Arc<VirtualHost>, Arc<Queue>, Arc<Queue>) {
     ];
     let short = queue(&vhost, "short", &arguments);
     (broker, vhost, short, dead)
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Waiter for Woken {
+    fn wake(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn letters_of_consumers_wait_until_the_store_has_room() {
+    let broker = Broker::new(BrokerConfig::default());
+    let settings = JournalSettings { pending_limit: 4 << 10, ..JournalSettings::default() };
+    let (store, mut rounds, recovered) = Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
+    broker.restore(&store, recovered, NOW).unwrap();
+    let vhost = broker.vhost("/").unwrap();
+    let durable = |name, arguments: &[(&str, FieldValue)]| {
+        let arguments = arguments.iter().cloned().collect::<FieldTable>().encode();
+        let arguments = RawTable::check(&arguments).unwrap();
+        let declare = QueueDeclare { name, arguments, durable: true, ..Default::default() };
+        vhost.declare_queue(ME, &declare, NOW).unwrap().queue
+    };
+    let dead = durable("dead", &[]);
+    let to_dead = [
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    let queue = durable("q", &to_dead);
+    rounds.step();
+    let mut properties = Vec::new();
+    amqp::Properties::default().with_delivery_mode(2).encode(&mut properties);
+    let message = |_| ForeignMessage::new("", "q", &properties, &[0; 1 << 20]).unwrap();
+    queue.take_in((0..40).map(message).collect(), NOW);
+    assert!(!store.has_capacity());
+    let woken = Arc::new(Woken::default());
+    let waiter: Arc<dyn Waiter> = woken.clone();
+    let mut rejected = 0;
+    while let Fetched::Got(got) = queue.fetch(false, NOW, &waiter) {
+        queue.reject(vec![got.delivery], Returned::Failed, NOW);
+        rejected += 1;
+    }
+    assert_eq!(
+        (rejected, queue.message_count()),
+        (33, 7),
+        "nobody gets more until 32 MiB of letters are sent"
+    );
+    let pending = store.journal().pending_bytes();
+    broker.expire_all(NOW);
+    assert!(dead.message_count() == 0 && store.journal().pending_bytes() == pending);
+    while dead.message_count() < 33 {
+        rounds.step();
+        broker.expire(NOW);
+    }
+    rounds.step();
+    broker.expire_all(NOW);
+    assert!(woken.0.load(Ordering::Relaxed) && matches!(queue.fetch(false, NOW, &waiter), Fetched::Got(_)));
 }
 
 #[test]
