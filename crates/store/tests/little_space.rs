@@ -50,6 +50,44 @@ fn what_others_take_of_the_disk_is_no_reason_to_hang() {
 }
 
 #[test]
+fn messages_in_many_queues_are_not_copied_to_each_of_them_below_the_limit() {
+    for capacity in [24, 32, 48] {
+        let mut run = Run::with_queues(40, 3, DEFINITIONS + capacity * SEGMENT, 4 * SEGMENT);
+        for cycle in 0..3 {
+            let mut published = 0;
+            while !run.is_blocked(false) {
+                run.publish_to_all(&[cycle; 20_000]);
+                published += 1;
+                assert!(published < 10_000, "nothing ever blocks");
+                run.rounds.step();
+                run.rounds.retire();
+                assert!(run.free() + SEGMENT / 2 > run.limit, "{published}: {}", run.describe());
+            }
+            assert!(published > 50, "{published}");
+            // The brake does not hold up those who are not blocked, and consumers get everything away.
+            run.work();
+            assert!(run.free() + SEGMENT / 2 > run.limit, "{}", run.describe());
+            run.settle_all();
+            assert_eq!(run.store.durable(), run.store.end());
+            assert!(!run.is_blocked(true), "{}", run.describe());
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_waited_for() {
+    let mut run = Run::with_queues(40, 3, DEFINITIONS + 32 * SEGMENT, 4 * SEGMENT);
+    let space = |run: &Run| run.free() - run.limit;
+    while space(&run) > 6 * SEGMENT {
+        run.publish_to_all(&[1; 20_000]);
+        run.rounds.step();
+        run.rounds.retire();
+    }
+    assert!(matches!(run.rounds.retire(), Retirement::Idle), "{}", run.describe());
+    assert!(run.store.journal().segments().len() > 8 && run.store.has_capacity(), "{}", run.describe());
+}
+
+#[test]
 fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
     let run = Run::with(1, 40 * SEGMENT, 4 * SEGMENT);
     assert!(run.store.journal().prepare_segment().expect("prepared"));
@@ -88,10 +126,14 @@ impl Run {
     }
 
     fn with(seed: u64, capacity: u64, limit: u64) -> Self {
+        Self::with_queues(QUEUES, seed, capacity, limit)
+    }
+
+    fn with_queues(queues: u64, seed: u64, capacity: u64, limit: u64) -> Self {
         let disk = SimDisk::new(seed, capacity);
         let (store, rounds, _) = open(&disk, limit);
         let queue = |id| Queue { stored: store.queue(QueueId(id)), next: 0, live: Vec::new() };
-        let queues = (1..=QUEUES).map(queue).collect();
+        let queues = (1..=queues).map(queue).collect();
         Self { random: SimRandom::new(!seed), disk, capacity, limit, store, rounds, queues, live: 0 }
     }
 
@@ -152,6 +194,29 @@ impl Run {
         self.work();
         assert!(self.free() + SEGMENT / 2 > self.limit, "{}", self.describe());
         published
+    }
+
+    /// Publishes a message that all queues share.
+    fn publish_to_all(&mut self, body: &[u8]) {
+        let message = self.store.append(&[body]).message;
+        let last = self.queues.len();
+        for (at, queue) in (1..).zip(&mut self.queues) {
+            queue.next += 1;
+            let entry = Entry { position: queue.next, message, expires: 0, last: at == last };
+            queue.stored.enqueue(&[entry]);
+            queue.live.push(queue.next);
+        }
+        self.live += last;
+    }
+
+    /// Consumes everything, each queue with one acknowledgement.
+    fn settle_all(&mut self) {
+        for queue in &mut self.queues {
+            queue.stored.settle(&[Range { first: 1, last: queue.next }]);
+            queue.live.clear();
+        }
+        self.live = 0;
+        self.work();
     }
 
     /// Consumes everything, after which publishers must no longer be blocked.

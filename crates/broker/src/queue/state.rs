@@ -254,7 +254,6 @@ impl QueueState {
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> bool {
         let line = self.letters.get_or_insert_default();
         line.add(letters);
-        }
         !std::mem::replace(&mut line.has_sender, true)
     }
 
@@ -281,8 +280,8 @@ impl QueueState {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
     }
 
-    /// Whether dead letters wait for capacity of the store that are so many, or so large, that consumers get nothing until
-    /// they are sent: those that reject everything would bring all of a long queue into memory.
+    /// Whether many dead letters, or large ones, wait for capacity of the store. Consumers get nothing until they are sent:
+    /// those that reject everything would bring all of a long queue into memory.
     pub(super) fn is_behind_dead_letters(&self) -> bool {
         let is_long = |line: &DeadLetterLine| {
             line.waiting.len() > MAX_WAITING_DEAD_LETTERS || line.bytes > MAX_WAITING_BYTES

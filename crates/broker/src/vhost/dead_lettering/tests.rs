@@ -65,7 +65,7 @@ impl Waiter for Woken {
 }
 
 #[test]
-fn letters_of_consumers_wait_until_the_store_has_room() {
+fn dead_letters_of_consumers_wait_until_the_store_has_capacity() {
     let broker = Broker::new(BrokerConfig::default());
     let settings = JournalSettings { pending_limit: 4 << 10, ..JournalSettings::default() };
     let (store, mut rounds, recovered) = Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
