@@ -577,7 +577,8 @@ impl Pool {
         self.connections.lock().entry(user).or_default().push(upstream);
     }
 
-    pub(crate) fn remove(self: &Arc<Self>, upstream: &Arc<Upstream>, expected: bool) {
+    /// Removes a connection that has ended, for a fault unless the pool has closed it.
+    pub(crate) fn remove(self: &Arc<Self>, upstream: &Arc<Upstream>, fault: Option<&Fault>) {
         let mut connections = self.connections.lock();
         // A new secret is of the same user.
         let user = &upstream.credentials().username;
@@ -595,11 +596,12 @@ impl Pool {
         }
         drop(connections);
         self.free();
-        if expected {
-            self.endpoints.closed(self, &upstream.endpoint);
-        } else {
+        add(&self.counters.connections_lost, u64::from(fault.is_some()));
+        // Any other fault is the broker's verdict on what was sent on this connection, and says nothing of others.
+        if fault.is_some_and(|fault| fault.code == ReplyCode::ConnectionForced) {
             self.endpoints.lost(self, &upstream.endpoint);
-            add(&self.counters.connections_lost, 1);
+        } else {
+            self.endpoints.closed(self, &upstream.endpoint);
         }
         self.removed.notify_waiters();
     }
@@ -709,7 +711,7 @@ impl Pool {
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
-                if refusal.is_outage() {
+                if refusal.is_outage() && !refusal.is_of_virtual_host() {
                     self.endpoints.note_cause(&endpoint, &refusal);
                     self.endpoints.failed(self, &endpoint);
                 }

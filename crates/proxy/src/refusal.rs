@@ -44,6 +44,12 @@ impl Refusal {
         matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
     }
 
+    /// Of the opening of a virtual host: whether the broker says that this one is not available for now, and not that it
+    /// stops itself.
+    pub(crate) fn is_of_virtual_host(&self) -> bool {
+        matches!(self, Self::Fault(fault) if fault.code == ReplyCode::InternalError)
+    }
+
     /// Whether a broker has refused the credentials or the virtual host, and would do so again.
     pub(crate) fn is_final(&self) -> bool {
         match self {

@@ -48,6 +48,8 @@ struct Known {
     endpoint: Endpoint,
     /// When its name last resolved to it.
     resolved_at: Instant,
+    /// Its name did not resolve to it when that was last asked.
+    is_gone: bool,
     connections: usize,
     /// Consecutive failures in short succession.
     failures: u32,
@@ -178,8 +180,8 @@ impl Endpoints {
         }
     }
 
-    /// The addresses in the order in which to try them: those that answer, with the fewest connections first, then the
-    /// others, with the fewest failures first.
+    /// The addresses in the order in which to try them: those that answer, with the fewest connections first, but last those
+    /// that their name no longer resolves to; then the others, with the fewest failures first.
     pub(super) async fn in_order(self: &Arc<Self>, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
         for address in configured {
             self.look_up(address).await;
@@ -189,7 +191,8 @@ impl Endpoints {
         let mut order: Vec<&Known> = known[turn..].iter().chain(&known[..turn]).collect();
         // Stable, so that equals take turns.
         order.sort_by_key(|known| {
-            (known.down, if known.down { known.failures as usize } else { known.connections })
+            let load = if known.down { known.failures as usize } else { known.connections };
+            (known.down, known.is_gone, load)
         });
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
@@ -267,6 +270,8 @@ impl Endpoints {
             let is_missed = known.down && now < known.resolved_at + FORGOTTEN_AFTER;
             !is_gone || known.connections > 0 || is_missed
         });
+        let of_name = known.iter_mut().filter(|known| known.endpoint.address == *address);
+        of_name.for_each(|known| known.is_gone = !sockets.contains(&known.endpoint.socket));
         let mut is_more = false;
         for &socket in sockets {
             let endpoint = Endpoint { address: address.clone(), socket };
@@ -277,6 +282,7 @@ impl Endpoints {
                     known.push(Known {
                         endpoint,
                         resolved_at: now,
+                        is_gone: false,
                         connections: 0,
                         failures: 0,
                         failed_at: None,
@@ -296,9 +302,9 @@ impl Endpoints {
         }
     }
 
-    /// Whether a node is in use, or nothing is known against it.
+    /// Whether a node is in use, or nothing is known against it, so that further connections may go there.
     pub(super) fn is_up(&self, node: SocketAddr) -> bool {
-        let is_up = |known: &Known| known.is_in_use() || !known.down;
+        let is_up = |known: &Known| !known.is_gone && (known.is_in_use() || !known.down);
         self.known.lock().iter().any(|known| known.endpoint.socket == node && is_up(known))
     }
 

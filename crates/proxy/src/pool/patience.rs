@@ -1,6 +1,7 @@
 //! Waiting out an outage of the upstreams (P7).
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -32,7 +33,7 @@ impl Pool {
         if limit.is_zero() || self.draining.load(Ordering::Acquire) || client.is_gone() {
             return Err(refusal);
         }
-        let healed = tokio::time::timeout_at(end, self.endpoints.healed()).await;
+        let healed = tokio::time::timeout_at(end, self.healed_after(&refusal)).await;
         if healed.is_err() || Instant::now() >= end {
             return Err(Refusal::in_vain(limit, refusal));
         }
@@ -53,6 +54,18 @@ impl Pool {
         if !refusal.is_outage() || self.draining.load(Ordering::Acquire) || Instant::now() >= end {
             return Err(refusal);
         }
-        tokio::time::timeout_at(end, self.endpoints.healed()).await.map_err(|_| refusal)
+        tokio::time::timeout_at(end, self.healed_after(&refusal)).await.map_err(|_| refusal)
+    }
+
+    /// Waits until it is worth trying again.
+    async fn healed_after(&self, refusal: &Refusal) {
+        if refusal.is_of_virtual_host() {
+            // The broker answers, so that nobody probes it for this.
+            tokio::time::sleep(VIRTUAL_HOST_PAUSE).await;
+        }
+        self.endpoints.healed().await;
     }
 }
+
+/// The pause before a virtual host is tried again that a broker could not open.
+const VIRTUAL_HOST_PAUSE: Duration = Duration::from_secs(1);

@@ -111,6 +111,19 @@ impl Settled {
         true
     }
 
+    /// The last delivery that is not settled, of all up to `delivered`; none if all are settled. Returns `None` if that is not
+    /// known, as when `delivered` is not.
+    #[inline]
+    pub(super) fn last_unsettled(&self, delivered: Option<u64>) -> Option<Option<u64>> {
+        let delivered = delivered.filter(|_| !self.is_unsure)?;
+        let last = match self.beyond.last() {
+            // There is one between two runs, and in front of the first.
+            Some((first, last)) if *last >= delivered => first - 1,
+            _ => delivered,
+        };
+        Some(Some(last).filter(|last| *last > self.up_to))
+    }
+
     /// Joins `earlier`, which has not gone out, and `later`, both of them the client's to settle. They are one
     /// acknowledgement if all deliveries up to the last of them are settled.
     #[inline]
@@ -165,11 +178,15 @@ mod tests {
                 if !expected {
                     *(if is_open { &mut too_many } else { &mut others }) += 1;
                     assert!(!counted.settle(up_to + 1, false, delivered) && counted.beyond.capacity() == 0);
+                    assert_eq!(counted.last_unsettled(Some(delivered)), None);
                     break;
                 }
                 plain += 1;
                 assert_eq!((counted.up_to, counted.beyond.len()), (up_to, beyond), "seed {seed}, {tag}");
                 assert!(beyond > 0 || counted.beyond.capacity() <= RETAINED_RUNS);
+                let passed_on = random.below(delivered - tag + 1) + *model.last().unwrap();
+                let open = (1..=passed_on.min(delivered)).rev().find(|tag| !model.contains(tag));
+                assert_eq!(counted.last_unsettled(Some(passed_on.min(delivered))), Some(open), "seed {seed}");
                 let (earlier, later) = (1 + random.below(delivered), tag);
                 let one = |delivery_tag| basic::Ack { delivery_tag, multiple: false };
                 let both = counted.join(&one(earlier), &one(later));

@@ -115,7 +115,9 @@ impl HandOver {
         let end = since + pool.config().outage_max;
         let confirm = channel.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        for _ in 0..PLACING_ATTEMPTS {
+        let soon = Instant::now() + NUMBER_PATIENCE;
+        let mut attempts = 0;
+        while attempts < PLACING_ATTEMPTS {
             let upstream = loop {
                 pool.wait_while_failing(end).await;
                 let announced = self.alone.then_some(&ClientProperties::SHARED);
@@ -126,10 +128,10 @@ impl HandOver {
                     other => break other?,
                 }
             };
-            if let Placed::On(leased) =
-                upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing)
-            {
-                return Ok((upstream, leased));
+            match upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing) {
+                Placed::On(leased) => return Ok((upstream, leased)),
+                Placed::Soon if Instant::now() < soon => tokio::time::sleep(CHECK_INTERVAL).await,
+                Placed::Soon | Placed::Full | Placed::Gone => attempts += 1,
             }
         }
         Err(Refusal::unreachable("no channel is free"))
@@ -151,5 +153,7 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
+/// How long to wait for a channel number that is being freed.
+const NUMBER_PATIENCE: Duration = Duration::from_secs(10);
 /// Interval for checking whether the broker has processed frames: there are few of them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);

@@ -123,7 +123,8 @@ pub struct ProxySession {
     /// `queued` at the end of the last batch, in the quota of all clients.
     queued_share: QuotaShare,
     next_lease: u64,
-    /// Since when upstream connections have been lost without the broker answering anything in between.
+    /// Since when upstream connections have been lost without the broker answering in between what was sent again. Looked at,
+    /// and set anew, only when one is lost.
     in_trouble_since: Option<Instant>,
     /// Pause before another connection is tried.
     pause: Duration,

@@ -4,6 +4,7 @@ use amqp::{Fault, FrameKind};
 
 use super::ProxySession;
 use super::channel::{FrameTurn, first_unit};
+use crate::frames::stored_frames;
 
 impl ProxySession {
     /// Passes on a method, on the client's own connection if it `needs_own`, or a frame of a message that
@@ -16,6 +17,7 @@ impl ProxySession {
         needs_own: bool,
     ) -> Result<(), Fault> {
         let turn = if kind == FrameKind::Method { FrameTurn::of(payload) } else { FrameTurn::Publishes };
+        let needs_own = needs_own || (turn == FrameTurn::Settles && self.settles_unknown(number, payload));
         if !self.is_next(number, turn, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let before = channel.in_line.len();
@@ -70,6 +72,17 @@ impl ProxySession {
         result
     }
 
+    /// Whether a method needs the client's own connection, because it settles deliveries that nobody can tell on a shared one.
+    /// The move requeues them, so that they are delivered once more.
+    fn settles_unknown(&mut self, number: u16, payload: &[u8]) -> bool {
+        let Some(channel) = self.channels.get_mut(number) else { return false };
+        let needs_own = !channel.is_closing() && channel.general.settles_unknown(payload);
+        if needs_own {
+            self.keep_own();
+        }
+        needs_own
+    }
+
     /// Whether it is the turn of a frame that the client sends now. If not, the channel is checked again with
     /// the next event.
     fn is_next(&mut self, number: u16, turn: FrameTurn, needs_own: bool) -> bool {
@@ -118,7 +131,10 @@ impl ProxySession {
             if !channel.is_own() && !channel.may_pass(turn, &mut self.output) {
                 break;
             }
-            result = self.send_stored(number, turn, &stored[sent..sent + length], false);
+            let unit = &stored[sent..sent + length];
+            let mut settling = stored_frames(unit).filter(|_| turn == FrameTurn::Settles);
+            let needs_own = settling.next().is_some_and(|(_, payload)| self.settles_unknown(number, payload));
+            result = self.send_stored(number, turn, unit, needs_own);
             sent += length;
         }
         stored.drain(..sent);

@@ -335,7 +335,7 @@ impl ProxySession {
                 return self.close_ok(channel, lease, last_queue);
             }
             Event::Retry => return self.retry(),
-            Event::ChannelFree => return self.place_waiting(true, Role::General),
+            Event::ChannelFree => return self.place_all_waiting(),
             // Waiting frames, and channels that are being left, are checked after all events.
             Event::Confirmed | Event::Answered => {}
             Event::Ready { own, role, result } => return self.ready(own, role, result),
@@ -347,7 +347,11 @@ impl ProxySession {
             }
             Event::BrokenOff { .. } => {}
             Event::NotRestored { fault } => return Err(fault.on_connection()),
-            Event::Lost { upstream, fault } => return self.lost(upstream, fault),
+            Event::Lost { upstream, fault } => {
+                self.lost(upstream, fault)?;
+                // A channel may have waited for a number there.
+                return self.place_all_waiting();
+            }
             Event::Returned => {
                 if self.life == Life::Returning {
                     self.life = Life::Closed;
@@ -541,9 +545,30 @@ impl ProxySession {
             if attached { UpstreamLink::Ready(upstream) } else { UpstreamLink::None };
         if is_ours && !attached {
             let text = "upstream connection lost at once";
-            self.validate_progress(false, &Fault::new(ReplyCode::ConnectionForced, text))?;
+            let is_new = !self.waits_again(own, role);
+            self.validate_progress(is_new, &Fault::new(ReplyCode::ConnectionForced, text))?;
         }
         self.place_waiting(own, role)
+    }
+
+    /// Notes that the connection that channels wait for was lost at once. Returns whether one of them waits again.
+    fn waits_again(&mut self, own: bool, role: Role) -> bool {
+        let role = if own { Role::General } else { role };
+        let mut is_again = false;
+        for (_, channel) in self.channels.iter_mut() {
+            if let Some(side) = channel.side_mut(role)
+                && matches!(side.place, SidePlacement::Waiting { own: wanted, .. } if wanted == own)
+            {
+                is_again |= std::mem::replace(&mut side.sends_again, true);
+            }
+        }
+        is_again
+    }
+
+    fn place_all_waiting(&mut self) -> Result<(), Fault> {
+        self.place_waiting(true, Role::General)?;
+        self.place_waiting(false, Role::General)?;
+        self.place_waiting(false, Role::Publishing)
     }
 
     /// Places the channels that wait for a connection, or for a channel number on it.

@@ -59,32 +59,62 @@ impl ProxySession {
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
         }
         let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
-        let remains: Vec<_> = sides
-            .into_iter()
-            .filter_map(|(number, role)| Some((number, role, self.remains(number, role)?)))
-            .collect();
+        let steady = STEADY.min(self.pool.config().outage_max);
+        let is_steady = queued_for.is_some_and(|held| held > steady);
+        let (remains, is_new) = self.all_remains(sides, is_steady);
         let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail this way when a consumer is restored while they elect a leader.
         let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
         if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
             // The broker rejected something that was sent, and would reject it again.
+            let counters = self.pool.counters();
+            remains.iter().for_each(|(_, _, remains)| counters.count_lost(remains));
             return Err(fault);
         }
-        if lost_exclusive && self.life == Life::Open {
-            return Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"));
+        let is_new = is_new || remains.iter().any(|(_, _, remains)| remains.progressed);
+        let goes_on = if lost_exclusive && self.life == Life::Open {
+            Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"))
+        } else {
+            self.validate_progress(is_new, &fault)
+        };
+        if goes_on.is_err() {
+            self.queue_again(remains);
+            return goes_on;
         }
-        if nothing_asked
-            && queued_for.is_some_and(|queued| queued > STEADY.min(self.pool.config().outage_max))
-        {
-            self.in_trouble_since = None;
-            self.pause = Duration::ZERO;
-        }
-        let progressed = remains.iter().any(|(_, _, remains)| remains.progressed);
-        self.validate_progress(progressed, &fault)?;
         if broker_failed {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
-        remains.into_iter().try_for_each(|(number, role, remains)| self.resume(number, role, remains, &fault))
+        // All of them, even if one fails: what remains of the others is handed over.
+        let mut result = Ok(());
+        for (number, role, remains) in remains {
+            let resumed = self.resume(number, role, remains, &fault);
+            result = result.and(resumed);
+        }
+        result
+    }
+
+    /// Takes what remains of the sides. Returns also whether this loss `is_new`, as far as the sides tell: whether none of
+    /// them had been lost before, with what is lost now.
+    fn all_remains(&mut self, sides: Vec<(u16, Role)>, is_steady: bool) -> (Vec<(u16, Role, Remains)>, bool) {
+        let (mut all, mut is_new) = (Vec::new(), true);
+        for (number, role) in sides {
+            let Some(remains) = self.remains(number, role) else { continue };
+            let sends_again = self.side(number, role).is_some_and(|side| side.sends_again);
+            is_new &= (!sends_again || remains.frames.is_empty()) && (is_steady || !remains.made_again);
+            all.push((number, role, remains));
+        }
+        (all, is_new)
+    }
+
+    /// Holds what remains of the sides of a session that ends now, which hands it over.
+    fn queue_again(&mut self, remains: Vec<(u16, Role, Remains)>) {
+        for (number, role, remains) in remains {
+            let Some(side) = self.side(number, role) else { continue };
+            let before = side.queued.len();
+            side.queue_again(remains);
+            let queued = side.queued.len() - before;
+            self.queued += queued;
+        }
     }
 
     /// Whether frames were sent on a side that the broker has not answered, or never answers.
@@ -104,9 +134,9 @@ impl ProxySession {
     }
 
     /// Ends the client if losses repeat for too long: a broker that keeps letting clients in and losing them
-    /// is an outage, too.
-    pub(super) fn validate_progress(&mut self, progressed: bool, fault: &Fault) -> Result<(), Fault> {
-        if progressed {
+    /// is an outage, too. A loss `is_new` if nothing is lost that had been lost before and was not answered since.
+    pub(super) fn validate_progress(&mut self, is_new: bool, fault: &Fault) -> Result<(), Fault> {
+        if is_new {
             self.in_trouble_since = None;
             self.pause = Duration::ZERO;
         }
@@ -196,8 +226,8 @@ fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
     Fault::new(code, text)
 }
 
-/// A connection that lasted this long, while its client waited for nothing, was not lost again at once: its
-/// loss counts as new trouble.
+/// A connection that lasted this long was not lost again at once: consumers that were made again there have
+/// recovered.
 const STEADY: Duration = Duration::from_secs(10);
 /// The shortest pause after a broker has failed to restore a consumer, and below it the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);

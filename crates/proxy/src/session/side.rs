@@ -1,5 +1,6 @@
 //! One upstream channel of a client's channel: its placement, and the state needed to move it.
 
+mod settling;
 mod state;
 
 use std::borrow::Cow;
@@ -42,6 +43,9 @@ pub(super) struct Side {
     pub(super) refused_since: Option<Instant>,
     /// When the last such refusal came. Set until a pause is over: it is not placed before.
     pub(super) paused_since: Option<Instant>,
+    /// Whether its frames had been lost with a connection, or waited for one that was lost at once, before they went out
+    /// on the present upstream channel, or will. Cleared when it is lost anew without such frames, or left.
+    pub(super) sends_again: bool,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
     setup: Setup,
@@ -150,7 +154,7 @@ impl Side {
         }
         if kind == FrameKind::Method && !is_publish(payload) {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
-            let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
+            let Some(payload) = self.settling(payload) else { return Ok(()) };
             let payload = self.spelt_out(payload, &upstream, channel);
             // A name may have made it longer.
             check_fits(kind, &payload, frame_max)?;
@@ -174,43 +178,6 @@ impl Side {
             self.count_publishes(1, is_mandatory(payload));
         }
         Ok(())
-    }
-
-    /// Passes on acknowledgements, gathered as far as nothing else comes of it; returns how many they were. Returns `None`,
-    /// having taken none, if they have to wait.
-    #[inline]
-    pub(super) fn acknowledge(
-        &mut self,
-        output: &mut Output,
-        acks: impl Iterator<Item = basic::Ack>,
-    ) -> Option<usize> {
-        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return None };
-        if !self.queued.is_empty() {
-            return None;
-        }
-        let (channel, delivered) = (route.channel, ledger.gathers_up_to());
-        let (mut taken, mut gathered) = (0, None);
-        for ack in acks {
-            taken += 1;
-            // Those of earlier upstream channels settle nothing any more.
-            let Some(delivery_tag) = self.carried.present_tag(ack.delivery_tag) else { continue };
-            let ack = basic::Ack { delivery_tag, ..ack };
-            let settled = self.settled.get_or_insert_default();
-            let is_plain = settled.settle(delivery_tag, ack.multiple, delivered);
-            let both = gathered.as_ref().filter(|_| is_plain).and_then(|before| settled.join(before, &ack));
-            if both.is_none()
-                && let Some(before) = gathered.take()
-            {
-                write_method(output.to(&route.upstream), channel, before);
-            }
-            gathered = both.or(Some(ack));
-        }
-        if let Some(last) = gathered {
-            write_method(output.to(&route.upstream), channel, last);
-            // A channel that is closed instead of proven clean needs no proof.
-            self.unproven |= !self.touched;
-        }
-        Some(taken)
     }
 
     /// Has the next method come behind the messages of closed channels, up to this one.
@@ -442,6 +409,7 @@ impl Side {
             self.carried.consumers.clear();
         }
         self.drop_stale();
+        self.sends_again = !remains.frames.is_empty();
         self.queued.splice(..0, remains.frames);
         let goes_on = !self.queued.is_empty() || !self.carried.consumers.is_empty();
         // If nothing is left, nothing has to be undone either.
@@ -449,6 +417,15 @@ impl Side {
         self.place =
             if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Nowhere };
         goes_on
+    }
+
+    /// Holds the unsettled frames of a lost upstream channel for a client that is about to depart.
+    pub(super) fn queue_again(&mut self, mut remains: Remains) {
+        self.place = SidePlacement::Waiting { own: self.is_own(), resuming: true };
+        self.last_queue = self.last_queue.take().or(remains.carried.last_queue.take());
+        if !self.transactional {
+            self.queued.splice(..0, without_removals(&remains.frames));
+        }
     }
 
     /// Whether the client has received deliveries of an upstream channel that was left.
@@ -544,6 +521,7 @@ impl Side {
     /// The old upstream channel is closed; the next one starts afresh.
     pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
         self.published = 0;
+        self.sends_again = false;
         self.carried = self.take_remains().carried;
         self.last_queue = self.last_queue.take().or(last_queue);
         self.place = SidePlacement::Waiting { own, resuming: !self.carried.consumers.is_empty() };
@@ -626,6 +604,7 @@ impl Side {
 
     /// Takes over publishing from another side, with its confirm mode and numbering. Both are unplaced.
     pub(super) fn take_publishing(&mut self, other: &mut Self) {
+        self.sends_again |= other.sends_again;
         self.setup.confirm = std::mem::take(&mut other.setup.confirm);
         self.carried.numbers = std::mem::take(&mut other.carried.numbers);
     }
@@ -675,21 +654,6 @@ impl Side {
         } else {
             self.unproven = true;
         }
-    }
-
-    /// Notes what a method settles, or whether tags cannot be counted any more: they are taken by deliveries that need no
-    /// acknowledgement, requeued all at once, or settled by a commit.
-    fn note_settling(&mut self, payload: &[u8]) {
-        let (tag, multiple) = match Method::decode(payload) {
-            Ok(Method::BasicConsume(basic::Consume { no_ack: false, .. }))
-            | Ok(Method::BasicGet(basic::Get { no_ack: false, .. })) => return,
-            Ok(Method::BasicAck(ack)) => (ack.delivery_tag, ack.multiple),
-            Ok(Method::BasicNack(nack)) => (nack.delivery_tag, nack.multiple),
-            Ok(Method::BasicReject(reject)) => (reject.delivery_tag, false),
-            _ => return self.settled.get_or_insert_default().doubt(),
-        };
-        let delivered = self.ledger.as_ref().map_or(0, |ledger| ledger.gathers_up_to());
-        self.settled.get_or_insert_default().settle(tag, multiple, delivered);
     }
 
     /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means, here or where the

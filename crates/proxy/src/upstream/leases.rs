@@ -28,8 +28,7 @@ pub(crate) enum Placed {
     /// All channels are in use. On a client's own connection: as many as the broker allows at all. On a
     /// shared one, also when its channels serve the other role.
     Full,
-    /// All channels of the client's own connection are in use, but some are being closed.
-    /// [`Event::ChannelFree`] follows.
+    /// All channels are in use, but some are being closed. [`Event::ChannelFree`] follows.
     Soon,
     /// The connection is closing or has ended.
     Gone,
@@ -81,7 +80,7 @@ impl Upstream {
             return None;
         }
         let rests = state.resting.has(confirm);
-        let has_capacity = rests || state.used_numbers() < usize::from(self.shared_channel_max);
+        let has_capacity = state.has_capacity(self.shared_channel_max);
         let change = if state.role.is_none() { ROLE_CHANGE } else { 0 };
         let load = has_capacity.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE + change);
         Some(Shared { load, rests, opening: state.opening })
@@ -90,9 +89,7 @@ impl Upstream {
     /// Whether clients share the connection, and whether it has a channel for one more.
     pub(crate) fn is_shared(&self) -> (bool, bool) {
         let state = self.state.lock();
-        let has_capacity =
-            state.resting.has(false) || state.used_numbers() < usize::from(self.shared_channel_max);
-        (state.is_shared(), state.is_shared() && has_capacity)
+        (state.is_shared(), state.is_shared() && state.has_capacity(self.shared_channel_max))
     }
 
     /// Completes when a channel has come to rest, or was opened; wakes one waiter.
@@ -143,7 +140,7 @@ impl Upstream {
             state.opening += 1;
             Leased { channel: state.unused_number(), fresh: true, confirming: false }
         } else {
-            return self.no_number(&mut state, is_own);
+            return self.no_number(&mut state, is_own, &lease.link);
         };
         if confirm {
             lease.confirms.get_or_insert_default();
@@ -172,16 +169,25 @@ impl Upstream {
         None
     }
 
-    /// Handles exhausted channel numbers. A client's own connection makes room where it can.
-    fn no_number(&self, state: &mut UpstreamState, is_own: bool) -> Placed {
-        if !is_own {
-            return Placed::Full;
-        }
-        if let Some(rested) = state.resting.take_any() {
+    /// Handles exhausted channel numbers: closes a channel that rests in the other mode, or that a client's own connection
+    /// has no use for. On a shared one as many are being closed as sessions wait.
+    fn no_number(&self, state: &mut UpstreamState, is_own: bool, link: &Arc<ClientLink>) -> Placed {
+        let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
+        let needed = state.starving.len() + usize::from(!waits);
+        if (is_own || state.closing() < needed)
+            && let Some(rested) = state.resting.take_any()
+        {
             self.close_resting(state, rested.number);
         }
-        state.starved = state.slots.iter().any(Slot::is_closing);
-        if state.starved { Placed::Soon } else { Placed::Full }
+        let is_soon =
+            if is_own { state.slots.iter().any(Slot::is_closing) } else { state.closing() >= needed };
+        if !is_soon {
+            return Placed::Full;
+        }
+        if !waits {
+            state.starving.push(link.clone());
+        }
+        Placed::Soon
     }
 
     /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again only when
@@ -403,10 +409,8 @@ impl UpstreamState {
     /// A channel is no longer in use.
     fn left_use(&mut self, now: Instant) {
         self.in_use -= 1;
-        if std::mem::take(&mut self.starved)
-            && let Some(owner) = &self.owner
-        {
-            owner.notify(Event::ChannelFree);
+        if !self.starving.is_empty() {
+            self.starving.remove(0).notify(Event::ChannelFree);
         }
         self.settle(now);
     }
@@ -446,6 +450,18 @@ impl UpstreamState {
 
     fn used_numbers(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Whether a shared connection has a channel for one more client, at once or when one has been closed for it.
+    fn has_capacity(&self, max: u16) -> bool {
+        self.resting.len() > 0
+            || self.used_numbers() < usize::from(max)
+            || self.closing() > self.starving.len()
+    }
+
+    /// Number of channels that are free once the broker confirms their close.
+    fn closing(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot, Slot::Closing(_))).count()
     }
 
     fn unused_number(&mut self) -> u16 {

@@ -124,6 +124,8 @@ pub(crate) struct Remains {
     pub(crate) last_too_large: bool,
     /// Whether the broker has answered something, or delivered.
     pub(crate) progressed: bool,
+    /// Whether the lease began with consumers that were made again.
+    pub(crate) made_again: bool,
 }
 
 impl Ledger {
@@ -561,11 +563,11 @@ impl Ledger {
         self.last_delivered.load(Ordering::Relaxed)
     }
 
-    /// The broker's last delivery tag, up to which acknowledgements may be gathered. 0 once the broker has cancelled a
+    /// The broker's last delivery tag, up to which acknowledgements may be gathered. `None` once the broker has cancelled a
     /// consumer: it may have taken that one's deliveries back, and then ignores a late acknowledgement.
     #[inline]
-    pub(crate) fn gathers_up_to(&self) -> u64 {
-        if self.has_cancelled.load(Ordering::Relaxed) { 0 } else { self.last_delivered() }
+    pub(crate) fn gathers_up_to(&self) -> Option<u64> {
+        (!self.has_cancelled.load(Ordering::Relaxed)).then(|| self.last_delivered())
     }
 
     /// The connection has ended, or the broker has closed the channel.
@@ -691,6 +693,7 @@ impl Record {
                 || self.has_delivered
                 || self.confirms.up_to() > 0
                 || self.confirms.is_gappy(),
+            made_again: self.made_again,
             ..Remains::default()
         };
         let numbers = std::mem::take(&mut self.carried.numbers);

@@ -109,8 +109,8 @@ struct UpstreamState {
     owner: Option<Arc<ClientLink>>,
     /// The owner has finished: when no channel is left, the connection is clean.
     returning: bool,
-    /// Whether the owner waits for a channel number.
-    starved: bool,
+    /// Sessions that wait for a channel number. On a shared connection one is being closed for each of them.
+    starving: Vec<Arc<ClientLink>>,
     /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
     /// Notified when the connection becomes unused.
@@ -217,6 +217,7 @@ impl Upstream {
         state.forget_attached(link);
         self.pass_on_common_secret(&mut state);
         state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
+        state.starving.retain(|other| !Arc::ptr_eq(other, link));
         if state.unused_since().is_some() {
             state.unused.notify();
         }
@@ -370,6 +371,7 @@ impl Upstream {
         let attached = std::mem::take(&mut state.attached);
         let mut links: Vec<_> = attached.into_iter().map(|attached| attached.link).collect();
         state.waiting = Vec::new();
+        state.starving = Vec::new();
         let owner = state.owner.take();
         drop(state);
         let was_own = owner.is_some();

@@ -92,7 +92,7 @@ pub(crate) fn open(
             owner,
             unused: pool.unused().clone(),
             returning: false,
-            starved: false,
+            starving: Vec::new(),
             blocked: None,
             attached: Vec::new(),
             waiting: Vec::new(),
@@ -321,10 +321,12 @@ impl UpstreamConnection {
             return;
         }
         let expected = self.cause.is_none();
-        let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
         let pool = self.pool.upgrade();
         if let Some(pool) = &pool {
-            pool.remove(&self.upstream, expected);
+            pool.remove(&self.upstream, self.cause.as_ref());
+        }
+        let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
+        if let Some(pool) = &pool {
             pool.closed_with(&self.upstream.virtual_host, &fault);
         }
         if expected {

@@ -104,6 +104,8 @@ pub(crate) struct Manners {
     pub(crate) stalled: watch::Sender<Stalled>,
     /// The capabilities that it announces.
     pub(crate) capabilities: Capabilities,
+    /// Whether it says of the vhost that it is down.
+    pub(crate) vhost_is_down: AtomicBool,
     /// Whether logins end with a close without a word, as they do when the link is cut at that moment.
     pub(crate) cuts_logins: AtomicBool,
     /// The next client is greeted once this is sent; later ones are greeted at once.
@@ -134,6 +136,7 @@ impl Default for Manners {
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
             capabilities: Capabilities::default(),
+            vhost_is_down: AtomicBool::new(false),
             cuts_logins: AtomicBool::new(false),
             greeting_waits_for: Mutex::new(None),
             greetings: AtomicUsize::new(0),
@@ -474,6 +477,11 @@ pub(crate) async fn handshake(
     let Method::ConnectionOpen(open) = open.method() else { return None };
     if open.virtual_host != "/" {
         refuse(stream, 530, "NOT_ALLOWED - vhost nowhere not found", (10, 40)).await;
+        return None;
+    }
+    if manners.vhost_is_down.load(Ordering::SeqCst) {
+        let text = "INTERNAL_ERROR - access to vhost '/' refused for user 'user': vhost '/' is down";
+        refuse(stream, 541, text, (10, 40)).await;
         return None;
     }
     out.clear();

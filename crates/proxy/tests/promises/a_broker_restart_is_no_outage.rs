@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::Method;
-use amqp::method::{basic, confirm, connection, queue, tx};
+use amqp::method::{basic, channel, confirm, connection, queue, tx};
 use proxy::{Pool, PoolConfig};
 
 use crate::common::{
@@ -365,6 +365,83 @@ async fn p7_a_broker_that_loses_clients_again_and_again_is_an_outage_too() {
     expect_start(&mut next).await;
     all_is_quiet().await;
     drop(next);
+    client.expect_close(320, "CONNECTION_FORCED - upstream connection lost: closed by the broker").await;
+}
+
+/// Hours may lie between two restarts.
+#[tokio::test(start_paused = true)]
+async fn p7_a_loss_is_not_added_to_an_earlier_one_that_is_over() {
+    let outage_max = Duration::from_secs(5);
+    let mut broker = Broker::start(Manners::default());
+    for has_under_way in [true, false] {
+        let pool = Pool::new(PoolConfig { outage_max, ..broker.config() });
+        let (mut client, mut upstream) = publisher(&mut broker, &pool, &["1"]).await;
+        if has_under_way {
+            drop(upstream);
+            upstream = broker.next_connection().await;
+            expect_start(&mut upstream).await;
+            assert_eq!(upstream.expect_message().await.1, b"1");
+        }
+        upstream.send(1, ack(1, false));
+        assert_eq!(client.expect_ack().await, (1, false));
+        let mut number = 1;
+        if has_under_way {
+            // It closes that channel, and has further ones, of which one is in use at the second loss.
+            for tag in 2..5 {
+                client.send(number, channel::Close::default()).await;
+                client.expect("channel.close-ok").await;
+                number += 1;
+                client.open_channel(number).await;
+                client.send(number, confirm::Select::default()).await;
+                client.expect("confirm.select-ok").await;
+                if tag < 4 {
+                    client.publish(number, b"between").await;
+                    assert_eq!(upstream.expect_message().await.1, b"between");
+                    upstream.send(1, ack(tag, false));
+                    assert_eq!(client.expect_ack().await, (1, false));
+                }
+            }
+            tokio::time::sleep(outage_max * 2).await;
+            client.publish(number, b"last").await;
+        } else {
+            drop(upstream);
+            until("the lost connection", || pool.metrics().upstream_connections == 0).await;
+            tokio::time::sleep(outage_max * 2).await;
+            client.publish(number, b"last").await;
+            upstream = broker.next_connection().await;
+            expect_start(&mut upstream).await;
+        }
+        assert_eq!(upstream.expect_message().await.1, b"last");
+        drop(upstream);
+        let mut next = broker.next_connection().await;
+        expect_start(&mut next).await;
+        assert_eq!(next.expect_message().await.1, b"last");
+        next.send(1, ack(1, false));
+        assert_eq!(client.expect_ack().await, (if has_under_way { 1 } else { 2 }, false));
+    }
+}
+
+async fn expect_only(upstream: &mut BrokerEnd) {
+    upstream.expect("channel.open").await;
+    assert_eq!(upstream.expect_message().await.1, b"only once");
+    all_is_quiet().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p7_what_a_client_without_confirms_had_sent_goes_on_when_an_outage_ends_it() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(PoolConfig { outage_max: Duration::ZERO, ..broker.config() });
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"only once").await;
+    for _ in 0..2 {
+        expect_only(&mut upstream).await;
+        // The second loss ends the client.
+        drop(upstream);
+        upstream = broker.next_connection().await;
+    }
+    expect_only(&mut upstream).await;
     client.expect_close(320, "CONNECTION_FORCED - upstream connection lost: closed by the broker").await;
 }
 

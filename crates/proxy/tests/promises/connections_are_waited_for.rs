@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::Credentials;
-use amqp::method::{basic, channel, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, queue};
 use proxy::{ClientInfo, Pool, PoolConfig, Refusal};
 use tokio::task::JoinSet;
 
@@ -259,3 +259,46 @@ async fn s2_who_finds_no_capacity_for_a_message_and_no_connection_waits_for_the_
 /// Bytes of a message's body, in whole frames of [`FRAME`].
 const SIZE: usize = 24 * (FRAME - 8);
 const FRAME: usize = 4096;
+
+/// Resting channels are in confirm mode for good, or too old for another client: they make room.
+#[tokio::test(start_paused = true)]
+async fn channels_that_rest_are_closed_for_whoever_cannot_use_them() {
+    for is_old in [false, true] {
+        let mut broker = Broker::start(Manners::default());
+        let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };
+        let pool = Pool::new(PoolConfig { idle_timeout: LONG, ..config });
+        let mut client = Client::connect(&pool).await;
+        let mut upstream = broker.next_connection().await;
+        for number in 1..=2 {
+            client.open_channel(number).await;
+            client.send(number, confirm::Select::default()).await;
+            client.expect("confirm.select-ok").await;
+            client.publish(number, b"confirmed").await;
+            upstream.expect("channel.open").await;
+            upstream.expect("confirm.select").await;
+            let (number, _) = upstream.expect_message().await;
+            upstream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+            client.expect("basic.ack").await;
+        }
+        for number in 1..=2 {
+            client.send(number, channel::Close::default()).await;
+            client.expect("channel.close-ok").await;
+        }
+        if is_old {
+            tokio::time::sleep(broker.config().auth_ttl).await;
+        }
+        for number in 3..=4 {
+            client.open_channel(number).await;
+            if is_old {
+                client.send(number, confirm::Select::default()).await;
+                client.expect("confirm.select-ok").await;
+            }
+            client.publish(number, b"next").await;
+        }
+        let mut bodies = 0;
+        while bodies < 2 {
+            bodies += usize::from(upstream.next().await.payload == b"next");
+        }
+        assert_eq!(broker.logins(), 1);
+    }
+}

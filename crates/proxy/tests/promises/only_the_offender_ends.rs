@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel, connection, exchange, queue};
@@ -446,4 +447,44 @@ async fn nor_does_what_was_held_on_a_channel_that_failed() {
     upstream.expect("basic.qos").await;
     neighbour.publish(1, b"y").await;
     upstream.expect_message().await;
+}
+
+/// A broker that closes one connection for what was sent there is not taken for one that is gone.
+#[tokio::test(start_paused = true)]
+async fn an_offence_that_only_the_broker_sees_leaves_its_address_up() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    for reply_code in [503, 540, 541] {
+        let mut offender = Client::connect(&pool).await;
+        offender.open_channel(1).await;
+        offender.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
+        offender.expect("queue.declare-ok").await;
+        let own = broker.next_connection().await;
+        let close = connection::Close { reply_code, reply_text: "no", class_id: 0, method_id: 0 };
+        own.send(0, close);
+        offender.expect("connection.close").await;
+        assert_eq!(pool.metrics().addresses_down, 0, "after a {reply_code}");
+    }
+    assert_eq!(pool.metrics().connections_lost, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_virtual_host_that_is_down_leaves_the_address_up_and_is_tried_again_now_and_then() {
+    const SECONDS: usize = 10;
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    broker.manners.vhost_is_down.store(true, Ordering::SeqCst);
+    let before = broker.logins();
+    client.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
+    tokio::time::sleep(Duration::from_secs(SECONDS as u64)).await;
+    let tried = broker.logins() - before;
+    assert!((2..=SECONDS + 1).contains(&tried), "{tried} attempts");
+    assert_eq!(pool.metrics().addresses_down, 0);
+    broker.manners.vhost_is_down.store(false, Ordering::SeqCst);
+    client.expect("queue.declare-ok").await;
 }

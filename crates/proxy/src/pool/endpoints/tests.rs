@@ -130,6 +130,16 @@ async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there()
     let in_use = all[0].socket.port();
     names.stand_for(&[4]);
     assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
+    // However many connections the others have, and whoever is there.
+    let new = endpoints.in_order(&configured).await.remove(0);
+    (0..3).for_each(|_| endpoints.opened(&new));
+    assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
+    assert!(endpoints.is_up(new.socket) && !endpoints.is_up(all[0].socket));
+    names.stand_for(&[4, in_use]);
+    assert_eq!(ports(&endpoints, &configured).await, [in_use, 4]);
+    assert!(endpoints.is_up(all[0].socket));
+    names.stand_for(&[4]);
+    assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
     endpoints.closed(&Pool::new(crate::PoolConfig::new(Vec::new())), &all[0]);
     assert_eq!(ports(&endpoints, &configured).await, [4]);
 }

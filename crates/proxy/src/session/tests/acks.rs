@@ -20,6 +20,8 @@ struct World {
     direct: ChannelDeliveries,
     /// The last delivery tag that the client got on earlier upstream channels.
     earlier: u64,
+    /// Whether the client may have settled something in a way that cannot be counted, on the present one.
+    is_unsure: bool,
 }
 
 impl World {
@@ -38,6 +40,7 @@ impl World {
             now: Instant::now(),
             direct: ChannelDeliveries::default(),
             earlier: 0,
+            is_unsure: false,
         }
     }
 
@@ -135,6 +138,7 @@ impl World {
         self.peers.retain(|peer| !Arc::ptr_eq(&peer.connection.upstream, &lost));
         self.settle();
         self.earlier += std::mem::take(&mut self.direct).last;
+        self.is_unsure = false;
     }
 
     /// Adds a method that the client sends, and has it carried out directly. Its tag is the broker's.
@@ -167,13 +171,18 @@ impl World {
             return basic::Qos { prefetch_count: 100, ..Default::default() }.into();
         };
         let (multiple, requeue) = (self.random.chance(300), self.random.chance(500));
-        match self.random.below(1000) {
+        let drawn = self.random.below(1000);
+        self.is_unsure |= drawn >= 991;
+        match drawn {
             0..900 => basic::Ack { delivery_tag, multiple: false }.into(),
             900..930 => basic::Ack { delivery_tag, multiple: true }.into(),
             930..950 => basic::Nack { delivery_tag, multiple, requeue }.into(),
             950..970 => basic::Reject { delivery_tag, requeue }.into(),
             970..985 => basic::Qos { prefetch_count: 100, ..Default::default() }.into(),
-            985..991 => basic::Ack { delivery_tag: 0, multiple: true }.into(),
+            // Otherwise the channel would move.
+            985..988 if !self.is_unsure => basic::Ack { delivery_tag: 0, multiple: true }.into(),
+            988..991 if !self.is_unsure => basic::Nack { delivery_tag: 0, multiple: true, requeue }.into(),
+            985..991 => basic::Ack { delivery_tag, multiple: false }.into(),
             991..994 => basic::Recover { requeue: true }.into(),
             // Refused, unless it happens to be one that is not settled.
             994..997 => {
@@ -285,6 +294,67 @@ async fn what_was_settled_in_another_way_stands_in_front_of_nothing() {
     assert_eq!(gathered(&[1, 2], settle(recover.into())), [(1, false), (2, false)], "they are refused");
     let all = basic::Ack { delivery_tag: 0, multiple: true };
     assert_eq!(gathered(&[1, 2], settle(all.into())), [(1, false), (2, false)], "they are refused");
+}
+
+/// Deliveries that the pool has not passed on, or has still to read, are not the client's to settle.
+#[tokio::test]
+async fn everything_so_far_is_what_was_passed_on() {
+    let all = || basic::Ack { delivery_tag: 0, multiple: true };
+    assert_eq!(gathered(&[1, 2, 3], |_| {}), [(3, true)]);
+    let mut world = World::new(0, false);
+    (0..4).for_each(|_| world.deliver(false));
+    assert_eq!(sent_all(&mut world, &[4, 2], all()), [(4, false), (3, true)]);
+    assert_eq!(sent_all(&mut world, &[], all()), [], "nothing is left");
+    world.deliver(false);
+    assert_eq!(sent_all(&mut world, &[], all()), [(5, true)]);
+    world.deliver(false);
+    world.lose();
+    world.deliver(false);
+    assert_eq!(sent_all(&mut world, &[], all()), [(1, true)], "of the present upstream channel");
+
+    world.deliver(false);
+    let mut bytes = Vec::new();
+    let nack = basic::Nack { delivery_tag: 0, multiple: true, requeue: false };
+    write_method(&mut bytes, CHANNEL, nack);
+    take(&mut world.session, &bytes);
+    world.session.flush(world.now);
+    let sent = world.peer().0.connection.upstream.outbox.read_all();
+    let frame = Frame::parse(&sent, 0).unwrap().unwrap();
+    assert_eq!(Method::decode(frame.payload).unwrap(), basic::Nack { delivery_tag: 2, ..nack }.into());
+}
+
+/// The acknowledgements that the pool sends, when the client sends some of these deliveries and then this one, in one read.
+fn sent_all(world: &mut World, tags: &[u64], last: basic::Ack) -> Vec<(u64, bool)> {
+    let mut bytes = Vec::new();
+    for delivery_tag in tags {
+        write_method(&mut bytes, CHANNEL, basic::Ack { delivery_tag: *delivery_tag, multiple: false });
+    }
+    write_method(&mut bytes, CHANNEL, last);
+    take(&mut world.session, &bytes);
+    world.session.flush(world.now);
+    acks(&world.peer().0.connection.upstream.outbox.read_all())
+}
+
+#[tokio::test]
+async fn everything_so_far_is_settled_on_a_connection_of_its_own_where_it_cannot_be_counted() {
+    let mut world = World::new(0, false);
+    (0..2).for_each(|_| world.deliver(false));
+    world.call(basic::Recover { requeue: true });
+    (0..2).for_each(|_| world.deliver(false));
+    assert!(!world.session.channels.get(CHANNEL).unwrap().is_own());
+    let mut bytes = Vec::new();
+    let all = basic::Ack { delivery_tag: 0, multiple: true };
+    for ack in [basic::Ack { delivery_tag: 3, multiple: false }, all] {
+        write_method(&mut bytes, CHANNEL, ack);
+    }
+    world.read(&bytes);
+    let (peer, number) = world.peer();
+    let is_acked = |effect: &Effect| matches!(effect, Effect::Acked(tags) if tags.contains(&4));
+    assert!(!peer.effects(number).iter().any(is_acked), "it comes again");
+    world.settle();
+    assert!(world.session.channels.get(CHANNEL).unwrap().is_own());
+    world.deliver(false);
+    assert_eq!(sent_all(&mut world, &[], all), [(0, true)]);
 }
 
 #[tokio::test]
