@@ -1,7 +1,9 @@
 """A new process takes the place of a running one, and no client is refused at any moment."""
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,14 +12,16 @@ import sys
 import pika
 import pytest
 
+from harness.certificates import Authority
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
 from harness.frozen import frozen
 from harness.instances import leveret
-from harness.leveret import OPTIONAL_LISTENERS, binary
+from harness.leveret import OPTIONAL_LISTENERS, binary, run
 from harness.machine import Manager
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.tokens import Key
 from harness.upgrading import flags, knocking, replace, replaceable, running
 from harness.wire import Wire
 
@@ -219,6 +223,47 @@ def test_a_successor_that_cannot_start_changes_nothing(tmp_path, has_manager):
         assert (int((tmp_path / "parent").read_text()) == server.pid) == (not has_manager)
         callers.go_on()
         assert callers.troubles == []
+        server.stop()
+
+
+QUESTIONS = ("user", "vhost", "resource", "topic")
+HTTP = [word for what in QUESTIONS for word in (f"--auth-http-{what}-path", "https://127.0.0.1:1/")]
+OAUTH = ["--auth-backends", "internal", "--auth-backends", "oauth2", "--oauth2-resource-server-id", "r"]
+
+# Files of a folder, after the flags that name them.
+NAMED_FILES = {
+    "access_log": ["--access-log", "access.log"],
+    "oauth2_jwks": [*OAUTH, "--oauth2-jwks", "keys.json"],
+    "oauth2_jwks_ca": [*OAUTH, "--oauth2-jwks", "https://127.0.0.1:1/", "--oauth2-jwks-ca", "authority.pem"],
+    "auth_http_ca": ["--auth-backends", "internal", "--auth-backends", "http", *HTTP, "--auth-http-ca", "authority.pem"],
+    "upstream_external": ["--upstream-external", "identities.toml"],
+}
+
+
+@pytest.mark.parametrize("setting", NAMED_FILES)
+def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path, targets, setting):
+    """One at a time can use the data folder, so the old process has to end before the new one can serve."""
+    authority = Authority(tmp_path / "files")
+    (authority.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
+    (authority.folder / "identities.toml").write_text("")
+    *others, name = NAMED_FILES[setting]
+    named = [*others, authority.folder / name]
+    if setting == "upstream_external":
+        certificate, key = Authority(tmp_path / "tls").issue("server")
+        named += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
+        named += ["--tls-client-ca", tmp_path / "tls" / "authority.pem"]
+        named += ["--spool", '{exchange = "^spooled$"}', "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
+    named = [str(word) for word in ("--data-dir", tmp_path / "data", *named)]
+    assert run("config", "check", *named) == (0, "", "") and not (authority.folder / "access.log").exists()
+    with replaceable(tmp_path, *named) as (server, program, callers):
+        replace(program)
+        shutil.rmtree(authority.folder)
+        assert "the successor has ended, and the server goes on" in Ctl(server.http).fails("upgrade")
+        server.child.wait_line(f"leveret: {setting}: ")
+        code, _, told = run("config", "check", *named)
+        assert code != 0 and told.startswith(f"leveret: {setting}: "), told
+        callers.go_on()
+        assert callers.troubles == [] and running(program) == []
         server.stop()
 
 

@@ -25,14 +25,16 @@ const JWKS_TIMES: ServiceTimes =
 #[derive(Clone, Default)]
 pub(crate) struct Logins {
     tokens: Option<OAuth2>,
+    /// `None` if there is the broker's own list alone.
+    chain: Option<Arc<AuthChain>>,
 }
 
 impl Logins {
-    /// Has the broker ask the auth backends of the settings.
+    /// Reads the files of the auth backends in the settings.
     ///
     /// # Errors
     /// A file that a setting names cannot be used.
-    pub(crate) fn set_up(broker: &Broker, config: &Config, clock: Clock) -> Result<Self, SettingError> {
+    pub(crate) fn read(config: &Config, clock: Clock) -> Result<Self, SettingError> {
         let mut logins = Self::default();
         if config.auth_backends.0 == [AuthBackendChoice::One(AuthBackendName::Internal)] {
             // The broker does that by itself.
@@ -57,8 +59,15 @@ impl Logins {
                 }
             });
         }
-        broker.set_auth_backends(Arc::new(AuthChain::new(backends)));
+        logins.chain = Some(Arc::new(AuthChain::new(backends)));
         Ok(logins)
+    }
+
+    /// Has the broker ask these authorities.
+    pub(crate) fn serve(&self, broker: &Broker) {
+        if let Some(chain) = &self.chain {
+            broker.set_auth_backends(Arc::clone(chain) as _);
+        }
     }
 
     /// Reads the files again. One that cannot be used stays as it was.

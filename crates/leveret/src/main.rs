@@ -34,6 +34,7 @@ mod reload;
 mod self_upstream;
 mod serve;
 mod service_sockets;
+mod setting_files;
 mod signals;
 mod spool;
 mod status;
@@ -53,6 +54,8 @@ use transport::Inherited;
 use cli::{Command, CommandLine, ConfigCommand};
 use config::{Effective, Environment, Flags};
 use logs::ProcessLog;
+use serve::ServeError;
+use setting_files::SettingFiles;
 
 // Long-lived connections of changing size fragment the system's allocator; jemalloc returns memory to the
 // system. .cargo/config.toml sets how soon.
@@ -129,6 +132,15 @@ impl Failure {
     }
 }
 
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Setting(error) => Self::usage(error),
+            error => Self::run(error),
+        }
+    }
+}
+
 /// Prints help and versions unchanged, and errors as one line.
 fn refuse_command_line(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
@@ -200,10 +212,7 @@ fn run_server(
     let result = runtime.block_on(serve::run(flags, effective, log.clone(), inherited, left));
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
-    result.map_err(|error| match error {
-        serve::ServeError::Setting(error) => Failure::usage(error),
-        error => Failure::run(error),
-    })
+    result.map_err(Failure::from)
 }
 
 /// Threads in addition to those that busy connections may occupy. Short work (a connecting client, a heartbeat,
@@ -225,8 +234,7 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
     let text = match command {
         ConfigCommand::Check(flags) => {
             let config = load(flags)?.config;
-            definitions::check(&config).map_err(Failure::usage)?;
-            return tls::Tls::load(&config).map(drop).map_err(Failure::usage);
+            return SettingFiles::check(&config).map_err(Failure::from);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),
         ConfigCommand::Reference => config::reference(),

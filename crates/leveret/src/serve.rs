@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use admin::Api;
 use broker::{Broker, BrokerConfig, Compatibility};
 use parking_lot::Mutex;
-use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
+use proxy::{DeletedVirtualHost, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{AcceptedVersions, ProxyVersion};
 use server::{
     AccessLogWriter, Backend, Clock, Limits, MqttRestoreError, Routes, Scopes, Server, ServerConfig,
@@ -25,16 +25,14 @@ use crate::config::{
 use crate::data_folder::{self, DataFolder};
 use crate::descriptors;
 use crate::http::Http;
-use crate::identities;
-use crate::logins::Logins;
 use crate::logs::ProcessLog;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{PagerNotifier, Pagers};
-use crate::relays::ServedRelays;
 use crate::reload::{DrainTimes, Reloader};
+use crate::setting_files::SettingFiles;
 use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
@@ -67,18 +65,18 @@ pub(crate) async fn run(
     descriptors::raise_limit();
     warn_of_ignored(&effective);
 
-    // Certificates and relays are read before the data folder is, which may take minutes.
-    let (tls, relays) = read_files(&config)?;
+    // Everything else is read before the data folder is: that may take minutes, and needs the process before this one to end.
+    let clock = Clock::start();
+    let files = open_files(&config, clock)?;
 
     // From the beginning: a process that takes over is watched while it reads its data folder.
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
-    let (config, tls, relays) = obey_again(&effective, config, tls, relays)?;
+    let (config, files) = obey_again(&effective, config, files, clock)?;
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
-    let clock = Clock::start();
-    let (backend, data_folder, logins) = open_backend(&config, &effective, &tls, clock)?;
-    let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
+    let (backend, data_folder) = open_backend(&config, &effective, &files, clock)?;
+    let SettingFiles { tls, relays, logins, access_log, .. } = files;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
     spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
@@ -136,12 +134,10 @@ pub(crate) async fn run(
     handed_over.map_err(ServeError::NoSuccessor)
 }
 
-/// Reads certificates and relays.
-fn read_files(config: &Config) -> Result<(Tls, ServedRelays), ServeError> {
+/// Reads and opens what the settings name besides the data folder.
+fn open_files(config: &Config, clock: Clock) -> Result<SettingFiles, ServeError> {
     warn_of_open_listeners(config);
-    let tls = Tls::load(config).map_err(ServeError::Setting)?;
-    let relays = ServedRelays::new(config, &tls)?;
-    Ok((tls, relays))
+    SettingFiles::open(config, clock)
 }
 
 /// The settings and files as they are now, if those that were read are a broker's: the process before this one may have moved
@@ -149,18 +145,18 @@ fn read_files(config: &Config) -> Result<(Tls, ServedRelays), ServeError> {
 fn obey_again(
     effective: &Effective,
     config: Config,
-    tls: Tls,
-    relays: ServedRelays,
-) -> Result<(Config, Tls, ServedRelays), ServeError> {
+    files: SettingFiles,
+    clock: Clock,
+) -> Result<(Config, SettingFiles), ServeError> {
     if !config.upstream.is_empty() {
-        return Ok((config, tls, relays));
+        return Ok((config, files));
     }
     let config = migration::obey(effective).map_err(ServeError::Setting)?;
     if config.upstream.is_empty() {
-        return Ok((config, tls, relays));
+        return Ok((config, files));
     }
-    let (tls, relays) = read_files(&config)?;
-    Ok((config, tls, relays))
+    let files = open_files(&config, clock)?;
+    Ok((config, files))
 }
 
 /// Creates the part that moves messages to another broker, or from there.
@@ -305,13 +301,6 @@ fn start_sampler(config: &Config, server: &Server, backend: &Backend) -> Result<
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 
-/// Starts the thread that writes the access log, if it is configured.
-fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> {
-    let target = config.access_log.0.clone();
-    let open = |target| AccessLogWriter::start(target, config.access_log_format).map(Arc::new);
-    target.map(open).transpose()
-}
-
 /// Warns at start-up about variables and parts of URLs that have no effect.
 fn warn_of_ignored(effective: &Effective) {
     if let Some(ignored) = &effective.ignored {
@@ -354,27 +343,24 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
 fn open_backend(
     config: &Config,
     effective: &Effective,
-    tls: &Tls,
+    files: &SettingFiles,
     clock: Clock,
-) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
+) -> Result<(Backend, Option<DataFolder>), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
         if migration::is_outdated(config, effective).map_err(ServeError::Setting)? {
             return Err(ServeError::HasMoved);
         }
         migration::forget_if_off(config, effective).map_err(ServeError::Setting)?;
-        let logins = Logins::set_up(&broker, config, clock).map_err(ServeError::Setting)?;
+        files.logins.serve(&broker);
         log_mode(config);
-        return Ok((Backend::Broker(broker), folder, logins));
+        return Ok((Backend::Broker(broker), folder));
     }
     log_mode(config);
-    let identities = match &config.upstream_external.0 {
-        Some(path) => identities::read(path).map_err(ServeError::Setting)?,
-        None => Identities::default(),
-    };
-    let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
+    let pool_config =
+        PoolConfig { identities: Arc::clone(&files.identities), ..pool_config(config, &files.tls) };
     let backend = Backend::Upstream(Pool::new(pool_config));
-    Ok((backend, None, Logins::default()))
+    Ok((backend, None))
 }
 
 /// Logs what this process is, in one line.

@@ -22,6 +22,26 @@ pub enum LineTarget {
     File(PathBuf),
 }
 
+impl LineTarget {
+    /// Looks whether lines can be written here, and creates nothing.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or its folder is missing.
+    pub fn check(&self) -> io::Result<()> {
+        let Self::File(path) = self else { return Ok(()) };
+        match std::fs::metadata(path) {
+            Ok(file) if file.is_file() || file.is_dir() => {
+                OpenOptions::new().append(true).open(path).map(drop)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                std::fs::metadata(folder.unwrap_or(Path::new("."))).map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
 /// Says how a log fares. Called by its thread.
 pub trait LineReport: Send + 'static {
     /// The line that gives the number of lines that were dropped, with its line feed.

@@ -99,8 +99,8 @@ amqp = \"0.0.0.0:5672\"
 max_message_size = \"64MiB\"
 ```
 
-`leveret config check` reads all layers and reports the first mistake. `leveret config print` shows each value in effect
-and where it came from. Both take the flags of `leveret serve`.
+`leveret config check` reads all layers, and the files that they name, and reports the first mistake. `leveret config print`
+shows each value in effect and where it came from. Both take the flags of `leveret serve`.
 
 | kind of value | written as |
 |---|---|

@@ -1,0 +1,64 @@
+//! Files that settings name, the data folder excepted. They are read and opened before the process that runs has to end, so
+//! that a mistake there ends nobody's service.
+
+use std::sync::Arc;
+
+use proxy::Identities;
+use server::{AccessLogWriter, Clock, LineTarget};
+
+use crate::config::Config;
+use crate::definitions;
+use crate::identities;
+use crate::logins::Logins;
+use crate::relays::ServedRelays;
+use crate::serve::ServeError;
+use crate::tls::Tls;
+
+/// The contents of these files.
+pub(crate) struct SettingFiles {
+    pub(crate) tls: Tls,
+    pub(crate) relays: ServedRelays,
+    /// For a broker.
+    pub(crate) logins: Logins,
+    /// For a pool.
+    pub(crate) identities: Arc<Identities>,
+    pub(crate) access_log: Option<Arc<AccessLogWriter>>,
+}
+
+impl SettingFiles {
+    /// Reads them, and opens the access log.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be used.
+    pub(crate) fn open(config: &Config, clock: Clock) -> Result<Self, ServeError> {
+        let mut files = Self::read(config, clock)?;
+        if let Some(target) = config.access_log.0.clone() {
+            let writer = AccessLogWriter::start(target, config.access_log_format);
+            files.access_log = Some(Arc::new(writer.map_err(ServeError::AccessLog)?));
+        }
+        Ok(files)
+    }
+
+    /// Looks for a mistake in these files, and in those that a broker reads with its data folder. Creates nothing.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be used.
+    pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
+        definitions::check(config).map_err(ServeError::Setting)?;
+        Self::read(config, Clock::start())?;
+        config.access_log.0.as_ref().map_or(Ok(()), LineTarget::check).map_err(ServeError::AccessLog)
+    }
+
+    fn read(config: &Config, clock: Clock) -> Result<Self, ServeError> {
+        let tls = Tls::load(config).map_err(ServeError::Setting)?;
+        let relays = ServedRelays::new(config, &tls)?;
+        let is_broker = config.upstream.is_empty();
+        let logins = if is_broker { Logins::read(config, clock) } else { Ok(Logins::default()) };
+        let logins = logins.map_err(ServeError::Setting)?;
+        let identities = config.upstream_external.0.as_deref().map(identities::read).transpose();
+        let identities = identities.map_err(ServeError::Setting)?.unwrap_or_default();
+        Ok(Self { tls, relays, logins, identities: Arc::new(identities), access_log: None })
+    }
+}
