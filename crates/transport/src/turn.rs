@@ -1,7 +1,10 @@
 //! Fairness: busy connections leave room for quiet ones, and connections that are lost all at once are cleaned up a few
 //! at a time.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::OnceLock;
+use std::task::Poll;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::yield_now;
@@ -9,12 +12,54 @@ use tokio::task::yield_now;
 /// How many connections that have used up a turn may run at the same time; no limit while unset.
 static BUSY: OnceLock<Semaphore> = OnceLock::new();
 
+/// How many TLS handshakes may take a step at the same time; no limit while unset. A step with a signature takes a thread for
+/// up to some milliseconds, and strangers can begin any number of handshakes. They do not wait behind busy connections, of
+/// which there may always be some.
+pub(crate) struct HandshakeTurns(OnceLock<Semaphore>);
+
+/// The handshakes of clients.
+pub(crate) static ACCEPTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
+
+/// Those with servers, which do not wait for strangers'.
+pub(crate) static CONNECTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
+
 /// Limits to `turns` how many connections of this process run at the same time that have more to do than fits into one
-/// turn ([`sync::work`]). If there are more threads than that, quiet tasks find a free one: connections that are being
-/// opened, heartbeats, health checks. Only the first call has an effect.
+/// turn ([`sync::work`]), and how many TLS handshakes take a step. If there are more threads than that, quiet tasks find a
+/// free one: connections that are being opened, heartbeats, health checks. Only the first call has an effect.
 pub fn limit_busy_turns(turns: usize) {
     // Set once, by the process that has just made its threads.
     let _ = BUSY.set(Semaphore::new(turns));
+    ACCEPTING.limit(turns);
+    CONNECTING.limit(turns);
+}
+
+impl HandshakeTurns {
+    fn limit(&self, turns: usize) {
+        let _ = self.0.set(Semaphore::new(turns));
+    }
+
+    /// Waits for a turn. `None` if there is no limit.
+    pub(crate) async fn next(&self) -> Option<SemaphorePermit<'_>> {
+        // Never closed, so `acquire` cannot fail.
+        self.0.get()?.acquire().await.ok()
+    }
+
+    /// Runs a handshake. Each of its steps has a turn, but not the time in which it waits for its peer.
+    pub(crate) async fn run<T>(&self, handshake: impl Future<Output = T>) -> T {
+        let mut handshake = pin!(handshake);
+        loop {
+            let turn = self.next().await;
+            let step = poll_fn(|cx| Poll::Ready(handshake.as_mut().poll(cx))).await;
+            drop(turn);
+            if let Poll::Ready(outcome) = step {
+                return outcome;
+            }
+            // Until the peer has sent or taken something.
+            let mut is_woken = false;
+            poll_fn(|_| if std::mem::replace(&mut is_woken, true) { Poll::Ready(()) } else { Poll::Pending })
+                .await;
+        }
+    }
 }
 
 /// Waits for the next turn of a connection, or of another task, that has used one up: behind all other tasks that are ready
@@ -42,4 +87,63 @@ pub async fn turn_to_end() {
     // Never closed, so there is no error to handle.
     let _turn = TURNS.acquire().await;
     yield_now().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handshake_has_no_turn_while_it_waits_for_its_peer() {
+        let turns = HandshakeTurns(OnceLock::new());
+        turns.limit(1);
+        let (said, steps) = (Notify::new(), AtomicUsize::new(0));
+        let handshake = || async {
+            steps.fetch_add(1, Ordering::Relaxed);
+            said.notified().await;
+            steps.fetch_add(1, Ordering::Relaxed);
+        };
+        let others = async {
+            while steps.load(Ordering::Relaxed) < 2 {
+                yield_now().await;
+            }
+            // Both wait, and a third gets through.
+            turns.run(std::future::ready(())).await;
+            let turn = turns.next().await;
+            said.notify_waiters();
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            assert_eq!(steps.load(Ordering::Relaxed), 2, "there is no turn for either");
+            drop(turn);
+        };
+        tokio::join!(turns.run(handshake()), turns.run(handshake()), others);
+        assert_eq!(steps.load(Ordering::Relaxed), 4);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn no_more_handshakes_take_a_step_than_there_are_turns() {
+        let turns = Arc::new(HandshakeTurns(OnceLock::new()));
+        turns.limit(2);
+        let (at_work, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let handshakes = (0..100).map(|_| {
+            let (turns, at_work, most) = (Arc::clone(&turns), Arc::clone(&at_work), Arc::clone(&most));
+            let handshake = poll_fn(move |_| {
+                most.fetch_max(at_work.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::yield_now();
+                at_work.fetch_sub(1, Ordering::SeqCst);
+                Poll::Ready(())
+            });
+            tokio::spawn(async move { turns.run(handshake).await })
+        });
+        for handshake in handshakes.collect::<Vec<_>>() {
+            handshake.await.unwrap();
+        }
+        assert!(most.load(Ordering::SeqCst) <= 2);
+    }
 }

@@ -43,7 +43,7 @@ impl Begun {
         config: &PoolConfig,
     ) -> Result<Self, Refusal> {
         let login = async {
-            let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
+            let (mut stream, mut input) = (Box::pin(connect(endpoint, config)).await?, Vec::new());
             let server_properties = start(&mut stream, &mut input, credentials, announced).await?;
             // A broker with authentication_failure_close refuses in words: a close without any is an outage there (S7). Others
             // just close.
@@ -108,7 +108,7 @@ impl Begun {
 /// Reads a broker's first method, to check that it is up; returns its server-properties.
 pub(crate) async fn probe(endpoint: &Endpoint, config: &PoolConfig) -> Result<FieldTable, Refusal> {
     let asking = async {
-        let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
+        let (mut stream, mut input) = (Box::pin(connect(endpoint, config)).await?, Vec::new());
         stream.write_all(&PROTOCOL_HEADER).await?;
         match receive(&mut stream, &mut input).await? {
             Method::ConnectionStart(start) => Ok(start.server_properties.decode()),

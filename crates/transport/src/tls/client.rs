@@ -16,6 +16,7 @@ use super::error::{TlsError, TlsFile, explain_server, system_store};
 use super::files::{CertificateFiles, CertificateInfo, read_ca, read_pair};
 use super::provider;
 use crate::stream::Stream;
+use crate::turn::CONNECTING;
 
 /// The trusted authorities and our own identity.
 #[derive(Debug, Clone)]
@@ -73,8 +74,9 @@ impl ClientTls {
             io::Error::new(io::ErrorKind::InvalidInput, format!("'{expected}' is not a name for TLS"))
         })?;
         let config = Arc::clone(&self.current.read());
-        let connecting = tokio_rustls::TlsConnector::from(config).connect(name, stream);
-        let stream = connecting.await.map_err(|error| explain_server(error, expected))?;
+        // Boxed: the state of a handshake is large, and short-lived.
+        let connecting = Box::pin(tokio_rustls::TlsConnector::from(config).connect(name, stream));
+        let stream = CONNECTING.run(connecting).await.map_err(|error| explain_server(error, expected))?;
         Ok(Stream::Tls(Box::new(stream.into())))
     }
 }

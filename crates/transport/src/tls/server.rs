@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -15,6 +16,7 @@ use super::login::LoginFrom;
 use super::provider;
 use super::resolver::CertificatesByName;
 use crate::stream::Stream;
+use crate::turn::ACCEPTING;
 
 /// The certificates that a listener shows, and those that it asks for.
 #[derive(Debug, Clone)]
@@ -109,7 +111,7 @@ impl ServerTls {
     pub async fn accept(&self, stream: Stream) -> io::Result<TlsAccepted> {
         let config = Arc::clone(&self.current.read().config);
         let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-        let stream = accepting.await.map_err(explain_client)?;
+        let stream = ACCEPTING.run(pin!(accepting)).await.map_err(explain_client)?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let login = certificate.and_then(|certificate| self.files.login_from.name(certificate));
         Ok(TlsAccepted { stream: Stream::Tls(Box::new(stream.into())), login: login.map(Into::into) })
