@@ -1,5 +1,6 @@
 """A relay carries every byte, once and in order, however it is cut, and holds back who sends faster than the other reads."""
 
+import contextlib
 import os
 import random
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.instances import leveret
 from harness.patience import PATIENCE
 from harness.relay import Acceptor, Echo, RelayWire, exactly, relay, to_the_end
 from harness.websocket import BINARY, CONTINUATION, FIN, PING, TEXT
@@ -114,6 +116,33 @@ def test_an_upstream_that_breaks_off_is_1011(tmp_path):
         server.close()
         _, code, reason = wire.read_to_close()
         assert (code, reason) == (1011, "upstream connection failed")
+
+
+def test_without_websocket_the_last_words_of_the_upstream_reach_a_client_that_is_still_sending(tmp_path):
+    with Acceptor() as upstream:
+        flags = ["--upstream", "amqp://127.0.0.1:1", "--upstream-stomp", upstream.url, "--stomp", "127.0.0.1:0"]
+        with leveret(tmp_path, *flags) as server:
+            port = int(server.child.wait_line(r"^stomp +listening on stomp://127\.0\.0\.1:(\d+)").group(1))
+            for _ in range(10):
+                with socket.create_connection(("127.0.0.1", port), PATIENCE) as client, upstream.accept() as refusing:
+                    sending = threading.Thread(target=send_until_refused, args=(client,))
+                    sending.start()
+                    assert exactly(refusing, 1) == b"x"
+                    refusing.sendall(b"ERROR")
+                    # It has not read everything, so this is a reset.
+                    refusing.close()
+                    assert exactly(client, 5) == b"ERROR"
+                    # Nothing that it has sent since resets its own connection.
+                    assert client.recv(1) == b""
+                    client.shutdown(socket.SHUT_WR)
+                    sending.join(PATIENCE)
+            server.stop()
+
+
+def send_until_refused(client):
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            client.sendall(b"x" * 1000)
 
 
 def test_a_client_that_goes_away_ends_the_upstream(tmp_path):

@@ -1,19 +1,20 @@
 //! A relay without WebSocket, for clients that speak the upstream server's protocol on a listener of their own.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 use transport::{Outbox, Stream};
 
 use super::Relay;
+use super::close::{HALF_CLOSED, RelayEnd};
 use super::pending::Pending;
+use super::run::close_both;
 use super::upstream::connect;
 use crate::server::{AcceptedConnection, Listed, Shared};
 
@@ -22,25 +23,6 @@ const READ: usize = 16 * 1024;
 
 /// Reads for one pair before others get their turn.
 const READS: usize = 32;
-
-/// The reason why a pair ended.
-enum PlainRelayEnd {
-    Closed,
-    Failed(&'static str, io::Error),
-    ClientStuck,
-    Drain,
-}
-
-impl fmt::Display for PlainRelayEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("closed"),
-            Self::Failed(side, error) => write!(f, "{side}: {error}"),
-            Self::ClientStuck => f.write_str("client: write timed out"),
-            Self::Drain => f.write_str("server is shutting down"),
-        }
-    }
-}
 
 /// Joins a client to the upstream server of `relay`. A client that cannot be served is closed without an error,
 /// as its protocol is not known here.
@@ -59,7 +41,7 @@ pub(crate) async fn run_plain(
     let connecting = Box::pin(connect(&relay.config, peer, listener));
     let connected = tokio::select! {
         connected = connecting => connected.map_err(|error| format!("{}: {error}", relay.config.upstream)),
-        () = shared.drain_begun() => Err(PlainRelayEnd::Drain.to_string()),
+        () = shared.drain_begun() => Err(RelayEnd::Drain.to_string()),
     };
     let upstream = match connected {
         Ok(upstream) => upstream,
@@ -72,13 +54,14 @@ pub(crate) async fn run_plain(
     let reason = {
         let mut drained = pin!(shared.departure_of(id));
         poll_fn(|cx| match drained.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(PlainRelayEnd::Drain),
+            Poll::Ready(()) => Poll::Ready(RelayEnd::Drain),
             Poll::Pending => pair.poll(cx),
         })
         .await
     };
     shared.metrics.bytes_received.add(pair.inward.moved);
     shared.closed(record, id, peer, pair.outward.moved, &reason.to_string());
+    close_both(pair.client, pair.upstream).await;
 }
 
 /// A client and the upstream server.
@@ -90,60 +73,121 @@ struct Pair {
     /// How long the client may accept none of what is written to it. The upstream server may have its reasons to read nothing,
     /// such as an alarm of RabbitMQ's: then the client is not read, either.
     write_timeout: Duration,
-    /// Created when the client stops accepting for the first time.
+    /// Why the pair ends, once one side has ended or the upstream has failed.
+    reason: Option<RelayEnd>,
+    /// How far the direction had come that is left, and since when.
+    rest: Option<(Rest, Instant)>,
+    /// Created when there is a deadline for the first time.
     timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// The direction that is left of a pair, with the bytes that it has moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// The client has the upstream's end, and may still send something.
+    Inward(u64),
+    /// The upstream has failed, and there may be bytes that it sent before.
+    Outward(u64),
 }
 
 /// Bytes on their way from one side to the other.
 #[derive(Default)]
 struct Direction {
     pending: Pending,
-    /// The reading side has ended.
+    /// The reading side has ended, or failed.
     has_ended: bool,
-    /// The writing side has been shut down.
+    /// Since when the writing side has not accepted the end.
+    ending_since: Option<Instant>,
+    /// The writing side accepts no more bytes: those that are read are discarded.
+    is_deaf: bool,
+    /// The writing side has been shut down, or is deaf, after the last byte.
     is_over: bool,
     moved: u64,
+}
+
+/// The side of a direction that has failed.
+enum DirectionFault {
+    Reading(io::Error),
+    Writing(io::Error),
 }
 
 impl Pair {
     fn new(client: Stream, upstream: Stream, write_timeout: Duration) -> Self {
         let (inward, outward) = Default::default();
-        Self { client, upstream, inward, outward, write_timeout, timer: None }
+        Self { client, upstream, inward, outward, write_timeout, reason: None, rest: None, timer: None }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<PlainRelayEnd> {
-        let inward = self.inward.poll(&mut self.client, &mut self.upstream, cx);
-        if let Poll::Ready(Err(error)) = inward {
-            return Poll::Ready(PlainRelayEnd::Failed("client or upstream", error));
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
+        // Each side of a direction fails once.
+        while let Err(fault) = self.poll_directions(cx) {
+            match fault {
+                // Bytes that the upstream sent before may still be readable, and often tell why.
+                RelayEnd::UpstreamFailed(_) if self.has_upstream_failed() => {}
+                RelayEnd::UpstreamFailed(_) => self.reason = Some(fault),
+                of_client => return Poll::Ready(of_client),
+            }
         }
-        let outward = self.outward.poll(&mut self.upstream, &mut self.client, cx);
-        match (inward, outward) {
-            (_, Poll::Ready(Err(error))) => Poll::Ready(PlainRelayEnd::Failed("upstream or client", error)),
-            (Poll::Ready(_), Poll::Ready(_)) => Poll::Ready(PlainRelayEnd::Closed),
-            _ => self.poll_stuck(cx),
+        let first_end = match (self.inward.has_ended, self.outward.has_ended) {
+            (true, _) => Some(RelayEnd::Client),
+            (false, true) => Some(RelayEnd::Upstream),
+            (false, false) => None,
+        };
+        self.reason = self.reason.take().or(first_end);
+        if self.outward.is_over && (self.inward.is_over || self.has_upstream_failed()) {
+            return Poll::Ready(self.reason.take().unwrap_or(RelayEnd::Upstream));
+        }
+        self.poll_deadline(cx)
+    }
+
+    /// Moves bytes, until a side fails.
+    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Result<(), RelayEnd> {
+        match self.inward.poll(&mut self.client, &mut self.upstream, cx) {
+            Poll::Ready(Err(DirectionFault::Reading(error))) => return Err(RelayEnd::ClientFailed(error)),
+            Poll::Ready(Err(DirectionFault::Writing(error))) => return Err(RelayEnd::UpstreamFailed(error)),
+            _ => {}
+        }
+        match self.outward.poll(&mut self.upstream, &mut self.client, cx) {
+            Poll::Ready(Err(DirectionFault::Reading(error))) => Err(RelayEnd::UpstreamFailed(error)),
+            Poll::Ready(Err(DirectionFault::Writing(error))) => Err(RelayEnd::ClientFailed(error)),
+            _ => Ok(()),
         }
     }
 
-    /// Gives up if the client accepts nothing for too long.
-    fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Poll<PlainRelayEnd> {
-        let Some(since) = self.outward.pending.stuck_since() else {
+    fn has_upstream_failed(&self) -> bool {
+        matches!(self.reason, Some(RelayEnd::UpstreamFailed(_)))
+    }
+
+    /// Gives up if the client accepts nothing for too long, or if nothing more comes from the side that is left.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
+        let rest = match self.outward.is_over {
+            true => Some(Rest::Inward(self.inward.moved)),
+            false if self.has_upstream_failed() => Some(Rest::Outward(self.outward.moved)),
+            false => None,
+        };
+        if self.rest.map(|(before, _)| before) != rest {
+            self.rest = rest.map(|rest| (rest, Instant::now()));
+        }
+        let stuck = self.outward.stuck_since().map(|since| since + self.write_timeout);
+        let silent = self.rest.map(|(_, since)| since + HALF_CLOSED);
+        let Some(deadline) = stuck.or(silent) else {
             self.timer = None;
             return Poll::Pending;
         };
-        let deadline = since + self.write_timeout;
-        if deadline <= Instant::now() {
-            return Poll::Ready(PlainRelayEnd::ClientStuck);
+        if deadline > Instant::now() {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            timer.as_mut().reset(deadline);
+            ready!(timer.as_mut().poll(cx));
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.into())));
-        timer.as_mut().reset(deadline.into());
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(PlainRelayEnd::ClientStuck)
+        Poll::Ready(match (stuck, self.reason.take()) {
+            (None, Some(reason)) => reason,
+            _ => RelayEnd::ClientStuck,
+        })
     }
 }
 
 impl Direction {
-    /// Ready when everything has been passed on, including the end.
-    fn poll<S>(&mut self, from: &mut S, to: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    /// Ready when everything has been passed on, including the end. To be polled again after a fault.
+    fn poll<S>(&mut self, from: &mut S, to: &mut S, cx: &mut Context<'_>) -> Poll<Result<(), DirectionFault>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -152,30 +196,55 @@ impl Direction {
             if self.is_over {
                 return Poll::Ready(Ok(()));
             }
-            ready!(self.pending.poll(to, cx))?;
+            if !self.is_deaf {
+                let written = ready!(self.pending.poll(to, cx));
+                self.written(written)?;
+            }
             if self.has_ended {
-                ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
+                if !self.is_deaf {
+                    self.ending_since.get_or_insert_with(Instant::now);
+                    let shut = ready!(Pin::new(&mut *to).poll_shutdown(cx));
+                    self.written(shut)?;
+                }
                 self.is_over = true;
                 continue;
             }
             let mut read = ReadBuf::new(&mut bytes);
-            ready!(Pin::new(&mut *from).poll_read(cx, &mut read))?;
-            if read.filled().is_empty() {
+            let outcome = ready!(Pin::new(&mut *from).poll_read(cx, &mut read));
+            if outcome.is_err() || read.filled().is_empty() {
                 self.has_ended = true;
-            } else {
-                self.moved += read.filled().len() as u64;
-                self.pending.send(to, cx, read.filled())?;
+                outcome.map_err(DirectionFault::Reading)?;
+                continue;
+            }
+            self.moved += read.filled().len() as u64;
+            if !self.is_deaf {
+                let written = self.pending.send(to, cx, read.filled());
+                self.written(written)?;
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    fn written(&mut self, outcome: io::Result<()>) -> Result<(), DirectionFault> {
+        outcome.map_err(|error| {
+            self.is_deaf = true;
+            self.pending.clear();
+            DirectionFault::Writing(error)
+        })
+    }
+
+    /// Since when the writing side has accepted none of the bytes that wait for it, or not the end.
+    fn stuck_since(&self) -> Option<Instant> {
+        let end = self.ending_since.filter(|_| !self.is_over);
+        self.pending.stuck_since().map(Instant::from_std).or(end)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::UnixStream;
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
 
@@ -205,7 +274,7 @@ mod tests {
         tokio::join!(request, reply);
         assert!(got == sent);
         assert_eq!(answer, b"bye");
-        assert_eq!(relaying.await.unwrap(), "closed");
+        assert_eq!(relaying.await.unwrap(), "closed by client");
     }
 
     #[tokio::test]
@@ -252,6 +321,47 @@ mod tests {
         };
         tokio::join!(request, reply);
         assert!(got == sent);
-        assert_eq!(relaying.await.unwrap(), "closed");
+        assert_eq!(relaying.await.unwrap(), "closed by client");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_whose_upstream_has_closed_is_given_up_after_its_last_bytes() {
+        let (mut client, mut upstream, mut pair) = pair(Duration::from_secs(60));
+        let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
+        upstream.shutdown().await.unwrap();
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        let end = Instant::now();
+        for _ in 0..3 {
+            tokio::time::sleep(HALF_CLOSED / 2).await;
+            client.write_all(b"x").await.unwrap();
+            assert_eq!(upstream.read_u8().await.unwrap(), b'x');
+        }
+        assert_eq!(relaying.await.unwrap(), "closed by upstream");
+        assert!(end.elapsed() >= HALF_CLOSED * 5 / 2);
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_an_upstream_that_no_longer_reads_arrive() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own_upstream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut upstream = listener.accept().await.unwrap().0;
+        let (mut client, own_client) = UnixStream::pair().unwrap();
+        let mut pair =
+            Pair::new(Stream::Unix(own_client), Stream::Tcp(own_upstream), Duration::from_secs(60));
+        client.write_all(b"unread").await.unwrap();
+        while pair.inward.moved == 0 {
+            assert!(poll_fn(|cx| Poll::Ready(pair.poll(cx))).await.is_pending());
+            tokio::task::yield_now().await;
+        }
+        upstream.readable().await.unwrap();
+        upstream.write_all(b"ERROR").await.unwrap();
+        // It has not read everything, so this is a reset.
+        drop(upstream);
+        client.write_all(b"more").await.unwrap();
+        let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"ERROR");
+        assert!(relaying.await.unwrap().starts_with("upstream: "));
     }
 }

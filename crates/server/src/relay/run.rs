@@ -69,9 +69,14 @@ pub(crate) async fn run(
     let (received, sent) = pump.moved;
     shared.metrics.bytes_received.add(received);
     tracing::info!(connection = id, %peer, relay = name, %reason, received, sent, "connection closed");
-    let Pump { mut client, mut upstream, .. } = pump;
+    let Pump { client, upstream, .. } = pump;
+    close_both(client, upstream).await;
+}
+
+/// Closes the sockets of a pair that has ended. Closing a socket with unread input resets it, and the last bytes written might
+/// not arrive.
+pub(super) async fn close_both(mut client: Stream, mut upstream: Stream) {
     Box::pin(turn_to_end()).await;
-    // Closing a socket with unread input resets it, and the last bytes written might not arrive.
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }
 
