@@ -55,6 +55,7 @@ mod manage;
 mod message;
 mod metrics;
 mod names;
+mod network;
 mod paging;
 mod permissions;
 mod persistence;
@@ -87,6 +88,7 @@ pub use manage::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueVie
 pub use message::{ANNOTATION, Body, BodyView, BrokerProperties, MAX_INLINE_BODY, Message};
 pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter, SharedGauge};
 pub use names::{ExchangeName, generated_name};
+pub use network::network_of;
 pub use paging::PagingStatus;
 pub use permissions::{
     AskedUser, AuthorisedSession, AuthzBackend, Pattern, PatternError, PendingQuestion, PendingVerdict,

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use broker::network_of;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::work::Work;
@@ -106,15 +107,6 @@ impl ConnectionPermits {
         let least = idle.min_by_key(|(_, open)| Reverse(counts.get(&open.from).copied()));
         let oldest = least.map(|(at, _)| at).and_then(|at| self.by_age.remove(at));
         oldest.inspect(|open| open.task.abort()).is_some()
-    }
-}
-
-/// The unit in which addresses are counted. A client with one IPv6 address has the 2^64 addresses of its /64
-/// network.
-fn network_of(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => ip,
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Broker;
+use crate::network::network_of;
 use crate::users::{AuthBackends, Identity, LoginAnswer, LoginAttempt, LoginRefused, MAX_NAME};
 
 impl Broker {
@@ -63,8 +64,8 @@ impl Broker {
     }
 
     /// Checks a client's login and limits guessing: after 30 different wrong passwords for a user from one
-    /// address within a minute, further logins are refused unchecked until the minute is over. `from` is
-    /// `None` on a Unix socket.
+    /// [network](network_of) within a minute, further logins are refused unchecked until the minute is over.
+    /// `from` is `None` on a Unix socket.
     ///
     /// # Errors
     /// The reason for the refusal, which is for the log only.
@@ -79,7 +80,7 @@ impl Broker {
         self.may_attempt(user, from, now)?;
         let validated = self.authenticate(user, password, peer_is_loopback);
         if validated.is_err() {
-            self.attempts.failed(canonical(from), user, password, now);
+            self.attempts.failed(from.map(network_of), user, password, now);
         }
         validated
     }
@@ -94,7 +95,7 @@ impl Broker {
 
     /// Counts an attempt that [`Broker::check_attempt`] has allowed, and that has failed.
     pub fn note_failed_attempt(&self, attempt: &LoginAttempt) {
-        self.attempts.failed(canonical(attempt.from), &attempt.user, &attempt.secret, attempt.now);
+        self.attempts.failed(attempt.from.map(network_of), &attempt.user, &attempt.secret, attempt.now);
     }
 
     fn may_attempt(&self, user: &str, from: Option<IpAddr>, now: Instant) -> Result<(), LoginRefused> {
@@ -102,7 +103,7 @@ impl Broker {
             // No user has such a name. It is not remembered, since it may be as long as a frame.
             return Err(LoginRefused::UnknownUser);
         }
-        if self.attempts.may_try(canonical(from), user, now) {
+        if self.attempts.may_try(from.map(network_of), user, now) {
             Ok(())
         } else {
             Err(LoginRefused::TooManyAttempts)
@@ -133,7 +134,23 @@ impl Broker {
     }
 }
 
-/// An IPv4 address that came as an IPv6 one is the same client.
-fn canonical(from: Option<IpAddr>) -> Option<IpAddr> {
-    from.map(|ip| ip.to_canonical())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BrokerConfig;
+
+    #[test]
+    fn guessing_from_the_addresses_of_one_ipv6_network_is_guessing_from_one_address() {
+        let broker = Broker::new(BrokerConfig::default());
+        let now = Instant::now();
+        let guess = |number: u64, from: &str| {
+            let password = number.to_string();
+            broker.authenticate_from("u", password.as_bytes(), from.parse().ok(), false, now).unwrap_err()
+        };
+        for number in 0..30 {
+            assert_ne!(guess(number, &format!("2001:db8:0:1::{number}")), LoginRefused::TooManyAttempts);
+        }
+        assert_eq!(guess(30, "2001:db8:0:1::ffff"), LoginRefused::TooManyAttempts);
+        assert_ne!(guess(30, "2001:db8:0:2::1"), LoginRefused::TooManyAttempts);
+    }
 }

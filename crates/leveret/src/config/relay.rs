@@ -73,7 +73,7 @@ keys! {
     "subprotocols" "list" "any" "Subprotocols in order of preference. A client that offers others only gets 400, one that offers none is relayed without. Without a list, the first that a client offers is taken.";
     "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
     "max_connections" "N" "unlimited" "Maximum number of connections of this relay; above it the answer is 503. They count for the server's own limits, too.";
-    "max_connections_per_ip" "N" "unlimited" "Maximum number of them from one IP address.";
+    "max_connections_per_ip" "N" "unlimited" "Maximum number of them from one IP address, or from one /64 network of IPv6.";
     "text" "MODE" "accept" "How text messages are treated: `accept` relays their UTF-8 like any bytes, `refuse` closes with 1003. Answers are binary in any case: a stream of bytes may be cut within a character.";
 }
 

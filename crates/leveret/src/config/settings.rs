@@ -649,7 +649,8 @@ settings! {
         /// Maximum number of client connections in all. Each needs a file descriptor.
         max_connections: Limit = "65536", applied live;
 
-        /// Maximum number of client connections from one IP address.
+        /// Maximum number of client connections from one IP address. Here and below an IPv6 address counts as its /64 network,
+        /// all of which one client may have.
         max_connections_per_ip: Limit = "unlimited", applied live;
 
         /// Maximum number of client connections of one user.

@@ -1,5 +1,5 @@
 //! How much clients may take: connections, new connections per second, channels, and bytes per second; in
-//! total, per address, and per user.
+//! total, per address (of IPv6: per [network](network_of)), and per user.
 //!
 //! [`Limits`] holds the limits, [`ConnectionCounter`] counts against them, and [`ConnectionLease`] is one connection's
 //! share of the counts. With [`Limits::alarm_only`] an excess is counted and logged as usual but allowed, which
@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
+use broker::network_of;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -210,8 +211,7 @@ impl ConnectionCounter {
     /// Counts a connection that another process has admitted, whatever the limits.
     pub(crate) fn resume(self: &Arc<Self>, ip: Option<IpAddr>) -> ConnectionLease {
         let mut counts = self.counts.lock();
-        let ip =
-            ip.map(|ip| ip.to_canonical()).map(|ip| (ip, self.count(&mut counts.by_ip, &ip, Scope::PerIp)));
+        let ip = ip.map(network_of).map(|ip| (ip, self.count(&mut counts.by_ip, &ip, Scope::PerIp)));
         counts.connections += 1;
         ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 }
     }
@@ -248,15 +248,14 @@ impl ConnectionCounter {
         self.exceed(LimitReached { what: Limited::ConnectionRate, scope, most })
     }
 
-    /// Counts one more connection from `ip`; returns the address that it is counted under.
+    /// Counts one more connection from `ip`; returns the network that it is counted under.
     fn add_ip(
         &self,
         counts: &mut Counts,
         ip: Option<IpAddr>,
         now: Instant,
     ) -> Result<Option<(IpAddr, Arc<Share>)>, LimitReached> {
-        // An IPv4 client of a dual-stack listener is the same client.
-        let Some(ip) = ip.map(|ip| ip.to_canonical()) else { return Ok(None) };
+        let Some(ip) = ip.map(network_of) else { return Ok(None) };
         let share = self.add(&mut counts.by_ip, &ip, Scope::PerIp, now)?;
         Ok(Some((ip, share)))
     }

@@ -34,6 +34,23 @@ fn a_mapped_address_counts_as_the_one_that_it_maps() {
 }
 
 #[test]
+fn the_addresses_of_an_ipv6_network_count_as_one() {
+    let counter = counter(0, 1, 0);
+    let from = |address: &str| Some(address.parse().unwrap());
+    let mut first = counter.enter(from("2001:db8:0:1::1")).unwrap();
+    assert_eq!(
+        counter.enter(from("2001:db8:0:1:ffff::2")).unwrap_err(),
+        reached(Limited::Connections, Scope::PerIp, 1)
+    );
+    let resumed = counter.resume(from("2001:db8:0:2::1"));
+    assert!(counter.enter(from("2001:db8:0:2::2")).is_err());
+    first.set_client_address(from("2001:db8:0:3::1")).unwrap();
+    assert!(counter.enter(from("2001:db8:0:3::2")).is_err());
+    drop((first, resumed));
+    assert!(counter.counts.lock().by_ip.members.is_empty());
+}
+
+#[test]
 fn a_place_is_counted_where_its_client_is() {
     let counter = counter(0, 1, 0);
     let mut first = counter.enter(None).unwrap();
