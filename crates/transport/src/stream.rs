@@ -10,6 +10,7 @@ use std::time::Duration;
 use socket2::{Domain, SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinSet;
 use tokio_rustls::TlsStream;
 
 use crate::tls::explain_open;
@@ -66,7 +67,7 @@ impl std::fmt::Display for Peer {
 /// How to reach a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectOptions {
-    /// Time after which an attempt to connect to one address is abandoned.
+    /// Time after which the attempt to connect is abandoned, whatever the number of the server's addresses.
     pub timeout: Duration,
     /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
     /// a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
@@ -83,27 +84,21 @@ impl Stream {
         Ok(Self::Tcp(stream))
     }
 
-    /// Connects to `host`:`port`, trying each of its addresses in turn.
+    /// Connects to `host`:`port`: to the first of its addresses that accepts. The next one is tried when one fails, or does
+    /// not answer for a moment.
     ///
     /// # Errors
-    /// The last address's error, or [`io::ErrorKind::TimedOut`].
+    /// The last error of an address, or [`io::ErrorKind::TimedOut`].
     pub async fn connect(host: &str, port: u16, options: ConnectOptions) -> io::Result<Self> {
-        let mut last_error = io::Error::new(io::ErrorKind::NotFound, format!("no address for {host}"));
-        for address in tokio::net::lookup_host((host, port)).await? {
-            match tokio::time::timeout(options.timeout, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
-                    SockRef::from(&stream)
-                        .set_tcp_keepalive(&TcpKeepalive::new().with_time(options.keepalive))?;
-                    return Self::from_tcp(stream);
-                }
-                Ok(Err(error)) => last_error = error,
-                Err(_) => {
-                    last_error =
-                        io::Error::new(io::ErrorKind::TimedOut, format!("no answer from {address} in time"));
-                }
-            }
+        let addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
+        if addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no address for {host}")));
         }
-        Err(last_error)
+        let stream = tokio::time::timeout(options.timeout, first_to_accept(&addresses)).await;
+        let silent = || format!("no answer from {host}:{port} in time");
+        let stream = stream.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, silent())))?;
+        SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(options.keepalive))?;
+        Self::from_tcp(stream)
     }
 
     /// Waits for the first byte that the peer sends, and leaves it to be read. `None` at the end of the stream, and
@@ -149,6 +144,35 @@ impl Stream {
             Self::Tcp(stream) => Some((stream.local_addr().ok()?, stream.peer_addr().ok()?)),
             Self::Unix(_) | Self::Memory(_) => None,
             Self::Tls(stream) => stream.get_ref().0.addresses(),
+        }
+    }
+}
+
+/// How long an address may be silent before the next one is tried as well (RFC 8305, section 5: Connection Attempt Delay).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// Connects to one of these addresses, of which there is at least one. Further attempts end with this one.
+async fn first_to_accept(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut attempts = JoinSet::new();
+    let mut left = addresses.iter().copied();
+    let mut last_error = io::Error::from(io::ErrorKind::NotFound);
+    loop {
+        let next = left.next();
+        if let Some(address) = next {
+            attempts.spawn(TcpStream::connect(address));
+        }
+        let attempt = match next {
+            Some(_) => tokio::time::timeout(ATTEMPT_DELAY, attempts.join_next()).await.ok(),
+            None => Some(attempts.join_next().await),
+        };
+        match attempt {
+            Some(Some(Ok(Ok(stream)))) => return Ok(stream),
+            Some(Some(Ok(Err(error)))) => last_error = error,
+            Some(Some(Err(error))) => last_error = error.into(),
+            // All have failed.
+            Some(None) => return Err(last_error),
+            // The address is silent.
+            None => {}
         }
     }
 }
@@ -211,6 +235,35 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    /// An address that does not answer: as many connections wait there as may, and nobody accepts them.
+    async fn silent() -> (SocketAddr, tokio::net::TcpListener, Vec<TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(connected) =
+            tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(address)).await
+        {
+            waiting.push(connected.unwrap());
+        }
+        (address, listener, waiting)
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_tried_when_one_is_silent_or_refuses() {
+        let (silent, _listener, _waiting) = silent().await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let accepting = listener.local_addr().unwrap();
+        let refusing = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        for addresses in [&[silent, refusing, accepting][..], &[refusing, accepting], &[accepting, silent]] {
+            let stream = first_to_accept(addresses).await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), accepting);
+        }
+        let error = first_to_accept(&[refusing, refusing]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
 
     #[tokio::test]
     async fn a_socket_is_wrapped_again_as_what_it_is() {
