@@ -209,7 +209,11 @@ impl AuthorisedSession {
         self.check_read_queue(&name)
     }
 
-    fn check_topic_of_binding(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    /// Whether the user may bind with the routing key, if the exchange is there and is a topic exchange.
+    ///
+    /// # Errors
+    /// 403 without read on the topic.
+    pub fn check_topic_of_binding(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         let kind = self.vhost.kind_of_exchange(&strip_line_ends(binding.source));
         kind.map_or(Ok(()), |kind| self.check_topic(kind, binding))
     }

@@ -266,7 +266,7 @@ impl Hub {
             // It may be gone already, or belong to another client by now.
             let _ = vhost.delete_queue(NOBODY, &queue, false, false);
         }
-        groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue));
+        groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue, false));
         vhost.note(|catalogue| {
             if !pending_retained.is_empty() {
                 // Before the session: the next start removes pending messages without a session.
@@ -323,8 +323,9 @@ impl Hub {
         }
     }
 
-    /// Removes a session from those that share a queue, which is deleted with the last one.
-    pub(super) fn leave_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
+    /// Removes a session from those that share a queue, which is deleted with the last one; with `if_empty` only if it has no
+    /// messages.
+    pub(super) fn leave_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str, if_empty: bool) {
         let mut sessions = self.sessions.lock();
         if vhost.is_gone() {
             return;
@@ -338,7 +339,7 @@ impl Hub {
         sessions.groups.remove(&key);
         drop(sessions);
         // The queue is in use if another session has joined it meanwhile.
-        leftovers::delete_group(vhost, queue);
+        leftovers::delete_group(vhost, queue, if_empty);
     }
 
     /// Publishes the will of a client that has gone, unless its virtual host is gone. `shown` is its

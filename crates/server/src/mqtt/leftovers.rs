@@ -20,9 +20,10 @@ pub(super) fn note_group(vhost: &VirtualHost, queue: &Queue) {
     vhost.note(|catalogue| catalogue.put(Section::MqttGroups, key, number.to_be_bytes().into()));
 }
 
-/// Deletes the queue of a shared subscription that no session shares any more, unless it is in use.
-pub(super) fn delete_group(vhost: &VirtualHost, queue: &str) {
-    let _ = vhost.delete_queue(NOBODY, queue, true, false);
+/// Deletes the queue of a shared subscription that no session shares any more, unless it is in use; with `if_empty` only
+/// if it has no messages.
+pub(super) fn delete_group(vhost: &VirtualHost, queue: &str, if_empty: bool) {
+    let _ = vhost.delete_queue(NOBODY, queue, true, if_empty);
     if vhost.queue(NOBODY, queue).is_err() {
         vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
     }

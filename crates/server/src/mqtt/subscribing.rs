@@ -154,13 +154,47 @@ impl MqttClient {
         let hub = Arc::clone(&self.hub);
         let (source, destination) = (&*hub.config.exchange, &*name);
         let binding = Binding { source, destination, routing_key: &key, arguments: RawTable::default() };
-        // Checked first, so that no queue is created that the user may not bind.
+        // Checked first, so that no queue is created or consumed from that the user may not bind.
         let checked = self.authorised.check_bind_queue(&binding);
+        let checked = checked.and_then(|()| self.authorised.check_topic_of_binding(&binding));
         checked.inspect_err(|error| self.note_refused(error))?;
-        let declared = self.attach(&name, kind, engine)?;
-        let bound = self.authorised.bind_queue(self.session_id, &binding);
-        let bound = bound.inspect_err(|error| self.note_refused(error))?;
-        Ok(Some(declared.max(bound)))
+        let before = self.sources.iter().find(|source| **source.queue.name() == *name).map(|one| one.kind);
+        let was_member = self.shares(&name);
+        let attached = self.attach(&name, kind, engine);
+        let bound = attached.and_then(|declared| {
+            let bound = self.authorised.bind_queue(self.session_id, &binding)?;
+            Ok(declared.max(bound))
+        });
+        if let Err(error) = &bound {
+            self.note_refused(error);
+            self.undo_sharing(&name, before, was_member);
+        }
+        Ok(Some(bound?))
+    }
+
+    /// Whether the session shares a queue.
+    fn shares(&self, name: &str) -> bool {
+        self.groups.iter().any(|group| **group == *name)
+    }
+
+    /// Called when a request has failed: a client without the shared subscription gets none of its messages. `before` is the
+    /// source's kind before the request, if there was one, and `was_member` says whether the session shared the queue.
+    fn undo_sharing(&mut self, name: &str, before: Option<SourceKind>, was_member: bool) {
+        if !self.shares(name) {
+            return;
+        }
+        match before {
+            Some(kind) => {
+                let source = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
+                source.into_iter().for_each(|source| source.kind = kind);
+            }
+            None => self.detach(name),
+        }
+        if !was_member {
+            self.groups.retain(|group| **group != *name);
+            // Messages that were there before the request are not lost by it.
+            self.hub.leave_group(&self.owner, self.vhost(), name, true);
+        }
     }
 
     fn queue_of(&self, class: Class) -> String {
@@ -178,7 +212,7 @@ impl MqttClient {
         }
         self.authorised.check_read_queue(name)?;
         let is_shared = matches!(kind, SourceKind::Shared(_));
-        if is_shared && !self.groups.iter().any(|group| **group == *name) {
+        if is_shared && !self.shares(name) {
             self.hub.join_group(&self.owner, self.vhost(), name);
             self.groups.push(name.into());
         }
@@ -353,7 +387,7 @@ impl MqttClient {
     /// The queue that an earlier version created for a shared subscription, if the session still shares it.
     fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
-        if !self.groups.iter().any(|group| **group == *name) {
+        if !self.shares(&name) {
             return None;
         }
         work::charge(PARSED_FILTER, engine.session().subscription_count());
@@ -367,7 +401,7 @@ impl MqttClient {
             if let Some(at) = self.groups.iter().position(|group| **group == *name) {
                 self.detach(&name);
                 self.groups.swap_remove(at);
-                self.hub.leave_group(&self.owner, self.vhost(), &name);
+                self.hub.leave_group(&self.owner, self.vhost(), &name, false);
             }
         }
     }

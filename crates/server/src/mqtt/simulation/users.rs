@@ -2,7 +2,7 @@
 
 use broker::{
     AuthBackends, Definitions, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, Permissions,
-    Section, Timestamp, TokenRights,
+    QueueDeclare, Section, SessionId, Timestamp, TokenRights, TopicPermissions,
 };
 
 use super::*;
@@ -216,4 +216,51 @@ fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
     drop(alice);
     permit(&world, "bob", &Permissions::all());
     assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"], "it is hers now");
+}
+
+/// The number of messages among some packets.
+fn messages(packets: &[String]) -> usize {
+    packets.iter().filter(|packet| packet.starts_with("publish ")).count()
+}
+
+#[test]
+fn a_shared_subscription_that_is_refused_takes_nothing_from_its_group() {
+    let mut world = World::new();
+    make_users(&world);
+    let topics =
+        TopicPermissions { exchange: "amq.topic".into(), write: ".*".into(), read: r"^dev\.".into() };
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.set_topic_permissions("alice", &topics).unwrap();
+    let mut member = world.connected(MqttVersion::V5, "member", 60);
+    member.subscribe_at(&mut world, "$share/g/secret/#", QoS::AtLeastOnce);
+    let (mut alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
+    for filter in ["$share/g/secret/#", "$share/other/secret/#", "secret/#"] {
+        let answers = alice.subscribe_at(&mut world, filter, QoS::AtLeastOnce);
+        assert_eq!(answers, ["suback Not authorized"]);
+    }
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    (1..=10).for_each(|packet_id| _ = writer.publish(&mut world, "secret/1", QoS::AtLeastOnce, packet_id));
+    assert_eq!(messages(&alice.received(&mut world)), 0);
+    assert_eq!(messages(&member.received(&mut world)), 10);
+    assert_eq!(vhost.all_queues().len(), 1, "nothing was declared for her");
+    assert_eq!(alice.subscribe_at(&mut world, "$share/g/dev/#", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+}
+
+#[test]
+fn a_client_whose_shared_subscription_has_failed_is_no_member_of_its_group() {
+    const QUEUE: &str = "mqtt-shared-subscription-g/t";
+    let mut world = World::new();
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let other = SessionId(1_000_000);
+    let exclusive = QueueDeclare { name: QUEUE, exclusive: true, ..QueueDeclare::default() };
+    vhost.declare_queue(other, &exclusive, Timestamp::default()).unwrap();
+    let mut failed = world.connected(MqttVersion::V5, "failed", 60);
+    let answers = failed.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    assert_eq!(answers, ["suback Implementation specific error"]);
+    vhost.end_session(other);
+    let mut member = world.connected(MqttVersion::V5, "member", 0);
+    member.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    assert!(vhost.queue(SessionId(0), QUEUE).is_ok());
+    drop(member);
+    assert!(vhost.queue(SessionId(0), QUEUE).is_err(), "its last member has left");
 }
