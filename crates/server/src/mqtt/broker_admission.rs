@@ -9,6 +9,7 @@ use mqtt::{MqttVersion, ReasonCode};
 use super::admission::{Admission, Admitting, Entering, write};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
+use super::found_queues;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::repeating::Returning;
@@ -123,9 +124,18 @@ impl BrokerAdmission {
         authorised: AuthorisedSession,
         entering: &mut Entering<'_>,
     ) -> Admitting {
-        let Self { hub, login, accepted, .. } = self;
+        let Self { hub, login, version, accepted, .. } = self;
         let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
         let Entering { core, engine, now } = entering;
+        if detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found)
+            && found_queues::check(&authorised, &owner.client_id, engine.wants_session()).is_err()
+        {
+            hub.release(owner, &claim, None);
+            let (client_id, user) = (&owner.client_id, &user.name);
+            let why = format!("user '{user}' may not have the queues of client identifier '{client_id}'");
+            core.login_refused(user, &why);
+            return Admitting::Refused(MqttRefused::foreign(*version, why));
+        }
         let expiry = login.session_expiry(&hub.config);
         let admitted = Admitted {
             owner: Arc::clone(owner),
@@ -140,11 +150,10 @@ impl BrokerAdmission {
         let mut session = None;
         match detached_session {
             // The session of a deleted user is ended, and so is one that has expired together with its queue.
-            Some(detached_session)
-                if engine.wants_session()
-                    && detached_session.belongs_to(user)
-                    && !detached_session.is_over(at) =>
-            {
+            Some(detached_session) if engine.wants_session() && detached_session.belongs_to(user) && !detached_session.is_over(at) => {
+                if detached_session.is_found {
+                    found_queues::rebind(client.vhost(), &owner.client_id, &hub.config.exchange);
+                }
                 session = Some(client.adopt(*detached_session));
             }
             Some(detached_session) => hub.end(owner, client.vhost(), *detached_session, at),
@@ -185,6 +194,10 @@ impl Admission for BrokerAdmission {
             return Admitting::Waits;
         };
         let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
+        let detached_session = detached_session.or_else(|| {
+            let (client_id, exchange) = (&accepted.owner.client_id, &self.hub.config.exchange);
+            found_queues::session(&authorised, client_id, exchange, entering.engine.wants_session())
+        });
         let identity = authorised.identity();
         if identity.is_asked() {
             let wanted = detached_session.as_ref().filter(|_| entering.engine.wants_session());
@@ -192,6 +205,7 @@ impl Admission for BrokerAdmission {
                 client_id: &accepted.owner.client_id,
                 exchange: &self.hub.config.exchange,
                 session: wanted.map(|detached_session| &detached_session.session),
+                is_found: detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found),
                 will_key: self.login.will_key.as_deref(),
             };
             let core = &mut *entering.core;
@@ -213,7 +227,8 @@ impl Admission for BrokerAdmission {
             && let Some(claim) = claims.take()
         {
             let left = self.granted.take().or_else(|| claim.take_granted()).flatten();
-            self.hub.release(owner, &claim, left);
+            // What was made of queues is in these.
+            self.hub.release(owner, &claim, left.filter(|left| !left.is_found));
         }
     }
 }

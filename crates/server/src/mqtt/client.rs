@@ -81,6 +81,8 @@ pub(super) struct MqttClient {
     session_user: Option<SessionUser>,
     /// See [`DetachedSession::merged_below`].
     pub(super) merged_below: u64,
+    /// See [`DetachedSession::owns`].
+    pub(super) owns: [bool; 2],
     pub(super) pending_retained: PendingRetained,
     /// The end of the log records of the messages that were settled last.
     pub(super) settled_until: Option<Lsn>,
@@ -159,6 +161,7 @@ impl MqttClient {
             partial: PartialMessages::new(),
             moving: Vec::new(),
             merged_below: 0,
+            owns: [false; 2],
             pending_retained: PendingRetained::default(),
             settled_until: None,
             waiting: PendingAnswers::default(),
@@ -205,12 +208,13 @@ impl MqttClient {
             moving,
             user,
             merged_below,
+            owns,
             ..
         } = detached_session;
         (self.unacked, self.restored, self.next_tag, self.groups) = (unacked, restored, next_tag, groups);
         (self.pending_retained, self.partial, self.moving, self.session_user) =
             (pending_retained, partial, moving, user);
-        self.merged_below = merged_below;
+        (self.merged_below, self.owns) = (merged_below, owns);
         session
     }
 
@@ -573,6 +577,8 @@ impl MqttSession for MqttClient {
             user: self.session_user.take(),
             merged_below: self.merged_below,
             is_merged: false,
+            owns: self.owns,
+            is_found: false,
             expiry: end.session_expiry,
             since: self.now,
             will: will.map(|will| PendingWill { will, user, external, due }),

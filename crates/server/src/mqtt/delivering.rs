@@ -280,8 +280,14 @@ impl MqttClient {
         let verdict = match kind {
             SourceKind::Own(class) => match self.match_topic(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
-                // Another exchange was bound to the queue, or a publisher addressed the queue directly.
-                Match::None if amqp.exchange() != &*self.hub.config.exchange => {
+                // Another exchange was bound to the queue, or a publisher addressed the queue directly. Or as in RabbitMQ, it
+                // came by a binding that somebody has made for the client, or by one that was removed after it had come.
+                Match::None
+                    if amqp.exchange() != &*self.hub.config.exchange
+                        || (class == Class::Qos1
+                            && !is_own
+                            && self.subscriptions.are_exact_for(&outgoing.topic)) =>
+                {
                     Verdict { qos: class.highest(), ..Verdict::default() }
                 }
                 Match::None | Match::Drop => return None,
@@ -411,6 +417,16 @@ impl MqttClient {
         while let Some(source) = self.sources.last() {
             let name = Arc::clone(source.queue.name());
             self.detach(&name);
+        }
+    }
+}
+
+impl SourceKind {
+    /// The class of its messages.
+    pub(super) fn class(self) -> Class {
+        match self {
+            Self::Own(class) => class,
+            Self::Shared(_) => Class::Qos1,
         }
     }
 }

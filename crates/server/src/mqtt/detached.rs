@@ -43,6 +43,11 @@ pub(super) struct DetachedSession {
     /// When the connection ended.
     pub(super) since: Timestamp,
     pub(super) will: Option<PendingWill>,
+    /// The client's queues, by [class](super::subscriptions::Class), that end with the session. A queue that somebody else has
+    /// declared for a client without a session is none of them until the client's user was found to have permission for it.
+    pub(super) owns: [bool; 2],
+    /// It was made of queues that were there without a session: the client's user needs permission for them.
+    pub(super) is_found: bool,
 }
 
 /// `x-expires`, in milliseconds, of the queue of a session that outlives its connection by `expiry` seconds;
@@ -115,7 +120,14 @@ impl DetachedSession {
             expiry: 0,
             since: Timestamp::default(),
             will: None,
+            owns: [true; 2],
+            is_found: false,
         }
+    }
+
+    /// That of queues without a session, whose subscriptions are to follow. The client gives it an expiry.
+    pub(super) fn of_queues() -> Self {
+        Self { is_found: true, expiry: u32::MAX, ..Self::new() }
     }
 
     /// Whether a user may resume it.

@@ -34,6 +34,7 @@ use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
 use super::retained::{self, Retained, RetainedMessage};
 use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
+use super::subscriptions::Class;
 use crate::backend::Clock;
 use crate::registry::OpenConnection;
 
@@ -255,14 +256,15 @@ impl Hub {
         detached_session: DetachedSession,
         now: Timestamp,
     ) {
-        let DetachedSession { unacked, pending_retained, groups, will, .. } = detached_session;
+        let DetachedSession { unacked, pending_retained, groups, will, owns, .. } = detached_session;
         if let Some(will) = will {
             self.publish_will(owner, vhost, will.author(), &will.will, None, now);
         }
         for unacked in unacked.into_values() {
             unacked.queue.requeue(vec![unacked.delivery], Returned::Failed, now);
         }
-        for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
+        for class in Class::ALL.into_iter().filter(|class| owns[*class as usize]) {
+            let queue = queue_name(&owner.client_id, class.queue());
             // It may be gone already, or belong to another client by now.
             let _ = vhost.delete_queue(NOBODY, &queue, false, false);
         }

@@ -30,6 +30,7 @@ mod detached;
 mod disk;
 mod error;
 mod filter_index;
+mod found_queues;
 mod hub;
 mod inbox;
 mod leftovers;

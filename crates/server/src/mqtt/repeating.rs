@@ -162,6 +162,8 @@ pub(super) struct Returning<'a> {
     pub(super) exchange: &'a str,
     /// The session from before, if the client wants it.
     pub(super) session: Option<&'a Session>,
+    /// Whether there are queues of the client without a session: it is made of them, or they are deleted.
+    pub(super) is_found: bool,
     /// The routing key of the client's will.
     pub(super) will_key: Option<&'a str>,
 }
@@ -176,7 +178,7 @@ impl Returning<'_> {
     pub(super) fn ask(&self, authorised: &AuthorisedSession) -> Result<(), BrokerError> {
         let mut is_unasked = false;
         let mut note = |checked: Result<(), BrokerError>| is_unasked |= checked == Err(BrokerError::Unasked);
-        let own_queue = |class| queue_name(self.client_id, if class == Class::Qos0 { 0 } else { 1 });
+        let own_queue = |class: Class| queue_name(self.client_id, class.queue());
         let is_there = |name: &str| authorised.vhost().queue(NOBODY, name).is_ok();
         for (filter, subscription) in self.session.iter().flat_map(|session| session.subscriptions()) {
             let Ok(parsed) = TopicFilter::parse(filter, true) else { continue };
@@ -199,6 +201,9 @@ impl Returning<'_> {
         for name in Class::ALL.map(own_queue) {
             if is_there(&name) {
                 note(authorised.check_read_queue(&name));
+                if self.is_found {
+                    note(authorised.check_delete_queue(&name));
+                }
             }
         }
         if let Some(routing_key) = self.will_key {

@@ -3,6 +3,7 @@
 mod asked;
 mod deleted_vhost;
 mod dots;
+mod found_queues;
 mod million;
 mod pending_retained;
 mod received;

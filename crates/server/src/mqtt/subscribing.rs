@@ -198,7 +198,7 @@ impl MqttClient {
     }
 
     fn queue_of(&self, class: Class) -> String {
-        queue_name(&self.owner.client_id, if class == Class::Qos0 { 0 } else { 1 })
+        queue_name(&self.owner.client_id, class.queue())
     }
 
     /// Declares a queue and consumes from it, unless that was done before.
@@ -217,9 +217,14 @@ impl MqttClient {
             self.groups.push(name.into());
         }
         let found = self.vhost().queue(self.session_id, name).ok();
-        let (queue, ticket) = match found.filter(|queue| lasts(queue, kind)) {
+        let (queue, ticket) = match found.filter(|queue| is_permanent(queue, kind.class())) {
             // From an earlier connection, whose session may have had another expiry.
-            Some(queue) if matches!(kind, SourceKind::Own(_)) => {
+            Some(queue) if let SourceKind::Own(class) = kind => {
+                if !self.owns[class as usize] {
+                    // Somebody else has declared it, and the session would delete it at its end.
+                    self.authorised.check_delete_queue(name)?;
+                    self.owns[class as usize] = true;
+                }
                 let ticket = self.set_lease(&queue, self.expiry);
                 (queue, ticket)
             }
@@ -227,6 +232,9 @@ impl MqttClient {
             Some(queue) => (queue, Ticket::default()),
             None => {
                 let declared = self.declare(name, kind)?;
+                if let SourceKind::Own(class) = kind {
+                    self.owns[class as usize] = true;
+                }
                 if kind == SourceKind::Own(Class::Qos1) {
                     self.give_up_positions(engine);
                 }
@@ -291,7 +299,7 @@ impl MqttClient {
         if expiry == self.expiry {
             return;
         }
-        for class in Class::ALL {
+        for class in Class::ALL.into_iter().filter(|class| self.owns[*class as usize]) {
             if let Ok(queue) = self.vhost().queue(self.session_id, &self.queue_of(class)) {
                 self.set_lease(&queue, expiry);
             }
@@ -420,19 +428,16 @@ impl MqttClient {
     }
 
     fn resume_all(&mut self, engine: &mut Engine, is_resumed: bool) -> Result<(), Refusal> {
-        // First of all, so that they get the session's expiry. Messages from before all its subscriptions were changed to QoS 0
-        // still belong to the client.
-        for class in Class::ALL {
-            let name = self.queue_of(class);
-            if self
-                .vhost()
-                .queue(self.session_id, &name)
-                .is_ok_and(|queue| lasts(&queue, SourceKind::Own(class)))
-            {
-                self.attach(&name, SourceKind::Own(class), engine)?;
-            }
-        }
         if is_resumed {
+            // First of all, so that they get the session's expiry. Messages from before all its subscriptions were changed to
+            // QoS 0 still belong to the client.
+            for class in Class::ALL {
+                let name = self.queue_of(class);
+                let found = self.vhost().queue(self.session_id, &name);
+                if found.is_ok_and(|queue| is_permanent(&queue, class)) {
+                    self.attach(&name, SourceKind::Own(class), engine)?;
+                }
+            }
             let all = engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
             return self.resume_rest(engine, all);
         }
@@ -506,8 +511,8 @@ impl MqttClient {
 }
 
 /// Whether a queue that was found is to be used again: 3.10's queue of QoS 0 goes with its connection.
-fn lasts(queue: &Queue, kind: SourceKind) -> bool {
-    kind != SourceKind::Own(Class::Qos0) || !queue.properties().auto_delete
+pub(super) fn is_permanent(queue: &Queue, class: Class) -> bool {
+    class != Class::Qos0 || !queue.properties().auto_delete
 }
 
 /// Whether a filter is that of a shared subscription, which exist since 5.0.

@@ -69,6 +69,14 @@ impl Class {
     pub(super) fn of(qos: QoS) -> Self {
         if qos == QoS::AtMostOnce { Self::Qos0 } else { Self::Qos1 }
     }
+
+    /// The QoS in the name of its queue.
+    pub(super) fn queue(self) -> u8 {
+        match self {
+            Self::Qos0 => 0,
+            Self::Qos1 => 1,
+        }
+    }
 }
 
 impl Subscriptions {
@@ -153,6 +161,12 @@ impl Subscriptions {
             });
         }
         judging.finish()
+    }
+
+    /// Whether a queue gets a topic by a binding of the subscriptions only if one of them matches it: in AMQP the level `*` of a
+    /// filter is a wildcard, and wildcards in front match topics that begin with `$`.
+    pub(super) fn are_exact_for(&self, topic: &str) -> bool {
+        self.stars == 0 && !topic.starts_with('$')
     }
 
     /// Number of lookups that [`Self::match_merged`] takes at most.

@@ -121,8 +121,9 @@ fn a_client_returns_to_a_queue_without_a_session() {
     vhost.declare_queue(broker::SessionId(0), &queue, broker::Timestamp::default()).unwrap();
     let authz = SimulatedAuthzBackend::of(world.hub.broker());
     let (_client, answers) = alice(&mut world, &authz, "me");
-    assert_eq!(answers, ["connack Success"]);
-    assert_eq!(authz.asked(), ["read queue mqtt-subscription-meqos1"]);
+    assert_eq!(answers, ["connack Success present"]);
+    let asked = ["configure queue mqtt-subscription-meqos1", "read queue mqtt-subscription-meqos1"];
+    assert_eq!(authz.asked(), asked);
 }
 
 #[test]

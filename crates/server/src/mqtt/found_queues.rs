@@ -1,0 +1,116 @@
+//! Queues of a client that are there without a session: RabbitMQ's plug-in has made them, and a move from there has brought
+//! them, or somebody has over AMQP. As in RabbitMQ they are the client's session, and their bindings are its subscriptions.
+
+use std::sync::Arc;
+
+use amqp::RawTable;
+use broker::{AuthorisedSession, Binding, BrokerError, Queue, VirtualHost};
+use mqtt::QoS;
+use mqtt::packet::SubscribeOptions;
+use mqtt::session::Subscription;
+use mqtt::topic::{TopicFilter, routing_key_to_topic};
+
+use super::detached::DetachedSession;
+use super::hub::{NOBODY, queue_name};
+use super::session::MAX_SUBSCRIPTIONS;
+use super::subscribing::is_permanent;
+use super::subscriptions::Class;
+
+/// The queues of a client that stay when its connection ends.
+fn queues(vhost: &VirtualHost, client_id: &str) -> impl Iterator<Item = (Class, Arc<Queue>)> {
+    Class::ALL.into_iter().filter_map(move |class| {
+        let queue = vhost.queue(NOBODY, &queue_name(client_id, class.queue())).ok()?;
+        is_permanent(&queue, class).then_some((class, queue))
+    })
+}
+
+/// The session of a client that has none but in its queues, if there are any; with its subscriptions, if it `is_wanted`.
+pub(super) fn session(
+    authorised: &AuthorisedSession,
+    client_id: &str,
+    exchange: &str,
+    is_wanted: bool,
+) -> Option<Box<DetachedSession>> {
+    let vhost = authorised.vhost();
+    let mut found: Vec<_> = queues(vhost, client_id).collect();
+    let mut kept = (!found.is_empty()).then(|| Box::new(DetachedSession::of_queues()))?;
+    if !is_wanted || check(authorised, client_id, is_wanted).is_err_and(|error| error != BrokerError::Unasked) {
+        // It is refused or deleted.
+        found.clear();
+    }
+    for (class, queue) in found {
+        let qos = if class == Class::Qos0 { QoS::AtMostOnce } else { QoS::AtLeastOnce };
+        let subscription = Subscription { options: SubscribeOptions::of_qos(qos), identifier: None };
+        let bindings = vhost.bindings_to_queue(queue.name()).unwrap_or_default();
+        let keys = bindings.iter().filter(|binding| *binding.source == *exchange);
+        for filter in keys.filter_map(|binding| filter_of(&binding.routing_key)) {
+            if kept.session.subscription_count() < MAX_SUBSCRIPTIONS {
+                kept.session.subscribe(&filter, subscription);
+            }
+        }
+    }
+    Some(kept)
+}
+
+/// The filter of a binding key, if there is one. One that looks like a shared subscription's is RabbitMQ's alone.
+fn filter_of(key: &str) -> Option<String> {
+    let levels =
+        key.split('.').map(|word| if word == "*" { "+".to_owned() } else { routing_key_to_topic(word) });
+    let filter = levels.collect::<Vec<_>>().join("/");
+    let is_valid = TopicFilter::parse(&filter, true).is_ok_and(|parsed| parsed.group().is_none());
+    is_valid.then_some(filter)
+}
+
+/// Whether the user may have these queues as its session, or with a clean start delete them.
+///
+/// # Errors
+/// 403 without configure on them, and without read if the session `is_wanted`.
+pub(super) fn check(
+    authorised: &AuthorisedSession,
+    client_id: &str,
+    is_wanted: bool,
+) -> Result<(), BrokerError> {
+    queues(authorised.vhost(), client_id).try_for_each(|(_, queue)| {
+        authorised.check_delete_queue(queue.name())?;
+        if is_wanted { authorised.check_read_queue(queue.name()) } else { Ok(()) }
+    })
+}
+
+/// Binds the queues without arguments, as sessions here do. RabbitMQ 4 has a subscription's options there.
+pub(super) fn rebind(vhost: &VirtualHost, client_id: &str, exchange: &str) {
+    for (_, queue) in queues(vhost, client_id) {
+        for binding in vhost.bindings_to_queue(queue.name()).unwrap_or_default() {
+            if *binding.source != *exchange
+                || binding.arguments.is_empty()
+                || filter_of(&binding.routing_key).is_none()
+            {
+                continue;
+            }
+            let (source, destination, routing_key) = (exchange, &**queue.name(), &*binding.routing_key);
+            let bare = Binding { source, destination, routing_key, arguments: RawTable::default() };
+            let arguments = binding.arguments.encode();
+            let arguments = RawTable::check(&arguments).unwrap_or_default();
+            // If it is gone meanwhile, so is the subscription.
+            if vhost.bind_queue(NOBODY, &bare).is_ok() {
+                let _ = vhost.unbind_queue(NOBODY, &Binding { arguments, ..bare });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqtt::topic::filter_to_binding_key;
+
+    use super::*;
+
+    #[test]
+    fn a_binding_key_is_that_of_its_filter() {
+        for filter in ["a/b", "+/b.c", "a/#", "#", "/", "a//b", "*x/y"] {
+            assert_eq!(filter_of(&filter_to_binding_key(filter)).as_deref(), Some(filter));
+        }
+        for key in ["a.#.b", "", "a+b", "$share.g.a"] {
+            assert_eq!(filter_of(key), None, "{key}");
+        }
+    }
+}
