@@ -494,7 +494,7 @@ impl MqttSession for MqttClient {
     }
 
     fn has_deliverable(&self, engine: &Engine) -> bool {
-        self.has_arrivals(engine) && self.may_be_traced()
+        self.has_arrivals(engine) && self.may_be_traced() && !work::is_turn_over()
     }
 
     fn has_capacity(&self) -> bool {

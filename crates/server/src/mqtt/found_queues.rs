@@ -34,7 +34,8 @@ pub(super) fn session(
     let vhost = authorised.vhost();
     let mut found: Vec<_> = queues(vhost, client_id).collect();
     let mut kept = (!found.is_empty()).then(|| Box::new(DetachedSession::of_queues()))?;
-    if !is_wanted || check(authorised, client_id, is_wanted).is_err_and(|error| error != BrokerError::Unasked) {
+    if !is_wanted || check(authorised, client_id, is_wanted).is_err_and(|error| error != BrokerError::Unasked)
+    {
         // It is refused or deleted.
         found.clear();
     }

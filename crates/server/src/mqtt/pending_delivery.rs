@@ -6,14 +6,12 @@ use broker::{Change, Section};
 use mqtt::QoS;
 use mqtt::server::{ServerConnection as Engine, Undeliverable};
 use mqtt::session::OutgoingMessage;
+use sync::work;
 
 use super::client::MqttClient;
-use super::delivering::{Noted, Out};
+use super::delivering::{MESSAGE, Noted, Out};
 use super::pending_retained::{PendingCopy, pending_key};
 use super::subscriptions::Verdict;
-
-/// Topics with nothing for the client that are handled before others get their turn, as nothing else stops there.
-const MAX_EMPTY_TOPICS: usize = 1_000;
 
 impl MqttClient {
     /// Sends the retained messages that the client can take now.
@@ -25,13 +23,12 @@ impl MqttClient {
             return;
         }
         let retained = self.hub.retained(self.vhost());
-        let mut for_nothing = 0;
-        while let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
-            self.pending_retained.first()
+        // Those with nothing for the client take their time, too.
+        while !work::is_turn_over()
+            && let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
+                self.pending_retained.first()
         {
-            if for_nothing == MAX_EMPTY_TOPICS {
-                return self.outbox.nudge();
-            }
+            work::charge(MESSAGE, 1);
             // The message has been cleared, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
@@ -52,7 +49,6 @@ impl MqttClient {
                 return;
             }
             self.pending_retained.pop_first();
-            for_nothing += usize::from(sent.is_none());
             match sent {
                 _ if !is_noted => {}
                 Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.pending_retained.sent(tag, topic),

@@ -3,10 +3,14 @@
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
+use sync::work;
 
 use super::filter_index::{DottedFilters, FilterShapes};
 use super::message::MessageMapping;
 use super::on_demand::OnDemand;
+
+/// Cost of a lookup among a client's subscriptions, in nanoseconds.
+const LOOKUP: u32 = 100;
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
 /// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
@@ -169,8 +173,8 @@ impl Subscriptions {
         self.stars == 0 && !topic.starts_with('$')
     }
 
-    /// Number of lookups that [`Self::match_merged`] takes at most.
-    pub(super) fn lookups(&self) -> usize {
+    /// Number of lookups that a match takes at most.
+    fn lookups(&self) -> usize {
         2 + self.shapes.len() + self.dotted.get().map_or(0, DottedFilters::shapes)
     }
 
@@ -188,6 +192,7 @@ impl Subscriptions {
     }
 
     fn each_match(&self, topic: &str, mut each: impl FnMut(&Subscription)) {
+        work::charge(LOOKUP, self.lookups());
         self.shapes.each_candidate(topic, |filter| self.entries.get(filter).into_iter().for_each(&mut each));
     }
 }

@@ -204,3 +204,83 @@ fn a_client_that_retains_waits_for_the_disk_even_at_qos_0() {
     }
     assert!(rounds > 1);
 }
+
+/// Gives the client turns until it has `expected` messages. Returns the number of turns, none of which is long, though
+/// a message may take as long as `each`.
+fn messages_in_turns(client: &mut Client, expected: usize, each: u64) -> usize {
+    let (mut turns, mut came) = (0, 0);
+    while came < expected {
+        let turn = work::Turn::begin();
+        let packets = client.look();
+        assert!(turn.spent() < 2 * u64::from(TURN) + each, "turn {turns} took {} ns", turn.spent());
+        came += packets.iter().filter(|packet| packet.starts_with("publish ")).count();
+        turns += 1;
+        assert!(turns < 100 * expected, "{came} of {expected} messages came");
+    }
+    assert_eq!(came, expected);
+    turns
+}
+
+/// As many filters as a session may have at most, of different shapes, which all match a topic of as many levels.
+fn filters_of_all_shapes(count: usize) -> Vec<String> {
+    let level = |filter: usize, level: usize| if filter >> level & 1 == 0 { "+" } else { "x" };
+    (0..count).map(|filter| (0..14).map(|at| level(filter, at)).collect::<Vec<_>>().join("/")).collect()
+}
+
+#[test]
+fn messages_to_a_client_with_filters_of_very_many_shapes_leave_others_their_turns() {
+    const SHAPES: usize = 4_096;
+    const MANY: usize = 40;
+    let mut world = World::new();
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    let filters = filters_of_all_shapes(SHAPES);
+    let packet = subscribe(&client, filters.iter().map(String::as_str));
+    in_turns(&mut client, &packet);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    let topic = ["x"; 14].join("/");
+    (0..MANY).for_each(|_| _ = writer.publish(&mut world, &topic, QoS::AtMostOnce, 0));
+    let turns = messages_in_turns(&mut client, MANY, SHAPES as u64 * 200);
+    assert!(turns >= MANY / 2, "{turns} turns");
+}
+
+#[test]
+fn retained_messages_for_a_session_with_filters_of_very_many_shapes_leave_others_their_turns() {
+    const SHAPES: usize = 4_096;
+    const MANY: usize = 40;
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    let topic = |number: usize| format!("{number}/{}", ["x"; 13].join("/"));
+    let topics: Vec<String> = (0..MANY).map(topic).collect();
+    let mut retain = |world: &mut World, topic: &str, payload: &[u8]| {
+        let payload = Payload::new(payload);
+        let kept = PublishPacket { retain: true, payload, ..message(topic, QoS::AtLeastOnce, 1) };
+        writer.send(world, Packet::Publish(kept));
+    };
+    topics.iter().for_each(|topic| retain(&mut world, topic, b"x"));
+    let mut client = world.connected(MqttVersion::V5, "me", 60);
+    let filters = filters_of_all_shapes(SHAPES);
+    let packet = subscribe(&client, filters.iter().map(String::as_str).step_by(2));
+    client.connection.handle_input(&packet, client.now);
+    client.received(&mut world);
+    // It has a window of them, and after a restart all the others are looked at, which are gone.
+    std::mem::forget((client, writer));
+    drop(world);
+    let mut world = World::on(&disk);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let retained = world.hub.retained(&vhost);
+    topics.iter().for_each(|topic| _ = retained.clear(topic));
+    let mut client = world.client(MqttVersion::V5);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V5, "me") };
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(MqttVersion::V5, &mut bytes);
+    client.connection.handle_input(&bytes, client.now);
+    let mut spent = Vec::new();
+    for _ in 0..2 * MANY {
+        let turn = work::Turn::begin();
+        client.look();
+        spent.push(turn.spent());
+    }
+    let most = u64::from(TURN) + SHAPES as u64 * 200;
+    assert!(spent.iter().all(|spent| *spent < most), "{spent:?}");
+}

@@ -14,17 +14,11 @@ use sync::work;
 use super::live::LiveEvent;
 use super::queue_consumer::QueuedMessage;
 use super::session::{UpstreamSession, of_fault};
-use crate::mqtt::delivering::Out;
+use crate::mqtt::delivering::{MESSAGE, Out};
 use crate::mqtt::message::{self, Addressed, Outgoing};
 use crate::mqtt::native::StoredForm;
 use crate::mqtt::subscriptions::{Class, Match, Verdict};
 use crate::upstream::sharing::SharedMessage;
-
-/// Cost of a message for one client, in nanoseconds.
-const MESSAGE: u32 = 1_500;
-
-/// Cost of a lookup among a client's subscriptions, in nanoseconds.
-const LOOKUP: u32 = 100;
 
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
@@ -215,7 +209,6 @@ impl UpstreamSession {
     }
 
     fn match_topic(&self, outgoing: &Outgoing, class: Class) -> Match {
-        work::charge(LOOKUP, self.subscriptions.lookups());
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
         self.subscriptions.match_merged(&outgoing.topic, class, is_own)
     }
