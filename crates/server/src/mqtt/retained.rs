@@ -85,8 +85,8 @@ pub(super) struct Retained {
 pub(super) struct RetainedTree {
     root: Node,
     bytes: usize,
-    /// No message expires before this.
-    first_expiry: Option<Timestamp>,
+    /// The topics of messages that expire, by the time when they do, and the message's serial number.
+    expiries: BTreeMap<(Timestamp, u64), Arc<str>>,
     /// The serial number of the next message.
     next_serial: u64,
     /// All messages in the order in which they were set, if they are listed: a search can be left there and gone on with.
@@ -120,14 +120,12 @@ impl Retained {
     /// Retains a message, replacing the topic's previous one. Returns the change to wait for.
     ///
     /// # Errors
-    /// Fails if the limit is reached even after all messages that have expired by `now` are removed.
+    /// Fails if the limit is reached even after the messages that have expired by `now` are removed.
     pub(super) fn set(&self, message: RetainedMessage, now: Timestamp) -> Result<Option<Ticket>, Full> {
         let mut tree = self.tree.write();
-        if !tree.has_capacity(&message) {
-            tree.sweep(now).iter().for_each(|topic| _ = self.write_cleared(topic));
-            if !tree.has_capacity(&message) {
-                return Err(Full);
-            }
+        while !tree.has_capacity(&message) {
+            let expired = tree.remove_expired(now).ok_or(Full)?;
+            self.write_cleared(&expired);
         }
         Ok(self.write_down(&tree.set(message)))
     }
@@ -245,7 +243,7 @@ impl RetainedTree {
         (!found.is_expired(now)).then(|| Arc::clone(found))
     }
 
-    /// Whether a message fits into the memory limit.
+    /// Whether a message fits into the memory limit, in place of its topic's previous one.
     pub(super) fn has_capacity(&self, message: &RetainedMessage) -> bool {
         let mut node = Some(&self.root);
         let mut wanted = message.weight();
@@ -253,13 +251,14 @@ impl RetainedTree {
             node = node.and_then(|node| node.children.get(level));
             wanted += node.map_or(node_weight(level), |_| 0);
         }
-        self.bytes + wanted <= MAX_BYTES
+        let replaced = node.and_then(|node| node.message.as_ref()).map_or(0, |old| old.weight());
+        self.bytes - replaced + wanted <= MAX_BYTES
     }
 
     /// Retains a message, replacing the topic's previous one.
     pub(super) fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
         let message = Arc::new(message);
-        let Self { root, bytes, first_expiry, next_serial, listed } = self;
+        let Self { root, bytes, expiries, next_serial, listed } = self;
         let mut node = root;
         for level in message.topic.split('/') {
             node = node.children.entry_ref(level).or_insert_with(|| {
@@ -275,32 +274,38 @@ impl RetainedTree {
             }
             listed.insert(*next_serial, Arc::clone(&message));
         }
+        if let Some(at) = old.as_ref().and_then(|old| old.expires) {
+            expiries.remove(&(at, old_serial));
+        }
+        if let Some(at) = message.expires {
+            expiries.insert((at, *next_serial), Arc::clone(&message.topic));
+        }
         *next_serial += 1;
         *bytes = *bytes + message.weight() - old.map_or(0, |old| old.weight());
-        *first_expiry = first_expiry.iter().copied().chain(message.expires).min();
         message
     }
 
     /// Removes the message of a topic; returns whether there was one.
     pub(super) fn clear(&mut self, topic: &str) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
-        let Some((serial, freed)) = self.root.remove(&levels) else { return false };
+        let Some((serial, expires, freed)) = self.root.remove(&levels) else { return false };
         self.bytes -= freed;
+        if let Some(at) = expires {
+            self.expiries.remove(&(at, serial));
+        }
         if let Some(listed) = &mut self.listed {
             listed.remove(&serial);
         }
         true
     }
 
-    /// Removes expired messages; returns their topics. Visits no node if none can have expired.
-    pub(super) fn sweep(&mut self, now: Timestamp) -> Vec<Arc<str>> {
-        let mut gone = Vec::new();
-        if self.first_expiry.is_some_and(|first| first <= now) {
-            self.first_expiry = None;
-            self.root.expired(now, &mut gone, &mut self.first_expiry);
-            gone.iter().for_each(|topic| _ = self.clear(topic));
-        }
-        gone
+    /// Removes the message that has expired first, if one has by `now`; returns its topic.
+    pub(super) fn remove_expired(&mut self, now: Timestamp) -> Option<Arc<str>> {
+        let (_, topic) = self.expiries.first_key_value().filter(|((at, _), _)| *at <= now)?;
+        let topic = Arc::clone(topic);
+        work::charge(VISITED, 1);
+        self.clear(&topic);
+        Some(topic)
     }
 }
 
@@ -309,33 +314,19 @@ fn node_weight(level: &str) -> usize {
 }
 
 impl Node {
-    /// Removes a message and the nodes left empty; returns its serial number and the number of bytes freed.
-    fn remove(&mut self, levels: &[&str]) -> Option<(u64, usize)> {
+    /// Removes a message and the nodes left empty; returns its serial number, when it expires, and the number of bytes freed.
+    fn remove(&mut self, levels: &[&str]) -> Option<(u64, Option<Timestamp>, usize)> {
         let Some((level, rest)) = levels.split_first() else {
             let message = self.message.take()?;
-            return Some((self.serial, message.weight()));
+            return Some((self.serial, message.expires, message.weight()));
         };
         let child = self.children.get_mut(*level)?;
-        let (serial, mut freed) = child.remove(rest)?;
+        let (serial, expires, mut freed) = child.remove(rest)?;
         if child.message.is_none() && child.children.is_empty() {
             self.children.remove(*level);
             freed += node_weight(level);
         }
-        Some((serial, freed))
-    }
-
-    /// Collects the topics of expired messages, and finds the next expiry of the others.
-    fn expired(&self, now: Timestamp, gone: &mut Vec<Arc<str>>, next: &mut Option<Timestamp>) {
-        if let Some((message, at)) =
-            self.message.as_ref().and_then(|message| message.expires.map(|at| (message, at)))
-        {
-            if at <= now {
-                gone.push(Arc::clone(&message.topic));
-            } else {
-                *next = next.iter().copied().chain([at]).min();
-            }
-        }
-        self.children.values().for_each(|child| child.expired(now, gone, next));
+        Some((serial, expires, freed))
     }
 
     fn find(&self, levels: &[&str]) -> Option<&Arc<RetainedMessage>> {
@@ -552,7 +543,41 @@ mod tests {
         assert_eq!(retained.set(large("d", None), Timestamp(19)), Err(Full));
         let tree = retained.tree.read();
         assert!(tree.root.find(&["a"]).is_none() && tree.root.find(&["b"]).is_some());
-        assert_eq!(tree.first_expiry, Some(Timestamp(20)));
+        assert_eq!(tree.expiries.keys().map(|(at, _)| at.0).collect::<Vec<_>>(), [20]);
+    }
+
+    #[test]
+    fn at_the_limit_a_message_may_be_replaced_and_what_it_leaves_is_counted() {
+        let retained = nothing_retained();
+        let large = vec![0; MAX_BYTES - 1024];
+        let expiring = |at| RetainedMessage { expires: Some(Timestamp(at)), ..message("a", &large) };
+        retained.set(expiring(10), Timestamp(0)).unwrap();
+        assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(0)), Err(Full));
+        assert!(retained.set(expiring(20), Timestamp(0)).is_ok(), "in place of the previous one");
+        assert_eq!(retained.set(message("a", &vec![0; MAX_BYTES]), Timestamp(0)), Err(Full));
+        assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(10)), Err(Full), "that one is gone");
+        retained.set(message("a", b"1"), Timestamp(0)).unwrap();
+        assert!(retained.tree.read().expiries.is_empty());
+        retained.clear("a");
+        assert_eq!(retained.tree.read().bytes, 0);
+    }
+
+    #[test]
+    fn a_message_at_the_limit_takes_no_more_of_what_has_expired_than_it_needs() {
+        const MANY: usize = 100;
+        let retained = nothing_retained();
+        let payload = Bytes::from(vec![0; MAX_BYTES / MANY - 1024]);
+        let set = |number: usize, expires: Option<u64>, now: u64| {
+            let (payload, expires) = (payload.clone(), expires.map(Timestamp));
+            let message = RetainedMessage { payload, expires, ..message(&number.to_string(), b"") };
+            retained.set(message, Timestamp(now)).map(drop)
+        };
+        (0..MANY).for_each(|number| set(number, Some(1 + number as u64), 0).unwrap());
+        assert_eq!(set(MANY, None, 0), Err(Full));
+        set(MANY, None, 1_000).unwrap();
+        let tree = retained.tree.read();
+        assert_eq!(tree.expiries.len(), MANY - 1, "that which had expired first is gone");
+        assert!(tree.root.find(&["0"]).is_none() && tree.root.find(&["1"]).is_some());
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl RetainedTopics {
 
     /// Removes expired messages.
     fn expire(&mut self, now: Timestamp) {
-        for topic in self.tree.sweep(now) {
+        while let Some(topic) = self.tree.remove_expired(now) {
             self.removed_here(&topic);
         }
     }
