@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use amqp::FieldTable;
+use amqp::content::max_properties_len;
 use amqp::handshake::{Capabilities, ServerOffer};
 use amqp::sasl::Mechanism;
 use amqp::table::FieldValue;
@@ -49,6 +50,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of the largest message over MQTT and STOMP. Each client's message is buffered until it is complete,
 /// and no total bounds those buffers.
 pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
+
+/// Bytes of the frame of a message's properties that are left for headers which the server adds.
+const ADDED_HEADERS: usize = 1024;
+
+impl ServerConfig {
+    /// Bytes of the longest properties that a client of another protocol may publish: to consumers of AMQP they come in one
+    /// frame, which is never split.
+    pub(crate) fn most_properties(&self) -> usize {
+        max_properties_len(self.frame_max).saturating_sub(ADDED_HEADERS)
+    }
+}
 
 /// Settings of listeners and sessions; see the configuration reference for the defaults.
 #[derive(Debug, Clone)]

@@ -29,7 +29,7 @@ use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
 use super::hub::{BrokerClaim, Hub};
 use super::inbox::Inbox;
-use super::message::{Incoming, MessageMapping, to_amqp};
+use super::message::{Incoming, MessageMapping, check_length, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
@@ -248,6 +248,7 @@ impl MqttClient {
         let mapping = self.mapping();
         let key = mapping.routing_key(publish.topic)?;
         let properties = to_amqp(&message, mapping, self.now)?;
+        check_length(&properties, self.shared.config.most_properties())?;
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
         }

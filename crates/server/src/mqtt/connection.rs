@@ -15,7 +15,6 @@ use super::MqttBackend;
 use super::admission::{Admission, Admitting, Entering, write};
 use super::delivering::Out;
 use super::login::{MqttLogin, MqttRefused};
-use super::message::MessageMapping;
 use super::session::{ClientIdentity, CloseReason, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
@@ -160,7 +159,10 @@ impl MqttConnection {
             let has_event = step.event.is_some();
             let next = match step.event {
                 None => Next::Nothing,
-                Some(event) => Next::of(event, phase, || backend.mapping(&core.shared)),
+                Some(event) => Next::of(event, phase, |connect| {
+                    let shared = &core.shared;
+                    MqttLogin::of(connect, backend.mapping(shared), shared.config.most_properties())
+                }),
             };
             let step_taken = step.taken;
             write(&self.core, out);
@@ -309,9 +311,13 @@ enum Next {
 }
 
 impl Next {
-    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, mapping: impl FnOnce() -> MessageMapping) -> Self {
+    fn of(
+        event: MqttEvent<'_>,
+        phase: &mut MqttPhase,
+        log_in: impl FnOnce(&packet::ConnectPacket<'_>) -> Result<MqttLogin, MqttRefused>,
+    ) -> Self {
         match (event, phase) {
-            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect, mapping()))),
+            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(log_in(&connect))),
             (MqttEvent::Ended(end), _) => Self::Ended(Box::new(end)),
             (event, MqttPhase::Open(client)) => Self::of_open(event, &mut **client),
             _ => Self::Nothing,

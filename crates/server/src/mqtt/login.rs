@@ -7,7 +7,7 @@ use mqtt::{MqttVersion, ReasonCode};
 
 use super::MqttConfig;
 use super::hub::QUEUE_PREFIX;
-use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, to_amqp};
+use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, check_length, to_amqp};
 use super::session_ownership::Owner;
 use crate::client::{ConnectionCore, Ending};
 
@@ -84,7 +84,11 @@ impl MqttLogin {
     ///
     /// # Errors
     /// Fails for a client identifier that cannot be part of a queue's name.
-    pub(super) fn of(connect: &ConnectPacket<'_>, mapping: MessageMapping) -> Result<Self, MqttRefused> {
+    pub(super) fn of(
+        connect: &ConnectPacket<'_>,
+        mapping: MessageMapping,
+        most_properties: usize,
+    ) -> Result<Self, MqttRefused> {
         let is_assigned = connect.client_id.is_empty();
         let client_id =
             if is_assigned { broker::generated_name("leveret-") } else { connect.client_id.to_owned() };
@@ -97,7 +101,7 @@ impl MqttLogin {
             });
         }
         if let Some(Err(Untold { reason, text })) =
-            connect.will.as_ref().map(|will| check_will(will, mapping))
+            connect.will.as_ref().map(|will| check_will(will, mapping, most_properties))
         {
             // It could not be reported to the client later.
             return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
@@ -183,11 +187,11 @@ impl MqttLogin {
 }
 
 /// Returns an error if a will cannot be published.
-fn check_will(will: &Will<'_>, mapping: MessageMapping) -> Result<(), Untold> {
+fn check_will(will: &Will<'_>, mapping: MessageMapping, most_properties: usize) -> Result<(), Untold> {
     let Will { qos, retain, properties, .. } = *will;
     mapping.routing_key(will.topic)?;
     let message = Incoming { qos, dup: false, retain, properties, client_id: None };
-    to_amqp(&message, mapping, Timestamp::default()).map(drop)
+    check_length(&to_amqp(&message, mapping, Timestamp::default())?, most_properties)
 }
 
 pub(super) fn bad_credentials(why: &str) -> MqttRefused {

@@ -143,6 +143,17 @@ pub(super) fn to_amqp(
     }
 }
 
+/// Checks the length of encoded properties.
+///
+/// # Errors
+/// They have more bytes than consumers of AMQP can be sent ([`ServerConfig::most_properties`](crate::ServerConfig)).
+pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), Untold> {
+    if properties.len() <= most {
+        return Ok(());
+    }
+    Err(Untold { reason: ReasonCode::QuotaExceeded, text: "properties too large for AMQP" })
+}
+
 /// Properties with all that AMQP does not know in headers.
 fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u8>, Untold> {
     let mut headers = FieldTable::new();

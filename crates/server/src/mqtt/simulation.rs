@@ -487,3 +487,38 @@ fn a_client_without_a_session_leaves_nothing() {
         assert!(vhost.queue(broker::SessionId(0), queue).is_err(), "{queue}");
     }
 }
+
+/// User Properties of about `len` bytes in all.
+fn user_properties(len: usize) -> PropertyList {
+    let value = "x".repeat(500);
+    let names: Vec<String> = (0..len / 500).map(|number| format!("name{number:03}")).collect();
+    names.iter().fold(PropertyList::new(), |list, name| list.with(Property::UserProperty(name, &value)))
+}
+
+#[test]
+fn properties_that_consumers_of_amqp_cannot_be_sent_are_refused() {
+    let mut world = World::new();
+    // A frame has 4 KiB at most here.
+    let (fits, too_large) = (user_properties(2_500), user_properties(4_000));
+    let mut client = world.connected(MqttVersion::V5, "me", 0);
+    client.subscribe_at(&mut world, "t", QoS::AtMostOnce);
+    for qos in [QoS::AtLeastOnce, QoS::ExactlyOnce] {
+        let ack = if qos == QoS::AtLeastOnce { "puback" } else { "pubrec" };
+        let large = PublishPacket { properties: too_large.as_properties(), ..message("t", qos, 1) };
+        assert_eq!(client.send(&mut world, Packet::Publish(large)), [format!("{ack} 1 quota exceeded")]);
+    }
+    let small = PublishPacket { properties: fits.as_properties(), ..message("t", QoS::AtLeastOnce, 1) };
+    let mut answers = client.send(&mut world, Packet::Publish(small));
+    answers.sort();
+    assert_eq!(answers, ["puback 1 success", "publish t AtMostOnce 0"]);
+    let large = PublishPacket { properties: too_large.as_properties(), ..message("t", QoS::AtMostOnce, 0) };
+    assert_eq!(client.send(&mut world, Packet::Publish(large)), ["disconnect Quota exceeded"]);
+    for (properties, expected) in [(&fits, "connack Success"), (&too_large, "connack Quota exceeded")] {
+        let properties = properties.as_properties();
+        let (topic, payload, retain) = ("will", &b"gone"[..], false);
+        let will = ::mqtt::packet::Will { qos: QoS::AtMostOnce, retain, properties, topic, payload };
+        let connect = ConnectPacket { will: Some(will), ..ConnectPacket::new(MqttVersion::V5, "mortal") };
+        let mut client = world.client(MqttVersion::V5);
+        assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), [expected]);
+    }
+}

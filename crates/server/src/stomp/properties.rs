@@ -61,6 +61,15 @@ pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<V
     Ok(bytes)
 }
 
+/// Refuses properties that have more bytes than consumers of AMQP can be sent
+/// ([`ServerConfig::most_properties`](crate::ServerConfig)).
+pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), StompFault> {
+    if properties.len() <= most {
+        return Ok(());
+    }
+    Err(StompFault::header(format!("the headers may have {most} bytes at most\n")))
+}
+
 /// Refuses text that is too long for an AMQP short string.
 pub(super) fn check_short(what: &str, text: &str) -> Result<(), StompFault> {
     if text.len() <= MAX_SHORT {

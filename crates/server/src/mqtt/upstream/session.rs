@@ -32,7 +32,7 @@ use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::Backend;
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::queue_name;
-use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
+use crate::mqtt::message::{Incoming, MessageMapping, check_length, to_amqp};
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::session::{
     ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
@@ -337,6 +337,7 @@ impl MqttSession for UpstreamSession {
         };
         let key = self.mapping.routing_key(publish.topic)?;
         let properties = to_amqp(&message, self.mapping, self.now)?;
+        check_length(&properties, self.shared.config.most_properties())?;
         let mut copies = BlindCopies::default();
         if publish.retain {
             self.retained.log.retain(&message, &key, publish.payload.len(), &mut copies)?;

@@ -13,7 +13,7 @@ use super::session::BrokerStompSession;
 use super::subscribing::{NewConsumer, Subscription};
 use crate::stomp::declaring::{Declaration, MAX_DECLARED};
 use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, too_many_replies};
-use crate::stomp::properties::to_amqp;
+use crate::stomp::properties::{check_length, to_amqp};
 use crate::stomp::session::of_fault;
 use crate::stomp::transaction::TransactionMessage;
 
@@ -44,6 +44,7 @@ impl BrokerStompSession {
             _ => None,
         };
         let properties = to_amqp(headers, reply_to.as_deref())?;
+        check_length(&properties, self.context.shared.config.most_properties())?;
         let (exchange, routing_key) = parsed.route();
         let chunk;
         let body = match body {

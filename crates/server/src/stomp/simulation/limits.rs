@@ -127,3 +127,16 @@ fn everything_a_connection_had_is_counted_out() {
     let Backend::Broker(broker) = &shared.backend else { panic!("no broker") };
     assert_eq!((broker.metrics().consumers.get(), broker.metrics().queues.get()), (0, 0));
 }
+
+#[test]
+fn headers_that_consumers_of_amqp_cannot_be_sent_are_refused() {
+    let mut conversation = Conversation::open(&server());
+    let headers = |count: usize| -> String {
+        (0..count).map(|number| format!("name{number}:{}\n", "x".repeat(500))).collect()
+    };
+    // A frame has 4 KiB at most here.
+    let send = |count: usize| format!("SEND\ndestination:/topic/t\nreceipt:r\n{}\n", headers(count));
+    assert_eq!(conversation.call(&send(5)), ["RECEIPT r "]);
+    let answers = conversation.call(&send(8));
+    assert!(answers[0].starts_with("ERROR") && answers[0].contains("bytes at most"), "{answers:?}");
+}

@@ -14,7 +14,7 @@ use super::session::{CHANNEL, UpstreamStompSession, UpstreamSubscription};
 use super::unsettled::SettledRun;
 use crate::stomp::declaring::{Declaration, MAX_DECLARED, is_durable, subscription_queue};
 use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, refuse_selector, too_many_replies};
-use crate::stomp::properties::{check_short, to_amqp};
+use crate::stomp::properties::{check_length, check_short, to_amqp};
 use crate::stomp::session::{Receipt, unknown_delivery};
 use crate::stomp::transaction::TransactionMessage;
 
@@ -49,6 +49,7 @@ impl UpstreamStompSession {
         };
         let reply_to = reply.as_ref().and_then(|name| self.replies.get(&**name)).cloned();
         let properties = to_amqp(headers, reply_to.as_deref())?;
+        check_length(&properties, self.shared.config.most_properties())?;
         let (exchange, routing_key) = parsed.route();
         let message =
             Publish { exchange, routing_key, properties: &properties, body: Body::Copied(body.bytes()) };
