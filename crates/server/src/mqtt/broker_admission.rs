@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused};
+use broker::{
+    AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, Waiter,
+};
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::admission::{Admission, Admitting, Entering, write};
@@ -15,7 +17,7 @@ use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::repeating::Returning;
 use super::session::MqttSession;
 use super::session_ownership::{Claim, Owner, SessionUser};
-use crate::client::{BackendRequest, ConnectionCore};
+use crate::client::{BackendRequest, ConnectionCore, OutboxWaiter};
 use crate::pending_authorisation::OpenQuestion;
 
 /// A client whose login is checked, and which is admitted as soon as it has its session.
@@ -27,6 +29,8 @@ pub(super) struct BrokerAdmission {
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
     /// Asks the user's auth backend about the subscriptions of the session that the client returns to.
     question: OpenQuestion,
+    /// Whether it is waited for the writes that the session relies on.
+    awaits_disk: bool,
     /// That session, meanwhile.
     granted: Option<Option<Box<DetachedSession>>>,
     /// `None` until the login is accepted.
@@ -62,6 +66,7 @@ impl BrokerAdmission {
             version,
             asking: None,
             question: OpenQuestion::default(),
+            awaits_disk: false,
             granted: None,
             accepted: None,
         };
@@ -193,6 +198,21 @@ impl Admission for BrokerAdmission {
         let Some(detached_session) = self.granted.take().or_else(|| claim.take_granted()) else {
             return Admitting::Waits;
         };
+        if let Some(store) = self.hub.store()
+            && let Some(missing) = detached_session.as_ref().map(|detached_session| store.missing(detached_session.until))
+            && !missing.is_empty()
+            && entering.engine.wants_session()
+        {
+            // The client is told at once what its session has, such as messages of QoS 2 that were received.
+            if !std::mem::replace(&mut self.awaits_disk, true) {
+                let waiter: Arc<dyn Waiter> = Arc::new(OutboxWaiter(Arc::clone(&entering.core.outbox)));
+                store.wait_for(missing, &waiter);
+                // The client has done its part in time.
+                entering.core.deadline = Some(entering.now + entering.core.shared.config.handshake_timeout);
+            }
+            self.granted = Some(detached_session);
+            return Admitting::Waits;
+        }
         let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
         let detached_session = detached_session.or_else(|| {
             let (client_id, exchange) = (&accepted.owner.client_id, &self.hub.config.exchange);

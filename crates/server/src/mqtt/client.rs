@@ -566,7 +566,8 @@ impl MqttSession for MqttClient {
             self.hub.publish_will(&self.owner, self.vhost(), author, &will, view, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
-        let detached_session = DetachedSession {
+        let until = self.waiting.until().and(self.settled_until.into());
+        let mut detached_session = DetachedSession {
             session,
             unacked: std::mem::take(&mut self.unacked),
             restored: std::mem::take(&mut self.restored),
@@ -580,6 +581,7 @@ impl MqttSession for MqttClient {
             is_merged: false,
             owns: self.owns,
             is_found: false,
+            until,
             expiry: end.session_expiry,
             since: self.now,
             will: will.map(|will| PendingWill { will, user, external, due }),
@@ -589,7 +591,8 @@ impl MqttSession for MqttClient {
             self.hub.end(&self.owner, self.vhost(), detached_session, self.now);
             None
         } else {
-            self.hub.write_down(&self.owner, self.vhost(), &detached_session);
+            let written = self.hub.write_down(&self.owner, self.vhost(), &detached_session);
+            detached_session.until = detached_session.until.and(written.into());
             Some(Box::new(detached_session))
         };
         self.hub.release(&self.owner, &self.claim, left);

@@ -417,7 +417,7 @@ impl MqttClient {
         if source.kind == SourceKind::Own(Class::Qos0) {
             back.clear();
         }
-        source.queue.ack(source.settled, self.now);
+        self.settled_until = self.settled_until.max(source.queue.ack(source.settled, self.now));
         source.queue.leave(&[source.id], back, self.now);
     }
 

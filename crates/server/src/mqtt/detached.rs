@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Delivery, Identity, Lsn, Queue, Timestamp};
+use broker::{Delivery, DiskPoint, Identity, Lsn, Queue, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
 use mqtt::session::Session;
@@ -48,6 +48,9 @@ pub(super) struct DetachedSession {
     pub(super) owns: [bool; 2],
     /// It was made of queues that were there without a session: the client's user needs permission for them.
     pub(super) is_found: bool,
+    /// The writes that the session has relied on when its connection ended. Its client may be told that they are done as soon as
+    /// it is back.
+    pub(super) until: DiskPoint,
 }
 
 /// `x-expires`, in milliseconds, of the queue of a session that outlives its connection by `expiry` seconds;
@@ -122,6 +125,7 @@ impl DetachedSession {
             will: None,
             owns: [true; 2],
             is_found: false,
+            until: DiskPoint::default(),
         }
     }
 

@@ -14,6 +14,8 @@ pub(super) struct PendingAnswers {
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
     subscribes: usize,
+    /// What all entries so far have waited for.
+    until: DiskPoint,
 }
 
 impl PendingAnswers {
@@ -27,6 +29,7 @@ impl PendingAnswers {
     ) {
         self.sends += usize::from(matches!(then, Then::Send { .. }));
         self.subscribes += usize::from(matches!(then, Then::Subscribed { .. }));
+        self.until = self.until.and(point);
         self.queue.push(then, point, store, nudge);
     }
 
@@ -54,6 +57,11 @@ impl PendingAnswers {
 
     pub(super) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// The writes after which nothing waits any more.
+    pub(super) fn until(&self) -> DiskPoint {
+        self.until
     }
 
     /// Removes all actions when there is no client left to answer.

@@ -138,3 +138,52 @@ fn a_message_of_qos_2_reaches_each_queue_once_wherever_crashes_come() {
         }
     }
 }
+
+/// A client that comes back to its session, before anything more is written to disk.
+fn back(world: &mut World, name: &str) -> Client {
+    let mut client = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, name) };
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(MqttVersion::V311, &mut bytes);
+    client.connection.handle_input(&bytes, client.now);
+    client
+}
+
+/// Has the client send something, before anything more is written to disk.
+fn send_unwritten(client: &mut Client, packet: Packet<'_>) -> Vec<String> {
+    let mut bytes = Vec::new();
+    packet.encode(MqttVersion::V311, &mut bytes);
+    client.connection.handle_input(&bytes, client.now);
+    client.look()
+}
+
+#[test]
+fn a_client_that_comes_back_is_told_nothing_of_its_messages_before_they_are_on_disk() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 1);
+    reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
+    let publish = message("t", QoS::ExactlyOnce, 5);
+    assert_eq!(send_unwritten(&mut writer, Packet::Publish(publish)), [""; 0]);
+    drop(writer);
+    let mut writer = back(&mut world, "writer");
+    assert_eq!(writer.look(), [""; 0], "it would be told of its message");
+    assert_eq!(writer.received(&mut world), ["connack Success present"]);
+    let again = PublishPacket { dup: true, ..publish };
+    assert_eq!(send_unwritten(&mut writer, Packet::Publish(again)), ["pubrec 5 success"]);
+
+    // The other way round, the message and its release.
+    assert_eq!(reader.look(), [""; 0]);
+    drop(reader);
+    let mut reader = back(&mut world, "reader");
+    assert_eq!(reader.look(), [""; 0], "it would be sent the message");
+    let answers = reader.received(&mut world);
+    assert_eq!(answers, ["connack Success present", "publish t ExactlyOnce 1 dup"]);
+    let received = Ack::new(AckKind::PubRec, 1, ReasonCode::Success);
+    assert_eq!(send_unwritten(&mut reader, Packet::Ack(received)), [""; 0]);
+    drop(reader);
+    let mut reader = back(&mut world, "reader");
+    assert_eq!(reader.look(), [""; 0], "it would be sent PUBREL");
+    assert_eq!(reader.received(&mut world), ["connack Success present", "pubrel 1 success"]);
+}
