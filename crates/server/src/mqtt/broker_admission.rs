@@ -155,7 +155,11 @@ impl BrokerAdmission {
         let mut session = None;
         match detached_session {
             // The session of a deleted user is ended, and so is one that has expired together with its queue.
-            Some(detached_session) if engine.wants_session() && detached_session.belongs_to(user) && !detached_session.is_over(at) => {
+            Some(detached_session)
+                if engine.wants_session()
+                    && detached_session.belongs_to(user)
+                    && !detached_session.is_over(at) =>
+            {
                 if detached_session.is_found {
                     found_queues::rebind(client.vhost(), &owner.client_id, &hub.config.exchange);
                 }
@@ -199,7 +203,8 @@ impl Admission for BrokerAdmission {
             return Admitting::Waits;
         };
         if let Some(store) = self.hub.store()
-            && let Some(missing) = detached_session.as_ref().map(|detached_session| store.missing(detached_session.until))
+            && let Some(missing) =
+                detached_session.as_ref().map(|detached_session| store.missing(detached_session.until))
             && !missing.is_empty()
             && entering.engine.wants_session()
         {
@@ -247,7 +252,7 @@ impl Admission for BrokerAdmission {
             && let Some(claim) = claims.take()
         {
             let left = self.granted.take().or_else(|| claim.take_granted()).flatten();
-            // What was made of queues is in these.
+            // A session that was made of queues is still in these.
             self.hub.release(owner, &claim, left.filter(|left| !left.is_found));
         }
     }

@@ -48,8 +48,8 @@ pub(super) struct DetachedSession {
     pub(super) owns: [bool; 2],
     /// It was made of queues that were there without a session: the client's user needs permission for them.
     pub(super) is_found: bool,
-    /// The writes that the session has relied on when its connection ended. Its client may be told that they are done as soon as
-    /// it is back.
+    /// The writes that the session has relied on when its connection ended. Its client may be told that they are done as soon
+    /// as it is back.
     pub(super) until: DiskPoint,
 }
 

@@ -167,8 +167,8 @@ impl Subscriptions {
         judging.finish()
     }
 
-    /// Whether a queue gets a topic by a binding of the subscriptions only if one of them matches it: in AMQP the level `*` of a
-    /// filter is a wildcard, and wildcards in front match topics that begin with `$`.
+    /// Whether a queue gets a topic by a binding of the subscriptions only if one of them matches it: in AMQP the level `*` of
+    /// a filter is a wildcard, and wildcards in front match topics that begin with `$`.
     pub(super) fn are_exact_for(&self, topic: &str) -> bool {
         self.stars == 0 && !topic.starts_with('$')
     }

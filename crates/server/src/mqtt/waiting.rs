@@ -14,7 +14,7 @@ pub(super) struct PendingAnswers {
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
     subscribes: usize,
-    /// What all entries so far have waited for.
+    /// The writes that all entries so far have waited for.
     until: DiskPoint,
 }
 
