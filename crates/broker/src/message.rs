@@ -113,7 +113,7 @@ pub struct BrokerProperties {
 }
 
 /// The name of the header in which a front end keeps what only its own clients are to see of a message. Of a
-/// [publisher](crate::Publisher::annotating) of that front end alone: from others it is a header like any other.
+/// [publisher](crate::Publisher::with_mqtt_annotation) of that front end alone: from others it is a header like any other.
 pub const ANNOTATION: &str = "\0";
 
 /// A published message: immutable, shared by all queues it was routed to.

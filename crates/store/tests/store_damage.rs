@@ -133,7 +133,7 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
     let Err(error) = open(&disk) else { panic!("opened") };
     assert!(error.to_string().contains("definitions.redb"), "{error}");
     let done = repair(&dynamic).expect("repaired");
-    assert!(done[0].contains("made anew of the 0 ") && done[1].contains("no user is left"), "{done:?}");
+    assert!(done[0].contains("rebuilt from the 0 ") && done[1].contains("no user is left"), "{done:?}");
     assert!(read(&disk, "definitions.redb.damaged") == before);
     let (store, _, recovered) = open(&disk).expect("a store again");
     assert!(store.catalogue().was_empty() && recovered.queues().count() == 1);
@@ -189,7 +189,7 @@ fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on(
         let Err(error) = open(&disk) else { panic!("opened") };
         assert!(error.is_damage() && error.to_string().contains("definitions.redb"), "{error}");
         let done = repair(&dynamic).expect("repaired");
-        assert!(done[0].contains("made anew of the "), "{done:?}");
+        assert!(done[0].contains("rebuilt from the "), "{done:?}");
         assert!(check(&dynamic).expect("readable").is_sound(), "{share} eighths");
         let (store, _, _) = open(&disk).expect("a store again");
         let mut users = 0;
