@@ -187,20 +187,23 @@ impl Mover {
         if oldest.live == 0 || copies < space {
             return true;
         }
-        // A message ends before the next one that is needed begins.
-        let mut needed: Vec<(u64, u64)> = Vec::new();
+        // The bytes that they take: others may have been settled. Each is read once, however many queues have it.
+        let mut reader = journal.reader(READ_AHEAD);
+        let (mut lengths, mut copies) = (HashMap::new(), 0);
         for (_, live) in journal.live_messages(oldest) {
-            needed.extend(live.iter().map(|live| (live.message.to_u64(), 1)));
-            needed.sort_unstable();
-            needed.dedup_by(|next, first| {
-                let same = next.0 == first.0;
-                first.1 += if same { next.1 } else { 0 };
-                same
-            });
+            if self.notifier().is_stopping() {
+                return false;
+            }
+            for LiveMessage { message, .. } in live {
+                // Messages that cannot be read now are handled when they are moved.
+                let read = || reader.read(message).map_or(0, |payload| payload.len() as u64) + RECORD;
+                copies += *lengths.entry(message.to_u64()).or_insert_with(read);
+                if copies >= space {
+                    return false;
+                }
+            }
         }
-        let ends = needed.iter().skip(1).map(|next| next.0).chain([journal.end().0]);
-        let copies = needed.iter().zip(ends).map(|(&(first, queues), end)| (end - first + RECORD) * queues);
-        copies.sum::<u64>() < space
+        true
     }
 
     /// Whether retiring a segment frees much more than the copies of its messages take.
