@@ -469,6 +469,11 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
+    /// Whether there is another one that may serve what an address does not, such as a virtual host that is down there.
+    pub(super) fn are_several(&self) -> bool {
+        self.known.lock().len() > 1
+    }
+
     /// Why it did not answer, for operators.
     pub(super) fn note_cause(&self, endpoint: &Endpoint, error: &Refusal) {
         self.with(endpoint, |known| known.cause = Some(error.cause(endpoint)));

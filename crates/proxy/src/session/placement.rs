@@ -565,7 +565,7 @@ impl ProxySession {
         is_again
     }
 
-    fn place_all_waiting(&mut self) -> Result<(), Fault> {
+    pub(super) fn place_all_waiting(&mut self) -> Result<(), Fault> {
         self.place_waiting(true, Role::General)?;
         self.place_waiting(false, Role::General)?;
         self.place_waiting(false, Role::Publishing)

@@ -87,6 +87,8 @@ impl ProxySession {
             self.leave(number, role, false)?;
         }
         self.leave_former_connections();
+        // Those that wait for a number on a connection which the client has left would not hear of one.
+        self.place_all_waiting()?;
         self.answer(0, connection::UpdateSecretOk {});
         Ok(())
     }
