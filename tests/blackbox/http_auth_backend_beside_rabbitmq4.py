@@ -31,7 +31,7 @@ class Side:
 @pytest.fixture(scope="module", params=["get", "post"])
 def sides(request, tmp_path_factory):
     method = request.param
-    with http_auth_backend() as ours, authority() as theirs:
+    with http_auth_backend() as ours, http_auth_backend() as theirs:
         mqtt, stomp, http = free_ports(3)
         settings = [
             *theirs.settings(method), f"mqtt.listeners.tcp.1 = 127.0.0.1:{mqtt}", f"stomp.listeners.tcp.1 = 127.0.0.1:{stomp}",

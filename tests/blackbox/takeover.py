@@ -258,7 +258,7 @@ def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path,
     with replaceable(tmp_path, *named) as (server, program, callers):
         replace(program)
         shutil.rmtree(authority.folder)
-        assert "the successor has ended, and the server goes on" in Ctl(server.http).fails("upgrade")
+        assert "the successor has ended, and the server continues" in Ctl(server.http).fails("upgrade")
         server.child.wait_line(f"leveret: {setting}: ")
         code, _, told = run("config", "check", *named)
         assert code != 0 and told.startswith(f"leveret: {setting}: "), told
