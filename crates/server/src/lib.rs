@@ -48,7 +48,7 @@ mod websocket;
 pub use access::{AccessFormat, AccessLog, AccessLogWriter};
 pub use alarms::{Alarms, Resource};
 #[cfg(feature = "loom")]
-pub use amqp::deliveries::interleavings;
+pub use amqp::deliveries::loom_models;
 pub use backend::{Backend, Clock};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,

@@ -39,7 +39,7 @@ mod waker;
 pub mod work;
 
 #[cfg(feature = "loom")]
-use explored as unranked;
+use loom_primitives as unranked;
 #[cfg(all(any(debug_assertions, feature = "lock-profile"), not(feature = "loom")))]
 use parking_lot as unranked;
 #[cfg(feature = "lock-profile")]
