@@ -46,7 +46,7 @@ documents() {
     local doc=$share/doc/leveret
     install -D -m 644 "$here/debian/copyright" "$doc/copyright"
     install -m 644 "$here/../CHANGELOG.md" "$doc/changelog"
-    install -m 644 "$here/../docs/configuration.md" "$here/../docs/installation.md" "$here/../docs/operations.md" "$doc"
+    install -m 644 "$here"/../docs/{authentication,configuration,installation,migration,monitoring,mqtt-and-stomp,operations,pool,spool,troubleshooting,upgrades}.md "$doc"
     gzip -9n "$doc/changelog" "$doc"/*.md
     install -D -m 644 -t "$doc/examples" "$here"/grafana/*.json "$here"/kubernetes/*.yaml
     # Whatever the umask of whoever builds it.

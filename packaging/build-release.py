@@ -23,6 +23,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 # e_machine of an ELF header (ELF-64 object file format), and the processor as Linux and Rust call it.
+# The pages of the manual that an operator needs without a network.
+MANUAL = (
+    "authentication", "configuration", "installation", "migration", "monitoring", "mqtt-and-stomp", "operations", "pool", "spool",
+    "troubleshooting", "upgrades",
+)  # fmt: skip
 PROCESSORS = {62: "x86_64", 183: "aarch64"}
 SHELLS = {"bash": "leveret.bash", "zsh": "_leveret", "fish": "leveret.fish"}
 
@@ -64,7 +69,7 @@ def archive(folder, binary, processor, quick):
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         shutil.copy(binary, root / "leveret")
-        for document in ("LICENSE", "README.md", "CHANGELOG.md", "docs/configuration.md", "docs/installation.md", "docs/operations.md"):
+        for document in ("LICENSE", "README.md", "CHANGELOG.md", *(f"docs/{page}.md" for page in MANUAL)):
             shutil.copy(ROOT / document, root)
         for settings in ("leveret.toml", "leveret.service"):
             shutil.copy(HERE / settings, root)

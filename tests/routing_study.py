@@ -64,7 +64,7 @@ The systems took turns level by level. A level of a system ends early where its 
 
 {beside_plots}
 
-## One queue with very many bindings, and very many exclusive queues
+## One queue with many bindings, and many exclusive queues
 
     leveret bench routing --study deletion --study exclusive --system leveret=amqp://127.0.0.1,pid=PID
 

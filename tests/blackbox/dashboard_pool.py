@@ -109,7 +109,7 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
 TABLE = "[...document.querySelectorAll('#view section')].find((each) => each.querySelector('h2')?.textContent === 'Multiplexed subscriptions')"
 
 
-def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(tmp_path, targets, window):
+def test_multiplexed_subscriptions_are_shown_while_there_are_some_and_what_they_save(tmp_path, targets, window):
     with limited(tmp_path, targets, "--stomp", ANY, "--web-stomp", ANY) as server, contextlib.ExitStack() as stack:
         visit = Visit(window, server).open()
         visit.settle()

@@ -77,7 +77,7 @@ pub(crate) fn inspect<'a>(
     Ok(inspected)
 }
 
-/// The traits of properties that were validated when they were published; `None` if they were not.
+/// The values that the broker needs of properties that were validated when they were published; `None` if they were not.
 pub(crate) fn broker_properties_of(bytes: &[u8]) -> Option<BrokerProperties> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;

@@ -335,7 +335,7 @@ impl Message {
         }
     }
 
-    /// The traits that the broker has read from the properties.
+    /// The values that the broker has read from the properties.
     pub fn broker_properties(&self) -> BrokerProperties {
         let rare = self.rare();
         BrokerProperties {

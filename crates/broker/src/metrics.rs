@@ -184,10 +184,6 @@ impl Metrics {
         &self.published[by as usize]
     }
 
-    pub(crate) fn count_dropped(&self, by: FrontEnd) {
-        self.published(by).dropped.add(1);
-    }
-
     /// Unroutable messages that were not returned, of all front ends.
     pub fn messages_dropped(&self) -> u64 {
         self.published.iter().map(|published| published.dropped.get()).sum()

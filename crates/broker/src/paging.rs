@@ -253,7 +253,7 @@ impl Paging {
         self.store().is_none_or(|store| store.has_capacity()) && !self.is_behind()
     }
 
-    /// Wakes `waiter` when it is worth asking again whether there [is room](Self::has_capacity); at once if there is.
+    /// Wakes `waiter` when it is worth asking again whether there [is capacity](Self::has_capacity); at once if there is.
     pub(crate) fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
         let mut waiting = self.for_capacity.lock();
         if self.is_behind() {

@@ -344,7 +344,7 @@ impl Publisher {
                 self.vhost.metrics().messages_unroutable.add(1);
                 self.published().unroutable.add(1);
                 if self.front_end != FrontEnd::Amqp {
-                    self.vhost.metrics().count_dropped(self.front_end);
+                    self.published().dropped.add(1);
                 }
             }
             return Ok(false);

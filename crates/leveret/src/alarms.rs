@@ -155,7 +155,7 @@ impl<S: Sources> Watch<S> {
     /// Raises or clears the memory alarm; returns whether the limit is near or reached.
     fn sample_memory(&self, limit: u64) -> bool {
         let Some(used) = self.sources.memory_used() else { return false };
-        self.sources.page(used, Some(limit).filter(|limit| *limit != NO_LIMIT));
+        self.sources.page(used, self.levels.memory_limit());
         if used > limit {
             if self.alarms.raise(Resource::Memory) {
                 tracing::warn!(used, limit, "memory alarm set: publishers blocked");

@@ -50,12 +50,12 @@ impl Logins {
                     logins.tokens = Some(tokens.clone());
                     AuthBackend::OAuth2(tokens)
                 }
-                AuthBackendChoice::One(name) => match services.link(*name)? {
+                AuthBackendChoice::One(name) => match services.backend(*name)? {
                     SplitAuthBackend::Internal => AuthBackend::Internal,
                     SplitAuthBackend::Http(http) => AuthBackend::Http(http),
                 },
                 AuthBackendChoice::Split { authn, authz } => {
-                    AuthBackend::Split { authn: services.link(*authn)?, authz: services.link(*authz)? }
+                    AuthBackend::Split { authn: services.backend(*authn)?, authz: services.backend(*authz)? }
                 }
             });
         }
@@ -63,7 +63,7 @@ impl Logins {
         Ok(logins)
     }
 
-    /// Has the broker ask these authorities.
+    /// Has the broker ask these auth backends.
     pub(crate) fn serve(&self, broker: &Broker) {
         if let Some(chain) = &self.chain {
             broker.set_auth_backends(Arc::clone(chain) as _);
@@ -121,7 +121,7 @@ impl Services {
     }
 
     /// One of two auth backends; the caller has handled tokens.
-    fn link(&self, name: AuthBackendName) -> Result<SplitAuthBackend, SettingError> {
+    fn backend(&self, name: AuthBackendName) -> Result<SplitAuthBackend, SettingError> {
         let service = match name {
             AuthBackendName::Internal => return Ok(SplitAuthBackend::Internal),
             AuthBackendName::Http => &self.plain,
@@ -182,7 +182,7 @@ struct NotSet;
 #[error("the system gives no random bytes for the cache")]
 struct NoRandomBytes;
 
-/// A client's TLS that trusts these auth backends, or those of the system.
+/// A client's TLS that trusts these CA certificates, or those of the system.
 fn trusting(ca: &FilePath) -> ClientTlsConfig {
     ClientTlsConfig { ca: ca.0.clone(), certificate: None, server_name: None, verify: true }
 }

@@ -451,7 +451,7 @@ pub(crate) struct NewBroker {
     pub(crate) broker: Arc<Broker>,
     /// Notified when its next deadline has become earlier.
     pub(crate) changed: Arc<Notify>,
-    /// Rung when it has messages to page.
+    /// Notified when it has messages to page.
     pub(crate) notifier: Arc<PagerNotifier>,
 }
 

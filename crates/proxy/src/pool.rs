@@ -711,7 +711,7 @@ impl Pool {
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
-                if refusal.is_outage() && (!refusal.is_of_virtual_host() || self.endpoints.are_several()) {
+                if self.endpoints.are_to_blame(&refusal) {
                     self.endpoints.note_cause(&endpoint, &refusal);
                     self.endpoints.failed(self, &endpoint);
                 }

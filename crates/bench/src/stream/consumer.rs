@@ -18,7 +18,7 @@ use crate::latency::Latencies;
 
 /// How long the server may take to answer connection.close, including deliveries before the answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most runs of messages that are recorded before the ledgers are locked.
+/// Most runs of messages that are recorded before the trackers are locked.
 const MAX_RUNS: usize = 4096;
 
 /// The results of one consumer.
@@ -42,7 +42,7 @@ pub(crate) struct Consumer<'s> {
     outcome: Consumed,
     /// The state of each channel.
     channel_states: Vec<ChannelState>,
-    /// Messages recorded since the ledgers were last updated.
+    /// Messages recorded since the trackers were last updated.
     runs: Vec<ConsecutiveMessages>,
     producers: usize,
     count: u64,
@@ -247,12 +247,12 @@ impl<'s> Consumer<'s> {
         }
         let mut trackers = self.shared.trackers();
         for run in self.runs.drain(..) {
-            let ledger = &mut trackers[usize::from(run.producer)];
-            let before = ledger.received();
-            ledger.arrived(run.first, run.count);
+            let tracker = &mut trackers[usize::from(run.producer)];
+            let before = tracker.received();
+            tracker.arrived(run.first, run.count);
             if run.late {
                 // A repeated message is a duplicate, not one out of order.
-                self.outcome.reordered += ledger.received() - before;
+                self.outcome.reordered += tracker.received() - before;
             }
         }
     }

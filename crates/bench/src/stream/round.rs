@@ -307,7 +307,7 @@ fn drain(workload: &Workload, shared: &RoundState, returned: u64) {
     let expected = shared.published.load(SeqCst).saturating_sub(returned);
     let arrived = || {
         if workload.is_numbered() {
-            shared.trackers().iter().map(|ledger| ledger.received()).sum()
+            shared.trackers().iter().map(|tracker| tracker.received()).sum()
         } else {
             shared.consumed.load(Relaxed)
         }
@@ -359,7 +359,7 @@ fn counts(workload: &Workload, shared: &RoundState, produced: &[Produced], consu
     let deliveries = shared.consumed.load(SeqCst);
     let trackers = shared.trackers();
     let arrived = if workload.is_numbered() {
-        trackers.iter().map(|ledger| ledger.received()).sum()
+        trackers.iter().map(|tracker| tracker.received()).sum()
     } else {
         deliveries
     };

@@ -1,4 +1,4 @@
-//! State shared by the threads of one round: counters, the clock, wake-ups, and the ledgers of arrivals.
+//! State shared by the threads of one round: counters, the clock, wake-ups, and the trackers of arrivals.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -87,7 +87,7 @@ impl RoundState {
         self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
     }
 
-    /// One ledger for each producer.
+    /// One tracker for each producer.
     pub(crate) fn trackers(&self) -> MutexGuard<'_, Vec<DeliveryTracker>> {
         lock(&self.trackers)
     }

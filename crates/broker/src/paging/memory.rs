@@ -11,9 +11,9 @@ use sync::atomic::{AtomicU64, Ordering};
 ///
 /// An example: with a slack of 256 KiB a thread that adds 100 KiB three times changes the sum once, by 300 KiB.
 pub(super) struct Memory {
-    /// All that threads have told; off from the exact sum by [`Memory::slack`] for each of the shares, at most.
+    /// All that threads have reported; off from the exact sum by [`Memory::slack`] for each of the shares, at most.
     reported: AtomicU64,
-    untold: Shards<AtomicI64>,
+    unreported: Shards<AtomicI64>,
     /// Bytes that a thread may keep to itself.
     slack: i64,
 }
@@ -32,7 +32,7 @@ impl Memory {
         let share = watermark / MAX_UNREPORTED_PART / Shards::<AtomicI64>::COUNT as u64;
         Self {
             reported: AtomicU64::new(0),
-            untold: Shards::default(),
+            unreported: Shards::default(),
             slack: i64::try_from(share).unwrap_or(MAX_UNREPORTED).min(MAX_UNREPORTED),
         }
     }
@@ -45,12 +45,12 @@ impl Memory {
         if change == 0 {
             return None;
         }
-        let own = self.untold.own();
-        let untold = own.fetch_add(change, Ordering::Relaxed) + change;
-        if untold.abs() <= self.slack {
+        let own = self.unreported.own();
+        let unreported = own.fetch_add(change, Ordering::Relaxed) + change;
+        if unreported.abs() <= self.slack {
             return None;
         }
-        // Another thread with the same share may have told it.
+        // Another thread with the same share may have reported it.
         let change = own.swap(0, Ordering::Relaxed).cast_unsigned();
         let before = self.reported.fetch_add(change, Ordering::Relaxed);
         (change != 0)
@@ -64,8 +64,9 @@ impl Memory {
 
     /// The sum; exact while nothing changes it.
     pub(super) fn exact(&self) -> u64 {
-        let untold = self.untold.iter().map(|untold| untold.load(Ordering::Relaxed).cast_unsigned());
-        as_bytes(untold.fold(self.reported.load(Ordering::Relaxed), u64::wrapping_add))
+        let unreported =
+            self.unreported.iter().map(|unreported| unreported.load(Ordering::Relaxed).cast_unsigned());
+        as_bytes(unreported.fold(self.reported.load(Ordering::Relaxed), u64::wrapping_add))
     }
 }
 
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_watermark_has_every_change_told() {
+    fn a_small_watermark_has_every_change_reported() {
         let memory = Memory::new(1000);
         assert_eq!(memory.change(0, 1), Some(MemoryChange { before: 0, now: 1 }));
         assert_eq!(memory.change(1, 0), Some(MemoryChange { before: 1, now: 0 }));

@@ -37,20 +37,20 @@ pub(crate) enum PagingError {
 
 /// Reads the messages of a plan. It blocks on the disk.
 pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, PagingError> {
-    let (mut in_memory, mut through) = (Vec::new(), plan.last());
+    let (mut in_store, mut through) = (Vec::new(), plan.last());
     if let Some(stored) = stored.filter(|_| plan.has_stored) {
         let part = part(plan, |from, most| Ok(stored.read(from, most, LOAD_BYTES)?))?;
-        (in_memory, through) = (part.0, through.min(part.1));
+        (in_store, through) = (part.0, through.min(part.1));
     }
     let mut written = Vec::new();
     if let Some(page_segments) = &plan.page_segments {
         let part = part(plan, |from, most| Ok(page_segments.read(from, most, LOAD_BYTES)?))?;
         (written, through) = (part.0, through.min(part.1));
     }
-    let mut deliveries = Vec::with_capacity(in_memory.len() + written.len());
+    let mut deliveries = Vec::with_capacity(in_store.len() + written.len());
     let mut decoder = Decoder::default();
-    let (mut in_memory, mut written) = (in_memory.into_iter().peekable(), written.into_iter().peekable());
-    while let Some((message, stored)) = next(&mut in_memory, &mut written, through) {
+    let (mut in_store, mut written) = (in_store.into_iter().peekable(), written.into_iter().peekable());
+    while let Some((message, stored)) = next(&mut in_store, &mut written, through) {
         let position = message.position;
         let decoded = decoder.decode(&message.payload).ok_or(PagingError::UnknownForm { position })?;
         let delivery = Delivery {
@@ -68,21 +68,21 @@ pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, 
     }
 }
 
-/// The next message of both parts, and whether it is from the first.
+/// The next message of both parts, and whether it is in the store.
 fn next(
-    in_memory: &mut Peekable<IntoIter<Stored>>,
+    in_store: &mut Peekable<IntoIter<Stored>>,
     written: &mut Peekable<IntoIter<Stored>>,
     through: u64,
 ) -> Option<(Stored, bool)> {
-    let of_in_memory = in_memory.peek().map_or(u64::MAX, |message| message.position);
+    let of_store = in_store.peek().map_or(u64::MAX, |message| message.position);
     let of_written = written.peek().map_or(u64::MAX, |message| message.position);
-    let first = of_in_memory.min(of_written);
+    let first = of_store.min(of_written);
     if first > through {
         return None;
     }
-    let is_from_memory = of_in_memory == first;
-    let message = if is_from_memory { in_memory.next() } else { written.next() };
-    message.map(|message| (message, is_from_memory))
+    let is_in_store = of_store == first;
+    let message = if is_in_store { in_store.next() } else { written.next() };
+    message.map(|message| (message, is_in_store))
 }
 
 /// The first messages of the plan from one source, and the position up to which they are complete.

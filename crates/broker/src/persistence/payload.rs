@@ -11,7 +11,7 @@
 //!         body, up to the end
 //! ```
 //! Numbers have seven bits in each byte, the lowest first, with the top bit set if more bytes follow; a text
-//! is its length and its bytes. Traits are not stored, but read from the properties again.
+//! is its length and its bytes. Values that the broker takes from the properties are not stored, but read from these again.
 
 use smallvec::SmallVec;
 
@@ -131,7 +131,7 @@ fn take_number(from: &mut &[u8]) -> Option<usize> {
 
 /// First byte of a payload, which identifies the version of its format.
 const FORM: u8 = 1;
-/// Added to it for a message with such traits.
+/// Added to it for a message with such properties.
 const DEAD_LETTER: u8 = 1;
 const ANNOTATED: u8 = 2;
 /// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.

@@ -70,19 +70,19 @@ pub(crate) struct Keeping<'k> {
 impl StoredBatch {
     /// Stores the messages that one of the queues stores.
     pub(crate) fn keep(store: Option<&Arc<Store>>, last: LastStoring, messages: &[Arc<Message>]) -> Self {
-        let mut queue_batch = Self { places: SmallVec::new(), last, full: false };
-        let Some(store) = store else { return queue_batch };
+        let mut stored_batch = Self { places: SmallVec::new(), last, full: false };
+        let Some(store) = store else { return stored_batch };
         if !messages.iter().any(|message| last.of_message(message).is_some()) {
-            return queue_batch;
+            return stored_batch;
         }
         for message in messages {
-            queue_batch.places.push(last.of_message(message).map(|_| {
+            stored_batch.places.push(last.of_message(message).map(|_| {
                 let appended = with_parts(message, |parts| store.append(parts));
-                queue_batch.full |= appended.full;
+                stored_batch.full |= appended.full;
                 Place { message: appended.message, is_persistent: message.broker_properties().persistent }
             }));
         }
-        queue_batch
+        stored_batch
     }
 
     /// The part for the queue at index `at`. It has to be called for each queue, in order.

@@ -65,7 +65,7 @@ pub(super) struct Consumers {
     single: Option<SingleActive>,
     /// The slots of all, in any order and without gaps.
     listed: Vec<u32>,
-    /// Set by the first look at them ([`Consumers::are_behind`]).
+    /// Set by the first sample of them ([`Consumers::are_behind`]).
     sampling: Option<Box<ConsumerSampling>>,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct ConsumerEntry {
     has_capacity: bool,
     /// Its index in [`Consumers::listed`].
     at: u32,
-    /// The answer of [`Consumer::busy_since_rest`] at the last look.
+    /// The answer of [`Consumer::busy_since_rest`] at the last sample.
     seen_busy: Option<u32>,
     /// Its neighbours, while it is in a ring.
     links: Option<Links>,

@@ -396,9 +396,6 @@ impl Queue {
                 // Consumers do not pause as publishers do: their dead letters would grow the store's backlog without bound.
                 state.leave_dead_letters(dead);
                 self.dead_letter_later(&mut state);
-                if state.deleted {
-                    state.keep_for_dead_letters(self.this.upgrade());
-                }
             } else {
                 let count = dead.len();
                 lined_up = !state.line_up(dead);
@@ -429,9 +426,6 @@ impl Queue {
         let next = state.next_dead_letters(sent, at_least);
         if state.has_dead_letters() {
             self.dead_letter_later(&mut state);
-            if state.deleted {
-                state.keep_for_dead_letters(self.this.upgrade());
-            }
         }
         next
     }

@@ -446,10 +446,14 @@ impl Queue {
         dropped
     }
 
-    /// Has the broker [continue](Self::dead_letter_some) with this queue when the store has room.
+    /// Has the broker [continue](Self::dead_letter_some) with this queue when the store has capacity. A deleted one stays
+    /// until its dead letters are sent.
     fn dead_letter_later(&self, state: &mut QueueState) {
         if !std::mem::replace(&mut state.awaits_capacity, true) {
             self.context.deadlines.await_capacity(self.this.clone());
+        }
+        if state.deleted {
+            state.keep_for_dead_letters(self.this.upgrade());
         }
     }
 

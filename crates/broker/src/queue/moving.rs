@@ -123,9 +123,9 @@ impl Queue {
             moving.into_iter().map(|moving| (moving.delivery, moving.message)).unzip();
         let (last, mut transfer) = (LastStoring::of(std::slice::from_ref(to)), Transfer::default());
         let stored = StoredBatch::keep(self.context.paging.store(), last, &messages);
-        let kept = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
+        let queue_batch = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
         let sender = Sender::DeadLetters { budget: 0 };
-        let appended = to.append(messages.into_iter(), kept, now, sender, |_| {});
+        let appended = to.append(messages.into_iter(), queue_batch, now, sender, |_| {});
         BegunMove { deliveries, transfer, until: appended.until }
     }
 

@@ -283,10 +283,8 @@ impl QueueState {
     /// Whether many dead letters, or large ones, wait for capacity of the store. Consumers get nothing until they are sent:
     /// those that reject everything would bring all of a long queue into memory.
     pub(super) fn is_behind_dead_letters(&self) -> bool {
-        let is_long = |line: &DeadLetterLine| {
-            line.waiting.len() > MAX_WAITING_DEAD_LETTERS || line.bytes > MAX_WAITING_BYTES
-        };
-        self.awaits_capacity && self.letters.as_ref().is_some_and(|line| !line.has_sender && is_long(line))
+        let are_large = || self.letters.as_ref().is_some_and(|line| line.bytes > MAX_WAITING_BYTES);
+        self.awaits_capacity && self.has_dead_letters() && (self.has_many_dead_letters() || are_large())
     }
 
     /// Whether more dead letters wait than threads that drop messages may leave behind.

@@ -1,8 +1,8 @@
 //! A limit on guessing passwords, the same for all protocols.
 //!
-//! Failures are counted for each user and address, so that an attacker cannot lock the user out elsewhere,
-//! nor other users at the same address. A password counts once however often it is tried: many clients may
-//! share an address, and one of them that uses an outdated password does not prevent the others from logging
+//! Failures are counted for each user and [network](crate::network_of), so that an attacker cannot lock the user out
+//! elsewhere, nor other users in the same network. A password counts once however often it is tried: many clients may
+//! share a network, and one of them that uses an outdated password does not prevent the others from logging
 //! in.
 
 use std::collections::HashMap;
@@ -68,7 +68,7 @@ impl Failures {
     }
 }
 
-/// Distinct wrong passwords for a user from one address within [`WINDOW`]: ample for a human, and useless for
+/// Distinct wrong passwords for a user from one network within [`WINDOW`]: ample for a human, and useless for
 /// a client that guesses.
 const MAX_ATTEMPTS: usize = 30;
 

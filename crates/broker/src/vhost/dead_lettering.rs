@@ -89,14 +89,14 @@ impl VirtualHost {
         let queues = self.queues_of(&target.exchange, &letter);
         letter.message.share(queues.len());
         let message = [Arc::new(letter.message)];
-        let kept = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);
+        let stored_batch = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);
         let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
         let mut transfer = Transfer::default();
         for (at, queue) in queues.into_iter().enumerate() {
             // The original message has already been confirmed, if at all; a full queue loses the letter.
-            let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
+            let queue_batch = stored_batch.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
             let sender = Sender::DeadLetters { budget: share };
-            let appended = queue.append(message.iter().cloned(), kept, now, sender, |_| {});
+            let appended = queue.append(message.iter().cloned(), queue_batch, now, sender, |_| {});
             if appended.dead > 0 {
                 pending.push_back((queue, appended.dead));
             }

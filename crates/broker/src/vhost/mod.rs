@@ -311,7 +311,7 @@ impl VirtualHost {
     /// Counts an unroutable message of an AMQP client or of an HTTP request that is not returned. Their callers know that; in
     /// the other protocols a publisher counts itself, as these return nothing.
     pub fn count_dropped(&self) {
-        self.metrics().count_dropped(FrontEnd::Amqp);
+        self.metrics().published(FrontEnd::Amqp).dropped.add(1);
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -26,7 +26,7 @@ pub(super) enum PoolCommand {
     /// Queues of multiplexed subscriptions upstream, and the copies made of their messages
     ListMultiplexedQueues(ListArgs),
     /// The binding keys of a queue of multiplexed subscriptions upstream
-    ListMultiplexedBindings(OfQueue),
+    ListMultiplexedBindings(MultiplexedQueueArgs),
     /// MQTT and STOMP sessions, connected or not, in front of an upstream
     #[command(visible_alias = "sessions")]
     ListSessions(ListArgs),
@@ -49,9 +49,9 @@ pub(super) enum PoolCommand {
     Upgrade,
 }
 
-/// A list of what one shared queue has.
+/// A list of what one multiplexed queue has.
 #[derive(Debug, Args)]
-pub(super) struct OfQueue {
+pub(super) struct MultiplexedQueueArgs {
     /// The name of the queue upstream, as list_multiplexed_queues shows it
     queue: String,
     #[command(flatten)]
@@ -86,7 +86,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
         PoolCommand::ListMultiplexedQueues(list) => {
             list.show(api, output, &["leveret", "multiplexed-queues"], &MULTIPLEXED_QUEUE, false)
         }
-        PoolCommand::ListMultiplexedBindings(OfQueue { queue, list }) => {
+        PoolCommand::ListMultiplexedBindings(MultiplexedQueueArgs { queue, list }) => {
             let parts = ["leveret", "multiplexed-queues", queue, "bindings"];
             list.show(api, output, &parts, &["key", "subscribers", "bound"], true)
         }

@@ -263,15 +263,16 @@ impl Endpoints {
     fn resolved(&self, address: &UpstreamAddress, sockets: &[SocketAddr]) {
         self.unresolved.lock().retain(|(other, _)| other != address);
         let (mut known, now) = (self.known.lock(), transport::now());
-        known.retain(|known| {
-            let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
+        known.retain_mut(|known| {
+            if known.endpoint.address != *address {
+                return true;
+            }
+            known.is_gone = !sockets.contains(&known.endpoint.socket);
             // Names may resolve to a subset of their addresses at a time, so one that is down is not
             // forgotten at once.
             let is_missed = known.down && now < known.resolved_at + FORGOTTEN_AFTER;
-            !is_gone || known.connections > 0 || is_missed
+            !known.is_gone || known.connections > 0 || is_missed
         });
-        let of_name = known.iter_mut().filter(|known| known.endpoint.address == *address);
-        of_name.for_each(|known| known.is_gone = !sockets.contains(&known.endpoint.socket));
         let mut is_more = false;
         for &socket in sockets {
             let endpoint = Endpoint { address: address.clone(), socket };
@@ -469,9 +470,10 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Whether there is another one that may serve what an address does not, such as a virtual host that is down there.
-    pub(super) fn are_several(&self) -> bool {
-        self.known.lock().len() > 1
+    /// Whether a refusal says that its address is of no use now. One of a virtual host that is down there does so if another
+    /// address may serve it.
+    pub(super) fn are_to_blame(&self, refusal: &Refusal) -> bool {
+        refusal.is_outage() && (!refusal.is_of_virtual_host() || self.known.lock().len() > 1)
     }
 
     /// Why it did not answer, for operators.

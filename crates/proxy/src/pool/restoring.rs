@@ -205,7 +205,7 @@ impl Pool {
         let declaring = match Declaring::open(begun, virtual_host, &self.config).await {
             Ok(declaring) => declaring,
             Err(refusal) => {
-                if refusal.is_outage() && (!refusal.is_of_virtual_host() || self.endpoints.are_several()) {
+                if self.endpoints.are_to_blame(&refusal) {
                     self.endpoints.failed(self, &endpoint);
                 }
                 return Err(refusal);

@@ -232,7 +232,7 @@ impl Channel {
 
     /// Bytes of the incoming message that are held.
     pub(super) fn staged(&self) -> usize {
-        self.incoming().map_or(0, |message| message.queued().len())
+        self.incoming().map_or(0, |message| message.buffered().len())
     }
 
     /// The client closes the channel, or its connection: a message that is held is dropped. Returns its bytes.
@@ -336,7 +336,7 @@ impl Default for ChannelPhase {
 
 impl IncompleteMessage {
     /// The frames that are held.
-    pub(super) fn queued(&self) -> &[u8] {
+    pub(super) fn buffered(&self) -> &[u8] {
         match &self.frames {
             MessageFrames::Buffered(frames) => frames,
             MessageFrames::Streaming => &[],

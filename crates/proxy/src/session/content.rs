@@ -135,13 +135,13 @@ impl ProxySession {
     pub(super) fn stream(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let ChannelPhase::Open(Some(message)) = &mut channel.phase else { return Ok(()) };
-        let MessageFrames::Buffered(queued) =
+        let MessageFrames::Buffered(buffered) =
             std::mem::replace(&mut message.frames, MessageFrames::Streaming)
         else {
             return Ok(());
         };
-        self.staged -= queued.len();
-        self.pass_on_message(number, &queued, true)
+        self.staged -= buffered.len();
+        self.pass_on_message(number, &buffered, true)
     }
 
     /// Checks whether a proof is due after publishing, other than by [`Self::whole_messages`].

@@ -132,8 +132,10 @@ impl ProxySession {
                 break;
             }
             let unit = &stored[sent..sent + length];
-            let mut settling = stored_frames(unit).filter(|_| turn == FrameTurn::Settles);
-            let needs_own = settling.next().is_some_and(|(_, payload)| self.settles_unknown(number, payload));
+            let needs_own = turn == FrameTurn::Settles
+                && stored_frames(unit)
+                    .next()
+                    .is_some_and(|(_, payload)| self.settles_unknown(number, payload));
             result = self.send_stored(number, turn, unit, needs_own);
             sent += length;
         }

@@ -19,7 +19,7 @@ impl ProxySession {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
         let now = self.output.now;
         let opened_at = lost.map(|place| self.attached.swap_remove(place).opened_at);
-        let queued_for = opened_at.map(|opened_at| now.saturating_duration_since(opened_at));
+        let lasted = opened_at.map(|opened_at| now.saturating_duration_since(opened_at));
         let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
         if is_own {
             self.own = UpstreamLink::None;
@@ -60,7 +60,7 @@ impl ProxySession {
         }
         let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
         let steady = STEADY.min(self.pool.config().outage_max);
-        let is_steady = queued_for.is_some_and(|held| held > steady);
+        let is_steady = lasted.is_some_and(|lasted| lasted > steady);
         let (remains, is_new) = self.all_remains(sides, is_steady);
         let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail this way when a consumer is restored while they elect a leader.

@@ -50,8 +50,8 @@ impl ProxySession {
 
     /// Streams the incomplete message with the most bytes held.
     pub(super) fn stream_largest(&mut self) -> Result<(), Fault> {
-        let queued = self.channels.iter().filter(|(_, channel)| channel.staged() > 0);
-        let largest = queued.max_by_key(|(_, channel)| channel.staged()).map(|(number, _)| number);
+        let staged = self.channels.iter().filter(|(_, channel)| channel.staged() > 0);
+        let largest = staged.max_by_key(|(_, channel)| channel.staged()).map(|(number, _)| number);
         largest.map_or(Ok(()), |number| self.stream(number))
     }
 

@@ -114,7 +114,7 @@ impl SessionState {
 impl ChannelState {
     /// That of a channel of which nothing is left at the broker.
     pub(super) fn of(number: u16, channel: Channel) -> Self {
-        let incomplete = channel.incoming().map(|message| message.queued().to_vec()).unwrap_or_default();
+        let incomplete = channel.incoming().map(|message| message.buffered().to_vec()).unwrap_or_default();
         let Channel { general, publishing, mut in_line, risked, limits, has_declared, .. } = channel;
         if general.has_delivered() {
             // They settle deliveries of the channel that was left.

@@ -65,7 +65,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
         let partial = session
             .channels
             .iter()
-            .map(|(_, channel)| channel.incoming().map_or(0, |message| message.queued().len()));
+            .map(|(_, channel)| channel.incoming().map_or(0, |message| message.buffered().len()));
         partial.sum::<usize>() + session.spare.capacity()
     };
     assert_eq!(queued(&session), 0);

@@ -57,13 +57,13 @@ impl Lease {
     #[inline]
     pub(super) fn begin_content(
         &mut self,
-        run: &mut ClientBatch,
+        batch: &mut ClientBatch,
         frame: &Frame<'_>,
         wire: &[u8],
         behind: &[u8],
     ) {
         self.missing = Missing::Header;
-        self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run, announced(behind));
+        self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(batch, announced(behind));
         self.consumer_tag.clear();
         if may_have_headers(frame.channel, behind) {
             // It is needed if the headers have an offset.
@@ -72,8 +72,8 @@ impl Lease {
         if self.dropping {
             return;
         }
-        run.messages += 1;
-        let Some(at) = delivery_tag_at(frame.payload) else { return run.add_wire(self, frame, wire) };
+        batch.messages += 1;
+        let Some(at) = delivery_tag_at(frame.payload) else { return batch.add_wire(self, frame, wire) };
         let tag = frame.payload.get(at..).and_then(|rest| rest.first_chunk()).copied();
         if let Some(tag) = tag {
             self.ledger.delivered(u64::from_be_bytes(tag));
@@ -83,18 +83,18 @@ impl Lease {
             self.ledger.answered(None, None);
         }
         if self.delivery_offset == 0 {
-            run.add_wire(self, frame, wire);
+            batch.add_wire(self, frame, wire);
         } else {
             let tag = u64::from_be_bytes(tag.unwrap_or_default());
-            run.add_delivery(self, wire, at, tag.wrapping_add(self.delivery_offset));
+            batch.add_delivery(self, wire, at, tag.wrapping_add(self.delivery_offset));
         }
     }
 
     /// Whether a delivery of this size must be withheld because the client's backlog would exceed its bound
     /// on a shared connection (P3).
     #[inline]
-    fn overflows(&mut self, run: &ClientBatch, size: u64) -> bool {
-        if !self.overflowed && run.is_over_budget(&self.link, size) {
+    fn overflows(&mut self, batch: &ClientBatch, size: u64) -> bool {
+        if !self.overflowed && batch.is_over_budget(&self.link, size) {
             self.overflowed = true;
             let (channel, lease) = (self.client_channel, self.id);
             self.link.notify(Event::DeliveriesOverflowed { channel, lease });
@@ -104,7 +104,7 @@ impl Lease {
 
     /// Passes on a content frame.
     #[inline]
-    pub(super) fn go_on_with_content(&mut self, run: &mut ClientBatch, frame: &Frame<'_>, wire: &[u8]) {
+    pub(super) fn go_on_with_content(&mut self, batch: &mut ClientBatch, frame: &Frame<'_>, wire: &[u8]) {
         let missing = match self.missing {
             Missing::Header => frame
                 .payload
@@ -122,7 +122,7 @@ impl Lease {
             self.ledger.offset_came(&self.consumer_tag, offset, !self.dropping);
         }
         if !self.dropping {
-            run.add_wire(self, frame, wire);
+            batch.add_wire(self, frame, wire);
         }
     }
 }

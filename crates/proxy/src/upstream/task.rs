@@ -168,7 +168,7 @@ impl Protocol for UpstreamConnection {
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
         let mut state = upstream.state.lock();
-        let mut run = ClientBatch::new(state.owner.is_none(), self.consumer_budget);
+        let mut batch = ClientBatch::new(state.owner.is_none(), self.consumer_budget);
         let (mut taken, mut frames) = (0, 0);
         while !self.finished {
             match Frame::parse(&input[taken..], upstream.frame_max) {
@@ -183,7 +183,7 @@ impl Protocol for UpstreamConnection {
                     taken += frame.wire_len();
                     frames += 1;
                     let (wire, behind) = input[start..].split_at(frame.wire_len());
-                    let more = self.frame(&mut state, &mut run, &frame, wire, behind);
+                    let more = self.frame(&mut state, &mut batch, &frame, wire, behind);
                     taken += more * WIRE_LEN;
                     frames += more as u64;
                 }
@@ -191,7 +191,7 @@ impl Protocol for UpstreamConnection {
                 Err(fault) => self.broken(fault),
             }
         }
-        run.hand_over();
+        batch.hand_over();
         if self.finished {
             // Set under the lock, before any other task can look.
             state.phase = Phase::Ended;
@@ -201,7 +201,7 @@ impl Protocol for UpstreamConnection {
         if let Some(pool) = self.pool.upgrade() {
             add(&pool.counters().frames_from_upstreams, frames);
             add(&pool.counters().bytes_from_upstreams, taken as u64);
-            add(&pool.counters().messages_from_upstreams, run.messages);
+            add(&pool.counters().messages_from_upstreams, batch.messages);
         }
         if self.finished {
             self.leave();
@@ -320,16 +320,14 @@ impl UpstreamConnection {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
-        let expected = self.cause.is_none();
+        let cause = self.cause.take();
+        let fault = cause.clone().unwrap_or_else(|| lost(&Ended::Finished));
         let pool = self.pool.upgrade();
         if let Some(pool) = &pool {
-            pool.remove(&self.upstream, self.cause.as_ref());
-        }
-        let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
-        if let Some(pool) = &pool {
+            pool.remove(&self.upstream, cause.as_ref());
             pool.closed_with(&self.upstream.virtual_host, &fault);
         }
-        if expected {
+        if cause.is_none() {
             tracing::debug!(upstream = self.upstream.id, "upstream connection closed");
         } else {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
@@ -365,25 +363,25 @@ impl UpstreamConnection {
     fn frame(
         &mut self,
         state: &mut UpstreamState,
-        run: &mut ClientBatch,
+        batch: &mut ClientBatch,
         frame: &Frame<'_>,
         wire: &[u8],
         behind: &[u8],
     ) -> usize {
         if frame.channel == 0 {
-            self.connection_frame(state, run, frame);
+            self.connection_frame(state, batch, frame);
             return 0;
         }
         match state.slot(frame.channel) {
             Some(Slot::Leased(lease)) => {
                 if frame.kind != FrameKind::Method {
-                    lease.go_on_with_content(run, frame, wire);
+                    lease.go_on_with_content(batch, frame, wire);
                 } else if carries_content(frame.payload) {
-                    lease.begin_content(run, frame, wire, behind);
+                    lease.begin_content(batch, frame, wire, behind);
                 } else if is_ack(frame.payload) {
-                    return lease.pass_on_confirms(run, frame, behind);
+                    return lease.pass_on_confirms(batch, frame, behind);
                 } else {
-                    self.validated_method(state, run, frame);
+                    self.validated_method(state, batch, frame);
                 }
             }
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
@@ -396,13 +394,13 @@ impl UpstreamConnection {
     }
 
     /// Handles a method that changes the state of a leased channel.
-    fn validated_method(&mut self, state: &mut UpstreamState, run: &mut ClientBatch, frame: &Frame<'_>) {
+    fn validated_method(&mut self, state: &mut UpstreamState, batch: &mut ClientBatch, frame: &Frame<'_>) {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
         // Passed on unchanged: RabbitMQ truncates long texts in the middle of a character, and echoes invalid
         // UTF-8.
         if let [0, 20, 0, 40, ..] = frame.payload {
-            run.hand_over();
+            batch.hand_over();
             let opening = lease.opening;
             self.closed_by_broker(slot, frame);
             return self.upstream.opened_if(state, opening);
@@ -423,22 +421,22 @@ impl UpstreamConnection {
             Method::BasicCancel(cancel) => {
                 lease.ledger.cancelled(cancel.consumer_tag);
                 if lease.link.cancel_notify {
-                    run.add(lease, frame);
+                    batch.add(lease, frame);
                 }
             }
-            Method::ChannelFlow(_) => run.add(lease, frame),
+            Method::ChannelFlow(_) => batch.add(lease, frame),
             Method::BasicNack(basic::Nack { delivery_tag, multiple, requeue }) => {
                 let delivery_tag = lease.confirm(delivery_tag, multiple).number;
-                run.add_method(lease, basic::Nack { delivery_tag, multiple, requeue });
+                batch.add_method(lease, basic::Nack { delivery_tag, multiple, requeue });
             }
             Method::QueueDeclareOk(ok) => {
                 lease.last_queue = Some(ok.queue.into());
                 lease.replied();
                 lease.ledger.answered(Some(&method), None);
-                run.add(lease, frame);
+                batch.add(lease, frame);
             }
             Method::ChannelCloseOk(_) => {
-                run.hand_over();
+                batch.hand_over();
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
                 let Lease { link, id, client_channel, last_queue, ledger, .. } = *lease;
                 ledger.closed();
@@ -449,7 +447,7 @@ impl UpstreamConnection {
             _ => {
                 lease.replied();
                 lease.ledger.answered(Some(&method), lease.last_queue.as_deref());
-                run.add(lease, frame);
+                batch.add(lease, frame);
             }
         }
     }
@@ -528,11 +526,11 @@ impl UpstreamConnection {
     }
 
     #[cold]
-    fn connection_frame(&mut self, state: &mut UpstreamState, run: &mut ClientBatch, frame: &Frame<'_>) {
+    fn connection_frame(&mut self, state: &mut UpstreamState, batch: &mut ClientBatch, frame: &Frame<'_>) {
         if frame.kind == FrameKind::Heartbeat {
             return;
         }
-        run.hand_over();
+        batch.hand_over();
         if let Some(fault) = announced_close(frame.payload) {
             if let Some(pool) = self.pool.upgrade() {
                 pool.learn_from(&fault);
@@ -574,7 +572,7 @@ fn answers_method(payload: &[u8]) -> bool {
 impl Lease {
     /// Passes on the broker's confirms that stand one behind the other, as one with `multiple` where all messages up to the
     /// last of them are confirmed. Returns how many there were behind the first.
-    fn pass_on_confirms(&mut self, run: &mut ClientBatch, first: &Frame<'_>, behind: &[u8]) -> usize {
+    fn pass_on_confirms(&mut self, batch: &mut ClientBatch, first: &Frame<'_>, behind: &[u8]) -> usize {
         let (mut taken, mut gathered) = (0, None);
         for ack in std::iter::once(decode(first.payload)).chain(acks_in(first.channel, behind)) {
             taken += 1;
@@ -588,12 +586,12 @@ impl Lease {
                     Some(basic::Ack { delivery_tag, multiple: true })
                 }
                 before => {
-                    before.into_iter().for_each(|before| run.add_method(self, before));
+                    before.into_iter().for_each(|before| batch.add_method(self, before));
                     Some(ack)
                 }
             };
         }
-        gathered.into_iter().for_each(|last| run.add_method(self, last));
+        gathered.into_iter().for_each(|last| batch.add_method(self, last));
         taken - 1
     }
 

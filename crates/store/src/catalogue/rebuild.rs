@@ -137,16 +137,16 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
     disk.sync_folder("")?;
     if exists(disk)? {
         let name = name_for_damaged(disk, FILE)?;
-        let (damaged, rebuilt) = (disk.open(FILE)?, disk.open(&name)?);
+        let (damaged, aside) = (disk.open(FILE)?, disk.open(&name)?);
         let (len, mut at) = (damaged.len()?, 0);
         let mut bytes = vec![0; STEP];
-        rebuilt.set_len(len)?;
+        aside.set_len(len)?;
         while at < len {
             let read = damaged.read_at(&mut bytes, at)?;
-            rebuilt.write_at(&bytes[..read], at)?;
+            aside.write_at(&bytes[..read], at)?;
             at += STEP as u64;
         }
-        rebuilt.sync()?;
+        aside.sync()?;
         disk.sync_folder("")?;
         put_aside = Some(name);
     }

@@ -105,9 +105,9 @@ impl Store {
             );
         }
         let journal = committer.journal().clone();
-        let ringing = journal.clone();
+        let notified = journal.clone();
         // A change of the definitions is committed by a round, also when there is no message to write.
-        catalogue.on_change(Box::new(move || ringing.demand_round()));
+        catalogue.on_change(Box::new(move || notified.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
         let (stored_queues, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
         let brake = Arc::new(Brake::new(settings.journal_segments));

@@ -74,13 +74,14 @@ impl Mover {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
         // A segment for whose messages there is no space has to wait for consumers.
         let journal = &self.stored_queues.journal;
-        let waits = journal.is_short() || journal.length_in_segments() > self.budget;
+        let segments = journal.length_in_segments();
+        let waits = journal.is_short() || segments > self.budget;
         let idle = match outcome {
             Retirement::Failed(_) => true,
             Retirement::Idle => waits,
             Retirement::Done | Retirement::Busy => false,
         };
-        self.brake.tried(self.stored_queues.journal.length_in_segments(), idle);
+        self.brake.tried(segments, idle);
         outcome
     }
 

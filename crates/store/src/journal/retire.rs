@@ -53,8 +53,12 @@ impl Journal {
 
     /// The number of queues that have messages in the log.
     pub(crate) fn queues_with_messages(&self) -> u64 {
-        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        let queues = self.all_queues();
         queues.iter().filter(|queue| !queue.is_empty()).count() as u64
+    }
+
+    fn all_queues(&self) -> Vec<Arc<QueueLog>> {
+        self.queues.lock().values().cloned().collect()
     }
 
     /// The messages of a segment that queues still need, by queue: in order of position, with all messages before them.
@@ -63,7 +67,7 @@ impl Journal {
         &self,
         segment: JournalSegment,
     ) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
-        let mut queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        let mut queues = self.all_queues();
         queues.sort_unstable_by_key(|queue| queue.id());
         queues.into_iter().filter_map(move |queue| {
             let live = queue.live_before(segment.end);

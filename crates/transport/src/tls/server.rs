@@ -164,8 +164,8 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     config.send_tls13_tickets = 0;
     if files.client_certificates == ClientCertificates::Off {
         // The client keeps its resumption state itself, encrypted: the server keeps nothing. A resumed session would
-        // not show its client's certificate again, so where client certificates are asked for, every connection starts
-        // again.
+        // not show its client's certificate again, so where client certificates are asked for, every connection makes
+        // a full handshake.
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }

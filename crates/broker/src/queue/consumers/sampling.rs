@@ -158,11 +158,11 @@ mod tests {
 
         /// The answers of that many samples.
         fn sample(&mut self, times: usize) -> Vec<bool> {
-            let look = |_| {
+            let answer = |_| {
                 self.now = self.now.after(SAMPLING_INTERVAL);
                 self.consumers.are_behind(self.now)
             };
-            (0..times).map(look).collect()
+            (0..times).map(answer).collect()
         }
     }
 
@@ -170,7 +170,7 @@ mod tests {
     fn a_consumer_that_waits_for_turns_is_behind_and_one_that_keeps_resting_is_not() {
         for count in [1, 4, 40] {
             let mut world = World::new(false, count);
-            // Busy whenever anybody looks, but it has rested meanwhile.
+            // Busy at each sample, but it has rested meanwhile.
             for rests in 1..100 {
                 (0..world.all.len()).for_each(|at| world.set(at, rests));
                 assert_eq!(world.sample(1), [false], "{count} consumers");
@@ -179,7 +179,7 @@ mod tests {
             let answers = world.sample(30);
             let first = answers.iter().position(|answer| *answer).expect("behind at last");
             assert!((2..=12).contains(&first) && answers[first..].iter().all(|answer| *answer));
-            // One look is in each moment, and old ones are forgotten.
+            // One sample is in each moment, and old ones are forgotten.
             world.set(0, 0);
             assert!(world.consumers.are_behind(world.now));
             world.now = world.now.after(FORGOTTEN_AFTER);
@@ -191,7 +191,7 @@ mod tests {
     fn a_consumer_that_is_held_up_now_and_then_is_not_behind() {
         let mut world = World::new(false, 1);
         for moment in 0..1_000 {
-            // One time in eight, its work takes it longer than from look to look.
+            // One time in eight, its work takes it longer than from sample to sample.
             world.set(0, 1 + moment - u32::from(moment % 8 == 0));
             assert_eq!(world.sample(1), [false], "{moment}");
         }

@@ -34,7 +34,6 @@ export function topology({ api, vhostPath, refreshNow }) {
     },
   });
   slowly(rows, refreshNow);
-  rows.element.classList.add("drawn");
   const filter = rows.element.querySelector(".filter");
   const pager = rows.element.querySelector(".pager");
   rows.element.replaceChildren(filter, canvas, rows.element.querySelector(".hint"), pager, inWords);
