@@ -9,14 +9,12 @@ use amqp::method::{channel, queue};
 use amqp::{Fault, Method, ReplyCode};
 use broker::{Queue, VirtualHost};
 
-use super::run::{CHANNEL, close};
+use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use super::{MoveContext, MoveLoginError};
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
 /// How long the other broker may take for an answer.
 pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Interval of looks at the time.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {

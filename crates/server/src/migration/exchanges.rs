@@ -19,9 +19,9 @@ use amqp::{Fault, Method, ReplyCode};
 use serde::{Deserialize, Serialize};
 
 use super::MoveContext;
-use super::counting::{ANSWER_TIME, CHECK_INTERVAL};
+use super::counting::ANSWER_TIME;
 use super::origin::exchange_for;
-use super::run::{CHANNEL, close};
+use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
 use crate::upstream::open_refusal::OpenRefusal;
 use crate::upstream::sharing::task::OpenError;

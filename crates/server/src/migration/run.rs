@@ -19,8 +19,8 @@ pub(super) const RUN_TIME: Duration = Duration::from_secs(10);
 /// The channel of a run.
 pub(super) const CHANNEL: u16 = 1;
 
-/// Interval of looks at the queue and at the time.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval at which the queue and the time are checked.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long answers are waited for at the end.
 pub(super) const CLOSE_TIME: Duration = Duration::from_secs(2);

@@ -33,7 +33,7 @@ pub(super) fn session(
 ) -> Option<Box<DetachedSession>> {
     let vhost = authorised.vhost();
     let mut found: Vec<_> = queues(vhost, client_id).collect();
-    let mut kept = (!found.is_empty()).then(|| Box::new(DetachedSession::of_queues()))?;
+    let mut detached_session = (!found.is_empty()).then(|| Box::new(DetachedSession::of_queues()))?;
     if !is_wanted || check(authorised, client_id, is_wanted).is_err_and(|error| error != BrokerError::Unasked)
     {
         // It is refused or deleted.
@@ -45,12 +45,12 @@ pub(super) fn session(
         let bindings = vhost.bindings_to_queue(queue.name()).unwrap_or_default();
         let keys = bindings.iter().filter(|binding| *binding.source == *exchange);
         for filter in keys.filter_map(|binding| filter_of(&binding.routing_key)) {
-            if kept.session.subscription_count() < MAX_SUBSCRIPTIONS {
-                kept.session.subscribe(&filter, subscription);
+            if detached_session.session.subscription_count() < MAX_SUBSCRIPTIONS {
+                detached_session.session.subscribe(&filter, subscription);
             }
         }
     }
-    Some(kept)
+    Some(detached_session)
 }
 
 /// The filter of a binding key, if there is one. One that looks like a shared subscription's is RabbitMQ's alone.

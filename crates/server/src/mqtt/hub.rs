@@ -64,7 +64,7 @@ pub(crate) struct Hub {
 struct Sessions {
     claims: Claims<DetachedSession>,
     /// The number of sessions that share each queue of a shared subscription.
-    groups: HashMap<(Arc<str>, Box<str>), usize>,
+    groups: HashMap<leftovers::GroupQueueKey, usize>,
 }
 
 /// The session belongs to another user.
@@ -502,7 +502,8 @@ impl Hub {
     ) {
         for (owner, detached_session) in found {
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
-            let queues = [0, 1].map(|qos| vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)).ok());
+            let queues = Class::ALL
+                .map(|class| vhost.queue(NOBODY, &queue_name(&owner.client_id, class.queue())).ok());
             if detached_session.give_up_positions(queues[1].as_ref().map_or(0, |queue| queue.next_position()))
             {
                 changed.push(owner.clone());
@@ -524,7 +525,7 @@ impl Hub {
         &self,
         found: HashMap<Owner, DetachedSession>,
         groups_before: &HashMap<Owner, Vec<Box<str>>>,
-        noted: HashMap<(Arc<str>, Box<str>), u64>,
+        noted: HashMap<leftovers::GroupQueueKey, u64>,
     ) {
         let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();

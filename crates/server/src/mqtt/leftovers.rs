@@ -10,7 +10,7 @@ use super::hub::{GROUP_PREFIX, NOBODY, QUEUE_PREFIX};
 use super::session_ownership::Owner;
 
 /// The names of a virtual host and of a queue of a shared subscription there.
-type GroupQueueKey = (Arc<str>, Box<str>);
+pub(super) type GroupQueueKey = (Arc<str>, Box<str>);
 
 /// Notes that MQTT has declared the queue of a shared subscription, which is to be deleted with the last session that shares
 /// it. One that was there before, of an application or moved here, is left to its owner by the next start.
@@ -25,8 +25,13 @@ pub(super) fn note_group(vhost: &VirtualHost, queue: &Queue) {
 pub(super) fn delete_group(vhost: &VirtualHost, queue: &str, if_empty: bool) {
     let _ = vhost.delete_queue(NOBODY, queue, true, if_empty);
     if vhost.queue(NOBODY, queue).is_err() {
-        vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
+        forget_group(vhost, queue);
     }
+}
+
+/// Deletes the note of [`note_group`].
+fn forget_group(vhost: &VirtualHost, queue: &str) {
+    vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
 }
 
 /// The queues that [`note_group`] has noted, with their numbers.
@@ -81,7 +86,7 @@ pub(super) fn delete(
         if let Some(vhost) = broker.vhost(&vhost)
             && vhost.queue(NOBODY, &name).ok().and_then(|queue| queue.number()) != Some(number)
         {
-            vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), &name])));
+            forget_group(&vhost, &name);
         }
     }
 }

@@ -12,7 +12,7 @@
 //! - [`broker_admission`]; [`client`]: a client's state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`],
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
-//!   earlier versions stored.
+//!   earlier versions stored. [`found_queues`]: queues that are there without a session.
 //! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
 //!   that clients have not released.
 //! - [`missing_exchange`]: what the log says of an exchange that is not there.

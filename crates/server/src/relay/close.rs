@@ -8,7 +8,7 @@ use websocket::{CloseCode, CloseFrame, WebSocketFault, encode};
 
 /// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to send
 /// something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen.
-/// Without WebSocket, after the upstream has closed, it is that of the client.
+/// Without WebSocket: for the next byte of the direction that is left, once the upstream has closed or failed.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.

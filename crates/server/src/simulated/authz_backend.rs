@@ -84,13 +84,13 @@ impl SimulatedAuthzBackend {
 
 impl AuthBackends for Everybody {
     fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer {
-        let authority = Arc::new(Self(Arc::clone(&self.0)));
+        let authz = Arc::new(Self(Arc::clone(&self.0)));
         let identity = match broker.listed(&attempt.user, true) {
-            Ok(listed) => listed.authorised_by(broker, authority, None).unwrap(),
+            Ok(listed) => listed.authorised_by(broker, authz, None).unwrap(),
             Err(_) => {
                 let name = attempt.user.into();
                 let user = AskedUser { name, tags: Vec::new(), from: None, client_id: None };
-                Identity::of_authz_backend(user, authority)
+                Identity::of_authz_backend(user, authz)
             }
         };
         LoginAnswer::Later(Box::pin(std::future::ready(Ok(identity))))

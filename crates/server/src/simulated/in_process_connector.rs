@@ -59,7 +59,7 @@ impl InProcessConnector {
 
 impl std::fmt::Debug for InProcessConnector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cable")
+        f.write_str("InProcessConnector")
     }
 }
 

@@ -65,13 +65,13 @@ pub(super) struct PathChange {
 impl DeliveryPaths {
     /// A filter with this key needs a path.
     pub(super) fn add(&mut self, key: &str, class: Class) {
-        self.filters.entry_ref(key).or_default()[index(class)] += 1;
+        self.filters.entry_ref(key).or_default()[class as usize] += 1;
     }
 
     /// A filter with this key does not need a path any more. Returns whether no other one does.
     pub(super) fn remove(&mut self, key: &str, class: Class) -> bool {
         let Some(counts) = self.filters.get_mut(key) else { return true };
-        let count = &mut counts[index(class)];
+        let count = &mut counts[class as usize];
         *count = count.saturating_sub(1);
         let is_last = *count == 0;
         if *counts == [0; 2] {
@@ -82,7 +82,7 @@ impl DeliveryPaths {
 
     /// How many filters with this key need a path.
     pub(super) fn count(&self, key: &str, class: Class) -> u32 {
-        self.filters.get(key).map_or(0, |counts| counts[index(class)])
+        self.filters.get(key).map_or(0, |counts| counts[class as usize])
     }
 
     /// Whether a filter with this key needs a path.
@@ -197,10 +197,6 @@ impl ChangingPaths {
             self.remembered = VecDeque::new();
         }
     }
-}
-
-fn index(class: Class) -> usize {
-    usize::from(class == Class::Qos1)
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ async fn a_client_with_an_assigned_identifier_is_taken_over_elsewhere_if_it_has_
     }
 }
 
-/// The deletion and the announcement come by two ways. It must be given the reason for which clients do not come back.
+/// The deletion and the announcement come by two paths. It must be given the reason for which clients do not come back.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_queue_is_deleted_is_told_whether_that_was_for_its_connection_elsewhere() {
     for comes_elsewhere in [true, false] {
