@@ -100,7 +100,7 @@ impl Broker {
         if paging.free_next() {
             return true;
         }
-        paging.relieve();
+        paging.relieve(now);
         let Some(queue) = paging.next_job() else { return self.sweep(now) };
         queue.page(now);
         true
@@ -301,14 +301,14 @@ impl Paging {
     }
 
     /// Asks all long queues to page out messages, if the watermark was exceeded.
-    fn relieve(&self) {
+    fn relieve(&self, now: Timestamp) {
         if !self.relief.swap(false, Ordering::AcqRel) {
             return;
         }
         let long = std::mem::take(&mut self.long.lock().queues);
-        let still =
-            long.into_iter().filter(|queue| queue.upgrade().is_some_and(|queue| queue.is_still_long()));
-        let still: Vec<_> = still.collect();
+        let is_still_long =
+            |queue: &Weak<Queue>| queue.upgrade().is_some_and(|queue| queue.is_still_long(now));
+        let still: Vec<_> = long.into_iter().filter(is_still_long).collect();
         let mut long = self.long.lock();
         long.queues.extend(still);
         long.live_after_sweep = long.queues.len();

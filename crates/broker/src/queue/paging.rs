@@ -18,7 +18,7 @@
 //! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
 //!   what they have ([`Queue::let_go`]), and long ones more of it.
 //! - If a read or a write fails, or the write would leave less on the disk than is to stay free, everything stays where it
-//!   is. The queue is given a job again after 100 ms, then after 200 ms, and so on up to 25.6 s.
+//!   is. It is tried again after 100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -42,16 +42,23 @@ pub(super) struct PagingState {
     listed: bool,
     /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    /// The number of consecutive failures.
-    failures: u32,
-    /// The time of the next attempt after a failure, in a form that takes one word.
-    retry_at: Option<NonZeroU64>,
+    reads: Attempts,
+    writes: Attempts,
     /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
     lost_bytes: u64,
     /// The counts that were last reported to the broker.
     counted: Counted,
     /// Waiters for a message that is on disk, or behind dead letters.
     waiting: WaitList,
+}
+
+/// Reads or writes of a queue that have failed.
+#[derive(Default)]
+struct Attempts {
+    /// The number of consecutive failures.
+    failures: u32,
+    /// The time of the next attempt after a failure, in a form that takes one word.
+    retry_at: Option<NonZeroU64>,
 }
 
 impl Queue {
@@ -62,10 +69,10 @@ impl Queue {
         if !discarded.is_empty() {
             drop(state);
             discarded.iter().for_each(|segments| self.remove(segments));
-        } else if let Some(plan) = state.ready.needs_load().then(|| state.ready.plan_load()).flatten() {
+        } else if let Some(plan) = state.may_load(now).then(|| state.ready.plan_load()).flatten() {
             drop(state);
             self.load(&plan, now);
-        } else {
+        } else if state.paging.writes.is_due(now) {
             self.page_out(state, Extent::Usual, now);
         }
         self.end_step(now);
@@ -76,7 +83,7 @@ impl Queue {
     pub(crate) fn let_go(&self, extent: Extent, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         if state.paging.busy
-            || !state.may_page(now)
+            || !state.paging.writes.is_due(now)
             || state.ready.needs_load()
             || state.ready.resident() <= extent.least()
         {
@@ -87,13 +94,13 @@ impl Queue {
         self.end_step(now)
     }
 
-    /// Returns whether the step has not failed.
+    /// Returns whether no write has failed.
     fn end_step(&self, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         state.paging.busy = false;
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
-        state.may_page(now)
+        state.paging.writes.is_due(now)
     }
 
     /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
@@ -121,17 +128,17 @@ impl Queue {
     }
 
     /// Asks a long queue to page out messages; returns whether it is still long.
-    pub(crate) fn is_still_long(&self) -> bool {
+    pub(crate) fn is_still_long(&self, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         state.paging.listed = state.is_long();
-        let now = state.paging_retry().unwrap_or_default();
         self.look_at_paging(&mut state, now);
         state.paging.listed
     }
 
     fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
         state.ready.has_discarded()
-            || state.may_page(now) && (state.ready.needs_load() || state.is_long() && self.should_page())
+            || state.may_load(now)
+            || state.paging.writes.is_due(now) && state.is_long() && self.should_page()
     }
 
     /// Whether messages that can be on disk are to leave memory.
@@ -145,10 +152,15 @@ impl Queue {
         let loaded = match persistence::load(plan, self.stored()) {
             Ok(loaded) => loaded,
             // Damaged messages have been given up, and no others were left.
-            Err(PagingError::Missing { .. }) if self.state.lock().paging.failures >= MISSING_ATTEMPTS => {
+            Err(PagingError::Missing { .. })
+                if self.state.lock().paging.reads.failures >= MISSING_ATTEMPTS =>
+            {
                 Loaded { deliveries: Vec::new(), through: plan.last() }
             }
-            Err(error) => return self.paging_failed("read", &error, now),
+            Err(error) => {
+                let attempt = self.state.lock().paging.reads.failed(now);
+                return self.paging_failed("read", attempt, &error);
+            }
         };
         self.context.metrics.paging_reads.add(1);
         self.context.metrics.messages_paged_in.add(loaded.deliveries.len());
@@ -161,7 +173,7 @@ impl Queue {
         let limit = self.delivery_limit_of(&arguments);
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        state.paging.succeeded();
+        state.paging.reads = Attempts::default();
         // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
         let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
         let before = state.ready.bytes();
@@ -227,11 +239,12 @@ impl Queue {
         let deliveries = to_write.deliveries.iter().filter(|delivery| !stores.includes(&delivery.message));
         let space = self.context.paging.store().map_or(u64::MAX, |store| store.space_above_limit());
         if let Err(error) = persistence::write(&to_write.segments, space, deliveries) {
-            self.paging_failed("written", &error, now);
+            let attempt = self.state.lock().paging.writes.failed(now);
+            self.paging_failed("written", attempt, &error);
             return false;
         }
         let mut state = self.state.lock();
-        state.paging.succeeded();
+        state.paging.writes = Attempts::default();
         state.paging.stuck = 0;
         let freed = state.ready.written(to_write);
         self.look_at_paging(&mut state, now);
@@ -246,15 +259,10 @@ impl Queue {
         self.context.metrics.bytes_paged_out.add(body_bytes(freed.iter()));
     }
 
-    fn paging_failed(&self, what: &str, error: &PagingError, now: Timestamp) {
+    /// Counts a failure, the first of several in a row if there were none `before`, and logs that one.
+    fn paging_failed(&self, what: &str, before: u32, error: &PagingError) {
         self.context.metrics.paging_failures.add(1);
-        let mut state = self.state.lock();
-        let attempt = state.paging.failures;
-        state.paging.failures = attempt.saturating_add(1);
-        let pause = FIRST_PAUSE << attempt.min(MAX_DOUBLINGS);
-        state.paging.retry_at = NonZeroU64::new(now.after(pause).0);
-        drop(state);
-        if attempt == 0 {
+        if before == 0 {
             let (queue, vhost) = (&*self.name, &*self.context.vhost);
             tracing::error!(queue, vhost, %error, "messages cannot be {what}; they stay where they are, and it is tried again");
         }
@@ -285,19 +293,22 @@ impl QueueState {
         self.paging.waiting.take()
     }
 
-    /// Whether no step has failed that is to be tried again later.
-    fn may_page(&self, now: Timestamp) -> bool {
-        self.paging_retry().is_none_or(|at| at <= now)
+    /// Whether messages are to be read from the disk, and may be: no read has failed that is to be tried again later.
+    fn may_load(&self, now: Timestamp) -> bool {
+        self.ready.needs_load() && self.paging.reads.is_due(now)
     }
 
-    /// The time at which a failed step is to be tried again.
+    /// The time at which a failed read or write is to be tried again.
     pub(super) fn paging_retry(&self) -> Option<Timestamp> {
-        self.paging.retry_at.map(|at| Timestamp(at.get()))
+        let PagingState { reads, writes, .. } = &self.paging;
+        reads.retry_at.into_iter().chain(writes.retry_at).min().map(|at| Timestamp(at.get()))
     }
 
-    /// Lets a failed step be tried again, if it is time.
+    /// Lets what has failed be tried again, if it is time.
     pub(super) fn retry_paging(&mut self, now: Timestamp) {
-        self.paging.retry_at = self.paging.retry_at.filter(|at| at.get() > now.0);
+        for attempts in [&mut self.paging.reads, &mut self.paging.writes] {
+            attempts.retry_at = attempts.retry_at.filter(|at| at.get() > now.0);
+        }
     }
 
     #[inline]
@@ -318,15 +329,27 @@ impl QueueState {
             resident: self.ready.resident(),
             paged_messages: on_disk.messages,
             paged_bytes: on_disk.bytes,
-            to_page_out: if self.is_long() && self.paging.retry_at.is_none() { self.can_leave() } else { 0 },
+            to_page_out: if self.is_long() && self.paging.writes.retry_at.is_none() {
+                self.can_leave()
+            } else {
+                0
+            },
         }
     }
 }
 
-impl PagingState {
-    fn succeeded(&mut self) {
-        self.failures = 0;
-        self.retry_at = None;
+impl Attempts {
+    /// Whether none has failed that is to be tried again later.
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.retry_at.is_none_or(|at| at.get() <= now.0)
+    }
+
+    /// Sets the time of the next one; returns how many have failed before.
+    fn failed(&mut self, now: Timestamp) -> u32 {
+        let before = self.failures;
+        self.failures = before.saturating_add(1);
+        self.retry_at = NonZeroU64::new(now.after(FIRST_PAUSE << before.min(MAX_DOUBLINGS)).0);
+        before
     }
 }
 

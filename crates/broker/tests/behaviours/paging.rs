@@ -167,6 +167,23 @@ fn a_consumer_is_served_from_disk_as_it_goes_on() {
 }
 
 #[test]
+fn what_is_on_disk_is_read_while_nothing_more_may_be_written() {
+    let (mut disk_world, queue) = backlog(1, &[]);
+    disk_world.store.set_disk_free_limit(1 << 30);
+    for number in MANY..2 * MANY {
+        disk_world.publish_with("", "q", &body(number), Properties::default());
+    }
+    disk_world.page();
+    let failures = || disk_world.world.broker.metrics().paging_failures.get();
+    let failed = failures();
+    assert!(failed > 0);
+    let fetched: Vec<_> =
+        std::iter::from_fn(|| disk_world.fetch(&queue, true)).map(|got| text(&got)).collect();
+    assert_eq!(fetched, bodies(0..2 * MANY));
+    assert_eq!(failures(), failed, "a write is tried again after a pause");
+}
+
+#[test]
 fn get_waits_for_a_message_on_disk_and_is_not_told_that_there_is_none() {
     let (disk_world, queue) = backlog(6, &[]);
     let reported = Arc::new(WakeCounter::default());
