@@ -23,6 +23,8 @@ pub(crate) enum Outcome {
     Meant(&'static str),
     /// RabbitMQ itself did not do the same each time; where it differs from itself.
     Undetermined(Difference),
+    /// The machine was too slow for the times to live in the program.
+    TooSlow,
     Different(Difference),
 }
 
@@ -36,25 +38,23 @@ impl Pair {
     /// Runs the program fast; if the brokers differ, again with care; if they still do, on RabbitMQ a few times more, to
     /// see whether it agrees with itself.
     pub(crate) fn check(&mut self, program: &Program) -> Outcome {
-        match self.quick(program) {
-            None => return Outcome::Same,
-            Some((_, Some(reason))) => return Outcome::Meant(reason),
-            Some((_, None)) => {}
+        let (mut expected, mut got) = self.stories(program, Pace::Fast);
+        let same = compare(program, &expected, &got).is_none();
+        if !same || is_too_slow(&expected) {
+            (expected, got) = self.stories(program, Pace::Careful);
         }
-        let expected = self.rabbitmq.story(program, Pace::Careful);
-        let got = self.leveret.story(program, Pace::Careful);
+        if is_too_slow(&expected) || is_too_slow(&got) {
+            return Outcome::TooSlow;
+        }
         let difference = match compare(program, &expected, &got) {
             None => return Outcome::Same,
             Some((_, Some(reason))) => return Outcome::Meant(reason),
             Some((difference, None)) => difference,
         };
-        let slow = |lines: &[String]| lines.iter().any(|line| line == TOO_SLOW);
-        if slow(&difference.expected) || slow(&difference.got) {
-            return Outcome::Undetermined(difference);
-        }
         for _ in 0..SECOND_OPINIONS {
             let again = self.rabbitmq.story(program, Pace::Careful);
             match first_difference(&expected, &again) {
+                _ if is_too_slow(&again) => return Outcome::TooSlow,
                 Some(own) if own.step <= difference.step => return Outcome::Undetermined(own),
                 _ => {}
             }
@@ -62,17 +62,19 @@ impl Pair {
         Outcome::Different(difference)
     }
 
-    /// The difference that one fast run shows, and the reason if it is meant.
-    fn quick(&mut self, program: &Program) -> Option<(Difference, Option<&'static str>)> {
-        let expected = self.rabbitmq.story(program, Pace::Fast);
-        let got = self.leveret.story(program, Pace::Fast);
-        compare(program, &expected, &got)
+    /// What the program does on RabbitMQ, and on Leveret.
+    fn stories(&mut self, program: &Program, pace: Pace) -> (Story, Story) {
+        (self.rabbitmq.story(program, pace), self.leveret.story(program, pace))
     }
 
     /// Whether the brokers differ though they are not meant to.
     pub(crate) fn differs(&mut self, program: &Program) -> bool {
         matches!(self.check(program), Outcome::Different(_))
     }
+}
+
+fn is_too_slow(story: &Story) -> bool {
+    story.iter().flatten().any(|line| line == TOO_SLOW)
 }
 
 /// How often a program in which time passes is tried on a machine that is too slow for it.

@@ -157,12 +157,19 @@ impl Link {
     /// # Errors
     /// As [`Self::sync`].
     pub(crate) fn wait_for_commit(&mut self, channel: u16) -> io::Result<()> {
-        self.flush()?;
         let committed = Event::Other("tx.commit-ok".to_owned());
-        let is_answer = |(id, event): &(u16, Event)| {
+        self.wait_for(|(id, event)| {
             *id == channel && (*event == committed || matches!(event, Event::ChannelClosed(_)))
-        };
-        while !self.closed && !self.events.iter().any(is_answer) {
+        })
+    }
+
+    /// Writes what is in the out-buffer, and waits until there is such an event, or the connection has ended.
+    ///
+    /// # Errors
+    /// As [`Self::sync`].
+    pub(crate) fn wait_for(&mut self, is_awaited: impl Fn(&(u16, Event)) -> bool) -> io::Result<()> {
+        self.flush()?;
+        while !self.closed && !self.events.iter().any(&is_awaited) {
             self.receive()?;
         }
         Ok(())

@@ -13,6 +13,7 @@ mod generate;
 mod link;
 mod names;
 mod program;
+mod quorum;
 mod rng;
 mod run;
 mod session;
@@ -30,6 +31,7 @@ use check::{Outcome, Pair};
 use clap::Parser;
 use compare::Difference;
 use program::Program;
+use run::TOO_SLOW;
 
 /// Runs random programs on RabbitMQ and on Leveret and compares all that can be seen.
 #[derive(Debug, Parser)]
@@ -100,6 +102,8 @@ struct Tally {
     timed_started: u64,
     steps: u64,
     undetermined: u64,
+    /// Programs for whose times to live the machine was too slow.
+    too_slow: u64,
     /// How often each difference was met that is meant, by its reason.
     meant: BTreeMap<&'static str, u64>,
     failures: usize,
@@ -126,12 +130,13 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
         return Err(error);
     }
     print(&format!(
-        "{} programs and {} in which time passes, {} steps, {} differences, {} on which RabbitMQ disagrees with itself, seed {}, {:.0} s",
+        "{} programs and {} in which time passes, {} steps, {} differences, {} on which RabbitMQ disagrees with itself, {} that the machine was too slow for, seed {}, {:.0} s",
         tally.started,
         tally.timed_started,
         tally.steps,
         tally.failures,
         tally.undetermined,
+        tally.too_slow,
         arguments.seed,
         begin.elapsed().as_secs_f64(),
     ));
@@ -192,6 +197,7 @@ fn work(arguments: &Arguments, kind: Kind, tally: &Mutex<Tally>) -> io::Result<(
                     report("RabbitMQ disagrees with itself on", number, &program, &own);
                 }
             }
+            Outcome::TooSlow => tally.too_slow += 1,
             Outcome::Different(difference) => {
                 tally.failures += 1;
                 report("the brokers differ on", number, &small, &difference);
@@ -217,6 +223,7 @@ fn replay(arguments: &Arguments, file: &PathBuf) -> io::Result<bool> {
         Outcome::Same => print("the same"),
         Outcome::Meant(reason) => print(&format!("different, and meant to be: {reason}")),
         Outcome::Undetermined(_) => print("RabbitMQ disagrees with itself"),
+        Outcome::TooSlow => print(TOO_SLOW),
         Outcome::Different(difference) => {
             print(&format!("after step {}:\n{}", difference.step + 1, difference.to_text()));
         }

@@ -11,6 +11,7 @@ use crate::event::Event;
 use crate::link::Link;
 use crate::names::Names;
 use crate::program::{Op, Step};
+use crate::quorum::wait_for_quorum_queues;
 use crate::session::{Counts, Session};
 use crate::users::{CONNECTIONS, user_of};
 
@@ -46,6 +47,7 @@ pub(crate) fn run(
         watched: BTreeMap::new(),
         counts: Counts::new(),
         pace,
+        has_quorum_queues: has_quorum_queues(program),
         step: 0,
         allowed: program.iter().any(|step| step.op == Op::Wait).then_some(MAX_BUSY),
     };
@@ -61,7 +63,7 @@ pub(crate) fn run(
     let begin = Instant::now();
     story.push(run.finish(program)?);
     run.spend(begin)?;
-    if has_quorum_queues(program) {
+    if run.has_quorum_queues {
         story.iter_mut().flatten().for_each(hide_consumers);
     }
     Ok(story)
@@ -78,6 +80,7 @@ struct Run<'a> {
     /// Messages and consumers of each when last counted.
     counts: Counts,
     pace: Pace,
+    has_quorum_queues: bool,
     step: usize,
     /// How long the steps to come may take together, if anything short-lived might be due before they are done.
     allowed: Option<Duration>,
@@ -149,7 +152,7 @@ impl Run<'_> {
     /// A round trip on every channel, twice: the first one ends when the channels have handed everything to the queues,
     /// and the second one brings what the queues sent to the channels. Counting asks the queues themselves, though
     /// RabbitMQ's answer may overtake work that waits in the queue, and dead letters travel on: so it all goes on until
-    /// nothing changes from one round to the next.
+    /// nothing changes from one round to the next. Quorum queues are given the time that they take to write.
     fn settle(&mut self, lines: &mut Vec<String>) -> io::Result<()> {
         let mut counts = None;
         for _ in 0..MAX_ROUNDS {
@@ -165,6 +168,9 @@ impl Run<'_> {
                     self.watched.entry(name).or_insert(Some(*id));
                 }
                 quiet &= session.all_confirmed();
+            }
+            if self.has_quorum_queues {
+                wait_for_quorum_queues(self.control)?;
             }
             let now = self.count()?;
             if quiet && counts.as_ref() == Some(&now) {
