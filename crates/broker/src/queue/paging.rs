@@ -42,8 +42,8 @@ pub(super) struct PagingState {
     listed: bool,
     /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    reads: Attempts,
-    writes: Attempts,
+    reads: RetryState,
+    writes: RetryState,
     /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
     lost_bytes: u64,
     /// The counts that were last reported to the broker.
@@ -54,7 +54,7 @@ pub(super) struct PagingState {
 
 /// Reads or writes of a queue that have failed.
 #[derive(Default)]
-struct Attempts {
+struct RetryState {
     /// The number of consecutive failures.
     failures: u32,
     /// The time of the next attempt after a failure, in a form that takes one word.
@@ -173,7 +173,7 @@ impl Queue {
         let limit = self.delivery_limit_of(&arguments);
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        state.paging.reads = Attempts::default();
+        state.paging.reads = RetryState::default();
         // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
         let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
         let before = state.ready.bytes();
@@ -244,7 +244,7 @@ impl Queue {
             return false;
         }
         let mut state = self.state.lock();
-        state.paging.writes = Attempts::default();
+        state.paging.writes = RetryState::default();
         state.paging.stuck = 0;
         let freed = state.ready.written(to_write);
         self.look_at_paging(&mut state, now);
@@ -338,7 +338,7 @@ impl QueueState {
     }
 }
 
-impl Attempts {
+impl RetryState {
     /// Whether none has failed that is to be tried again later.
     fn is_due(&self, now: Timestamp) -> bool {
         self.retry_at.is_none_or(|at| at.get() <= now.0)
@@ -360,7 +360,7 @@ fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
 /// Steps of one queue before other queues have their turn.
 const MAX_STEPS: usize = 64;
 
-/// Attempts after which messages that cannot be found count as lost.
+/// RetryState after which messages that cannot be found count as lost.
 const MISSING_ATTEMPTS: u32 = 3;
 
 /// Milliseconds before the first retry.
