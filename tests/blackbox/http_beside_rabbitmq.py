@@ -394,3 +394,19 @@ def test_clients_go_with_their_user_and_virtual_host(both, gone, reason):
         assert (closed.value.reply_code, text) == (320, f"CONNECTION_FORCED - {reason}")
         for rest in {"users/gone", "vhosts/gone"} - {gone}:
             assert management.status("DELETE", rest) == 204
+
+
+# Of the password pw.
+MD5 = "YWJjZODzy6NRiTHUYpNJdsHFvNQ="
+
+
+def test_a_user_of_an_old_rabbitmq_logs_in(both):
+    """RabbitMQ before 3.6 made such hashes, and a user has one until the password changes."""
+    user = {"password_hash": MD5, "hashing_algorithm": "rabbit_password_hashing_md5", "tags": "management"}
+    for management in both[:2]:
+        assert management.status("PUT", "users/old1", user) == 201
+        assert management.status("POST", "definitions", {"users": [{"name": "old2", **user}]}) == 204
+        for name in ("old1", "old2"):
+            assert management.get("whoami", user=f"{name}:pw")["name"] == name
+            assert management.status("GET", "whoami", user=f"{name}:x") == 401
+            assert management.get(f"users/{name}")["hashing_algorithm"] == user["hashing_algorithm"]

@@ -237,6 +237,20 @@ fn an_error_keeps_the_one_that_caused_it() {
     assert_eq!(cause(&format!(r#"{{"permissions": [{permissions}]}}"#)).1, None);
 }
 
+#[test]
+fn one_user_of_an_old_rabbitmq_does_not_stop_the_load() {
+    let broker = load(
+        r#"{"users": [{"name": "old", "password_hash": "YWJjZODzy6NRiTHUYpNJdsHFvNQ=",
+                       "hashing_algorithm": "rabbit_password_hashing_md5"},
+                      {"name": "new", "password": "x"}]}"#,
+    )
+    .unwrap();
+    assert!(
+        broker.authenticate("old", b"pw", false).is_ok() && broker.authenticate("old", b"x", false).is_err()
+    );
+    assert!(broker.has_user("new"));
+}
+
 fn check(json: &str) -> Result<(), String> {
     let definitions = Definitions::from_json(json.as_bytes()).unwrap();
     definitions.check(Compatibility::V4).map_err(|error| error.to_string())
