@@ -238,6 +238,15 @@ fn an_error_keeps_the_one_that_caused_it() {
 }
 
 #[test]
+fn a_password_that_is_no_text_does_not_erase_the_password() {
+    for password in ["null", "5", "[]"] {
+        let file = format!(r#"{{"users": [{{"name": "u", "password": {password}}}]}}"#);
+        let refused = load(&file).map(drop).unwrap_err();
+        assert!(refused.starts_with("users[0] ('u'): invalid type"), "{refused}");
+    }
+}
+
+#[test]
 fn one_user_of_an_old_rabbitmq_does_not_stop_the_load() {
     let broker = load(
         r#"{"users": [{"name": "old", "password_hash": "YWJjZODzy6NRiTHUYpNJdsHFvNQ=",
