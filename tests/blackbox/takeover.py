@@ -267,6 +267,55 @@ def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path,
         server.stop()
 
 
+POLICY = {"vhost": "/", "name": "p", "pattern": "", "definition": {"max-length": 5}}
+QUEUE = {"name": "q", "vhost": "/", "durable": True, "auto_delete": False}
+
+
+def test_a_mistake_in_the_definitions_ends_the_successor_alone(tmp_path):
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        define(policies=[{**POLICY, "definition": {"max-lenght": 5}}])
+        told = Ctl(server.http).fails("upgrade")
+        assert "the successor has ended, and the server continues: exit status: 2" in told
+        callers.go_on()
+        assert callers.troubles == [] and running(program) == [server.pid]
+
+
+def test_what_the_broker_has_already_is_no_mistake(tmp_path):
+    """A queue that is there is left as it is, whatever the file says of it."""
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        Ctl(server.http)("add_vhost", "v")
+        define(policies=[{**POLICY, "vhost": "v"}], queues=[{**QUEUE, "arguments": {"x-max-length": -1}}])
+        assert "has taken over" in Ctl(server.http)("upgrade")
+        callers.go_on()
+        assert callers.refusals == []
+
+
+def test_an_upgrade_that_leaves_nobody_is_told_at_once(tmp_path):
+    """That a queue cannot be declared is found when it is known what the broker has: when the old process has ended."""
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        define(queues=[{**QUEUE, "name": "other", "arguments": {"x-max-length": -1}}])
+        assert "nobody serves; the log says why" in Ctl(server.http).fails("upgrade")
+        assert running(program) == [] and ends(server)
+
+
+@contextlib.contextmanager
+def of_definitions(tmp_path):
+    """A broker that loads a file at every start, and what writes the file."""
+    file = tmp_path / "definitions.json"
+
+    def define(queues=(QUEUE,), **sections):
+        users = [{"name": "guest", "password": "guest", "tags": "administrator"}]
+        permissions = [{"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}]
+        file.write_text(
+            json.dumps({"vhosts": [{"name": "/"}], "users": users, "permissions": permissions, "queues": list(queues), **sections})
+        )
+
+    define(policies=[POLICY])
+    flags = ("--data-dir", str(tmp_path / "data"), "--definitions", str(file), "--definitions-if", "always")
+    with replaceable(tmp_path, *flags) as (server, program, callers):
+        yield server, program, callers, define
+
+
 def test_a_reload_of_the_same_program_is_no_upgrade(tmp_path):
     with replaceable(tmp_path, "--data-dir", "off") as (server, program, callers):
         server.child.send(signal.SIGHUP)

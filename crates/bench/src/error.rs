@@ -102,6 +102,9 @@ pub enum ClientError {
     /// The server did not answer in time.
     #[error("no answer in time: {0}")]
     TimedOut(&'static str),
+    /// The server does nothing any more, in the middle of a round that is counted in messages.
+    #[error("the system has stopped: {0}")]
+    Stopped(String),
     /// A thread of the load generator panicked; a defect of this crate.
     #[error("the {0} thread panicked")]
     Panicked(&'static str),

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use broker::{Broker, Definitions, LoginRefused, Section, Timestamp};
+use broker::{Broker, BrokerConfig, Definitions, LoginRefused, Section, Timestamp};
 use store::catalogue::Catalogue;
 
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
@@ -18,15 +18,36 @@ pub(crate) struct DefinitionsFile {
     definitions: Definitions,
 }
 
-/// Looks for a mistake in the files of definitions and of the first user's password.
+/// Looks for a mistake in the files of definitions and of the first user's password. If the broker has anything, the process
+/// that runs is using it: then it is not known whether queues, exchanges and bindings of the file can be declared.
 ///
 /// # Errors
 ///
 /// One of them cannot be used.
 pub(crate) fn check(config: &Config) -> Result<(), SettingError> {
-    read(config)?;
-    given_password(config)?;
-    Ok(())
+    let file = read(config)?;
+    let password = given_password(config)?;
+    let Some(DefinitionsFile { path, definitions }) = file else { return Ok(()) };
+    let compatibility = config.compatibility;
+    if !begins_with_nothing(config) {
+        return definitions.check(compatibility).map_err(|error| at_fault(&path, error));
+    }
+    let broker = Broker::new(BrokerConfig { defaults: false, compatibility, ..Default::default() });
+    let now = Timestamp::default();
+    if let Some(password) = password {
+        let first = Definitions::first(&config.default_user.0, &password, &config.default_vhost.0);
+        broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
+    }
+    broker.load(&definitions, now).map(drop).map_err(|error| at_fault(&path, error))
+}
+
+/// Whether there is no data folder, or nothing in it.
+fn begins_with_nothing(config: &Config) -> bool {
+    let Ok(folder) = config.data_dir.folder() else { return false };
+    folder.is_none_or(|folder| match std::fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    })
 }
 
 /// Reads the file named by the setting `definitions`, if any.

@@ -3,7 +3,7 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{ApiAnswer, Call, Reply, number, object, require, text};
+use super::call::{ApiAnswer, Call, Reply, object, require, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -80,8 +80,8 @@ fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
     let mut body = call.object()?;
     require(&body, &["pattern", "definition"])?;
     let priority = match body.get("priority") {
-        None | Some(Value::Null) => 0,
-        Some(given) => number(given).ok_or_else(|| ApiError::bad_request("priority is not a number"))?,
+        None => 0,
+        Some(given) => given.as_i64().ok_or_else(|| ApiError::bad_request("priority is not an integer"))?,
     };
     let mut entry = Map::new();
     entry.insert("pattern".to_owned(), text(&body, "pattern", "")?.into());

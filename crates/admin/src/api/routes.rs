@@ -268,7 +268,7 @@ pub(super) static ROUTES: &[Route] = &[
     route("operator-policies", &[list(Anyone, policies::all_operator, "Operator policies")]),
     route("operator-policies/{vhost}", &[list(Anyone, policies::all_operator, "Operator policies of a virtual host")]),
     route("operator-policies/{vhost}/{name}", &[
-        get(Policymaker, policies::one_operator, "An operator policy"),
+        get(Administrator, policies::one_operator, "An operator policy"),
         put(Administrator, policies::set_operator, "Set an operator policy"),
         delete(Administrator, policies::clear_operator, "Clear an operator policy"),
     ]),

@@ -47,7 +47,8 @@ pub(crate) struct StreamArguments {
     /// Warm up for this long before each timed round, in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", conflicts_with = "messages")]
     pub(crate) warmup: Option<f64>,
-    /// End each round after this many messages of each producer instead (without producers: of each consumer)
+    /// End each round after this many messages of each producer instead (without producers: of each consumer). A system
+    /// that does nothing for 30 seconds meanwhile ends the run
     #[arg(long)]
     pub(crate) messages: Option<u64>,
     /// Rounds for each system [default: 3]

@@ -24,6 +24,8 @@ pub(crate) struct RoundState {
     pub(crate) consumed: AtomicU64,
     /// Messages confirmed by basic.ack.
     pub(crate) confirmed: AtomicU64,
+    /// Grows whenever a socket accepts a part of the messages, and while a producer waits until the next one is due.
+    pub(crate) producing: AtomicU64,
     /// Times of the last publish, the last confirm and the last delivery.
     pub(crate) last_publish: AtomicU64,
     pub(crate) last_confirm: AtomicU64,
@@ -50,6 +52,7 @@ impl RoundState {
             published: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
+            producing: AtomicU64::new(0),
             last_publish: AtomicU64::new(0),
             last_confirm: AtomicU64::new(0),
             last_arrival: AtomicU64::new(0),
@@ -85,6 +88,11 @@ impl RoundState {
     /// Messages published but not yet consumed.
     pub(crate) fn under_way(&self) -> u64 {
         self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
+    }
+
+    /// Figures of which one at least changes unless the system does nothing.
+    pub(crate) fn progress(&self) -> [u64; 4] {
+        [&self.published, &self.consumed, &self.confirmed, &self.producing].map(|count| count.load(Relaxed))
     }
 
     /// One tracker for each producer.
