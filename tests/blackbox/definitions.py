@@ -76,4 +76,4 @@ def test_a_missing_file_is_told(tmp_path):
 
 def test_definitions_and_an_upstream_exclude_each_other(tmp_path):
     code, _, errors = run("config", "check", "--definitions", "any", "--upstream", "amqp://localhost")
-    assert (code, errors) == (2, "leveret: --definitions: is for the embedded broker, and with an upstream there is none\n")
+    assert (code, errors) == (2, "leveret: --definitions: applies to the embedded broker only, not with an upstream\n")

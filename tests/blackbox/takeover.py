@@ -90,7 +90,7 @@ def test_a_successor_that_fails_leaves_everything_as_it_is(tmp_path):
             new = ["--http", f"127.0.0.1:{taken.getsockname()[1]}", *old[2:]]
             with leveret(tmp_path / "new", *new, "--take-over", amqp=f"unix:{path}", wait=False) as failing:
                 assert failing.child.wait() == 1
-            server.child.wait_line("the successor has ended before it served; this process continues")
+            server.child.wait_line("successor exited before serving; this process continues")
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
             server.stop()
@@ -114,7 +114,7 @@ def test_the_death_of_the_old_process_does_not_keep_the_new_one_from_serving(tmp
 def test_without_a_process_to_take_over_from_it_just_starts(tmp_path):
     [amqp] = free_ports(1)
     with leveret(tmp_path, "--take-over", "--data-dir", "off", amqp=f"127.0.0.1:{amqp}") as server:
-        server.child.wait_line("take_over: no process runs with these listeners")
+        server.child.wait_line("take_over: no running process with these listeners")
         with Wire(amqp) as wire:
             wire.handshake()
         server.stop()
@@ -146,7 +146,7 @@ def test_another_user_gets_nothing(tmp_path):
         argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", STRANGER, f"leveret-takeover/0/amqp/127.0.0.1:{amqp}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
         assert (done.returncode, done.stdout) == (0, "nothing\n"), done.stderr
-        old.child.wait_line("a successor was refused.*user 65534 is another")
+        old.child.wait_line("successor refused.*user 65534 is another")
         old.stop()
 
 
@@ -358,7 +358,7 @@ def test_a_file_of_the_service_manager_that_is_no_socket_is_told(tmp_path):
     amqp, http = free_ports(2)
     with (tmp_path / "file").open("w") as kept:
         server = activated(tmp_path / "leveret.log", kept, *flags(amqp, http))
-    server.wait_line("WARN.*a file descriptor of the service manager is not used.*index=0")
+    server.wait_line("WARN.*unused file descriptor from the service manager.*index=0")
     server.wait_line("^http +listening on")
     assert server.stop() == 0
 

@@ -127,10 +127,10 @@ def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown
         ]):
             with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:
                 if cause is None:
-                    pool.child.wait_line("upstream answers")
+                    pool.child.wait_line("upstream reachable")
                 else:
                     pool.child.wait_line(f"WARN.*upstream connection failed.*{cause}")
-                    pool.child.wait_line(f"WARN.*no upstream answers.*{advice}")
+                    pool.child.wait_line(f"WARN.*no upstream reachable.*{advice}")
 
 
 def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
@@ -141,7 +141,7 @@ def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
     url = f"amqp://127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path / "pool", "--upstream", url) as pool:
         pool.child.wait_line(f"INFO.*mode: pool in front of {url}; no data directory")
-        pool.child.wait_line(rf'INFO.*upstream answers address="127.0.0.1:{targets.upstream.port}" product="RabbitMQ [\d.]+"')
+        pool.child.wait_line(rf'INFO.*upstream reachable address="127.0.0.1:{targets.upstream.port}" product="RabbitMQ [\d.]+"')
         pool.stop()
 
 
@@ -149,7 +149,7 @@ def test_every_place_tells_the_same_of_a_dead_upstream(tmp_path):
     [nobody] = free_ports(1)
     with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{nobody}", "--upstream", "amqp://no-such-host.invalid") as pool:
         pool.child.wait_line(f"WARN.*upstream connection failed endpoint=127.0.0.1:{nobody}")
-        pool.child.wait_line("WARN.*no upstream answers: clients are closed until one does")
+        pool.child.wait_line("WARN.*no upstream reachable: closing clients until one is")
         wait_for_status(pool.http + "/readyz", 503)
         ctl = Ctl(pool.http)
         wait_until(lambda: len(ctl.rows("list_upstreams")) == 2)
@@ -166,7 +166,7 @@ def test_an_idle_upstream_that_is_dead_is_not_called_up(tmp_path, targets):
     [nobody] = free_ports(1)
     flags = ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", "--upstream", f"amqp://127.0.0.1:{nobody}"]
     with leveret(tmp_path, *flags) as pool:
-        pool.child.wait_line(f'upstream answers address="127.0.0.1:{targets.upstream.port}"')
+        pool.child.wait_line(f'upstream reachable address="127.0.0.1:{targets.upstream.port}"')
         rows = {row[0]: row[1] for row in Ctl(pool.http).rows("list_upstreams")}
         assert rows == {f"127.0.0.1:{targets.upstream.port}": "true", f"127.0.0.1:{nobody}": "false"}
         assert status(pool.http + "/readyz") == 200

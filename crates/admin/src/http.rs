@@ -134,7 +134,7 @@ async fn accept(listener: &AdminListener) -> Arrived {
             Ok(arrived) => return arrived,
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tracing::warn!(%error, "cannot accept HTTP connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -157,7 +157,7 @@ async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draini
     let stream = match stream {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP connection ended"),
-        Err(_) => return tracing::debug!("HTTP connection ended: no TLS handshake in time"),
+        Err(_) => return tracing::debug!("HTTP connection ended: TLS handshake timed out"),
     };
     let stream = WriteTimeoutStream::new(stream, limits.stall);
     let stream = TokioIo::new(Lingering::new(stream, limits.linger, service.more_comes.clone()));

@@ -287,7 +287,7 @@ impl HttpService {
         let mut complained = self.complained.lock();
         if complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_INTERVAL) {
             *complained = Some(now);
-            tracing::error!(path, %error, "http: no answer about an operation, which is refused (auth_backends)");
+            tracing::error!(path, %error, "http: auth backend not responding: operation refused (auth_backends)");
         }
         Verdict::Unanswered
     }

@@ -91,7 +91,7 @@ pub enum ClientError {
     #[error("closed by the server: {0}")]
     Closed(String),
     /// An object of this name exists, which a round would have changed and deleted.
-    #[error("{0} exists; name another, or use what exists as it is with --predeclared")]
+    #[error("{0} already exists; choose another name, or pass --predeclared to use it as it is")]
     Exists(String),
     /// The server violated the protocol, or did something that no step of the workload expects.
     #[error("protocol error: {0}")]

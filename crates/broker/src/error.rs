@@ -47,7 +47,7 @@ pub enum BrokerError {
     },
     /// 403: another auth backend decides, and has not been asked yet. Sessions take the question
     /// ([`crate::Identity::take_question`]) and repeat the operation; a client sees this of no operation.
-    #[error("the auth backend has not been asked")]
+    #[error("authorization pending")]
     Unasked,
     /// 502: the message's properties cannot be decoded.
     #[error(transparent)]

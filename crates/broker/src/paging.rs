@@ -184,7 +184,7 @@ impl Paging {
             return;
         }
         if !self.is_under_pressure.swap(true, Ordering::Relaxed) {
-            tracing::info!(used, threshold, "much memory is in use: queues page out messages");
+            tracing::info!(used, threshold, "memory use above paging watermark: paging out messages");
         } else if used <= before.saturating_add(growth(before)) {
             return;
         }

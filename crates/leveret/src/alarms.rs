@@ -103,11 +103,7 @@ impl Sampler {
         let memory_total = limits::memory_total();
         let memory_limit = watermark.of(memory_total);
         let levels = Arc::new(Levels::new(memory_limit, folder.as_ref().map(|_| disk_free_limit.0)));
-        tracing::info!(
-            memory_bytes = memory_limit,
-            disk_free_bytes = levels.disk_limit(),
-            "memory and disk limits"
-        );
+        tracing::info!(memory_bytes = memory_limit, disk_free_bytes = levels.disk_limit(), "resource limits");
         let sources = System { folder, broker: Some(broker), memory_total };
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources };
         let mut interval = watch.sample();
@@ -132,7 +128,7 @@ impl Sampler {
 fn give_memory_back() {
     #[cfg(feature = "jemalloc")]
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
-        tracing::warn!(%error, "no background thread in jemalloc: freed memory returns late");
+        tracing::warn!(%error, "jemalloc background threads unavailable: freed memory is returned late");
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn fill(
         definitions::start_with(broker, config, file.as_ref(), before, now).map_err(ServeError::Setting)
     };
     let Some(path) = path else {
-        tracing::warn!("data_dir is off: all data is in memory and lost on exit");
+        tracing::warn!("data_dir is off: all data is kept in memory only and lost on exit");
         start(Before::Nothing)?;
         return Ok(None);
     };
@@ -93,7 +93,7 @@ impl Drop for DataFolder {
     fn drop(&mut self) {
         drop(self.pagers.take());
         if let Some(Err(error)) = self.running.take().map(RunningStore::close) {
-            tracing::error!(%error, "failed to write the last changes, none of which was confirmed");
+            tracing::error!(%error, "cannot write last changes: unconfirmed ones lost");
         }
     }
 }

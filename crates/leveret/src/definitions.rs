@@ -120,7 +120,7 @@ pub(crate) fn start_with(
     let is_untouched = matches!(before, Before::Nothing | Before::Defaults);
     let password = match given_password(config) {
         Err(error) if !is_untouched => {
-            tracing::warn!("{error}; nothing needs it any more, as the broker has users");
+            tracing::warn!("{error}; ignored: broker already has users");
             None
         }
         password => password?,
@@ -137,7 +137,7 @@ pub(crate) fn start_with(
     if is_user_made {
         let first = Definitions::first(user, password.as_deref().unwrap_or(GUEST), vhost);
         broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
-        tracing::info!(user, vhost, "first start: made an administrator and a virtual host");
+        tracing::info!(user, vhost, "first start: created administrator and virtual host");
     } else if let Some(password) = &password {
         warn_of_another_password(broker, user, password);
     }
@@ -176,14 +176,14 @@ fn report_not_loaded(file: &DefinitionsFile, before: Before) {
     if before == Before::Definitions {
         tracing::info!(
             %file,
-            "definitions not loaded: they have been, and what was changed since stays as it is (definitions_if = \"always\" loads \
-             them at every start)"
+            "definitions not loaded: already loaded at an earlier start, later changes are kept \
+             (definitions_if = \"always\" loads them at every start)"
         );
     } else {
         tracing::warn!(
             %file,
-            "definitions not loaded: none has ever been, but the broker has users, permissions or policies of its own, which they \
-             might overwrite; definitions_if = \"always\" loads them all the same, and so does `leveret ctl import_definitions`"
+            "definitions not loaded: would overwrite existing users, permissions or policies; to load them, set \
+             definitions_if = \"always\" or use `leveret ctl import_definitions`"
         );
     }
 }
@@ -211,12 +211,12 @@ fn warn_of_another_password(broker: &Broker, user: &str, password: &str) {
         Err(LoginRefused::UnknownUser) => {
             tracing::warn!(
                 user,
-                "default_user not made: that is for a broker without users of its own; use `leveret ctl add_user`"
+                "default_user ignored: broker already has users; use `leveret ctl add_user`"
             );
         }
         Err(_) => tracing::warn!(
             user,
-            "default_password has no effect: the user has another password by now; use `leveret ctl change_password`"
+            "default_password ignored: user already has another password; use `leveret ctl change_password`"
         ),
     }
 }

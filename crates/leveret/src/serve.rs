@@ -416,10 +416,10 @@ fn advice(config: &Config) -> &'static str {
 fn log_upstreams(pool: &Pool, advice: &str) {
     let product = pool.known_product().unwrap_or_default();
     for state in pool.addresses().into_iter().filter(|state| state.is_up == Some(true)) {
-        tracing::info!(address = state.address, product, "upstream answers");
+        tracing::info!(address = state.address, product, "upstream reachable");
     }
     if !pool.is_reachable() {
-        tracing::warn!("no upstream answers: clients are closed until one does; {advice}");
+        tracing::warn!("no upstream reachable: closing clients until one is; {advice}");
     }
 }
 
@@ -638,14 +638,14 @@ pub(crate) enum ServeError {
     #[error("take_over: {0}")]
     TakeOver(#[source] io::Error),
     /// The upstream does not answer this process, and may answer the one before it.
-    #[error("take_over: no upstream answers; the running process continues")]
+    #[error("take_over: no upstream reachable; the running process continues")]
     NotReady,
     /// A signal has come before the place of the process before this one was taken.
     #[error("take_over: interrupted; the running process continues")]
     Interrupted,
     /// Another process has made a pool of this broker while this one started.
     #[error(
-        "data_dir: everything has just moved to another broker; the next start is the pool in front of it"
+        "data_dir: migration to another broker just completed; the next start is the pool in front of it"
     )]
     HasMoved,
     /// A pool was to follow this process.

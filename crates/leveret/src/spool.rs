@@ -43,7 +43,7 @@ impl SpoolFolder {
             if let Ok(Some(data_dir)) = data_dir
                 && data_dir.join(FOLDER).exists()
             {
-                tracing::warn!(folder = %data_dir.display(), "without a spool rule, messages in its folder are not forwarded");
+                tracing::warn!(folder = %data_dir.display(), "no spool rule is set: messages in the spool are not forwarded");
             }
             return Ok(None);
         }

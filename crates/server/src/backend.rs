@@ -230,7 +230,7 @@ impl Backend {
         outbox: Arc<Outbox>,
     ) -> Result<Box<dyn BackendSession>, Fault> {
         let Self::Upstream(pool) = self else {
-            let text = "this server is not in front of the client's broker any more";
+            let text = "upstream changed: the client's broker is not served here any more";
             return Err(Fault::new(ReplyCode::ConnectionForced, text));
         };
         let side = client_side(request, outbox);

@@ -150,7 +150,7 @@ impl Call {
     pub(super) fn check_awaited(&self) -> Result<(), ApiError> {
         match self.is_abandoned.load(Ordering::Relaxed) {
             false => Ok(()),
-            true => Err(ApiError::not_yet("nobody waits for the answer")),
+            true => Err(ApiError::not_yet("request cancelled")),
         }
     }
 

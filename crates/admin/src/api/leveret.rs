@@ -47,7 +47,7 @@ pub(super) fn forget_answers(call: &Call) -> ApiAnswer {
     if !call.broker()?.forget_answers() {
         return Err(ApiError::bad_request("auth_backends has no http: there are no answers to forget"));
     }
-    tracing::info!(user = call.user.name(), "the answers of auth_backends were forgotten");
+    tracing::info!(user = call.user.name(), "auth_backends cache cleared");
     Ok(Reply::no_content())
 }
 
@@ -158,14 +158,14 @@ pub(super) fn environment(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/drain`: responds once the drain has begun.
 pub(super) fn drain(call: &Call) -> ApiAnswer {
-    tracing::info!(user = call.user.name(), "asked over HTTP to shut down");
+    tracing::info!(user = call.user.name(), "shutdown requested over HTTP");
     call.api.process.drain();
     Ok(Reply::no_content())
 }
 
 /// `POST /api/leveret/upgrade`: responds once the successor has been started.
 pub(super) fn upgrade(call: &Call) -> ApiAnswer {
-    tracing::info!(user = call.user.name(), "asked over HTTP for an upgrade");
+    tracing::info!(user = call.user.name(), "upgrade requested over HTTP");
     call.api.process.upgrade().map(Reply::json).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 

@@ -104,7 +104,7 @@ impl User {
             administrator,
         };
         if !level.policymaker && !level.monitoring && !has("management") {
-            log_refusal(identity.user(), peer, "none of its tags allows the management API");
+            log_refusal(identity.user(), peer, "user has no management tag");
             return Err(ApiError::not_authorised("Not management user"));
         }
         Ok(Self { identity: Some(identity), tags, level })

@@ -135,7 +135,7 @@ async fn answer(
         });
         let outcome = outcome.await.map_err(|error| {
             // Not the path itself, which may hold a password.
-            tracing::error!(%error, path = route.path, "a request of the management API failed");
+            tracing::error!(%error, path = route.path, "management API request failed");
             ApiError::internal()
         })?;
         // Without the answers of the user's auth backend nothing was changed, and a list lacks virtual hosts.

@@ -56,7 +56,7 @@ impl OpenConnections {
         } else if self.reserve.free_permit(from) {
             (&mut self.reserve, Admitted::Probes)
         } else {
-            return tracing::debug!("refused an HTTP connection, for all of them are at work");
+            return tracing::debug!("HTTP connection refused: limit reached");
         };
         let task = self.tasks.spawn(connection(admitted));
         places.by_age.push_back(Open { task, work, from });
@@ -66,7 +66,7 @@ impl OpenConnections {
     pub(super) async fn finish(mut self, bound: Duration) {
         let all_ended = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(bound, all_ended).await.is_err() {
-            tracing::debug!(left = self.tasks.len(), "HTTP connections did not end in time");
+            tracing::debug!(left = self.tasks.len(), "closing HTTP connections timed out");
         }
         self.tasks.shutdown().await;
     }

@@ -76,7 +76,7 @@ fn is_probe(path: &str) -> bool {
 }
 
 fn busy() -> Response {
-    let text = "all connections are at work, and this one is for /healthz, /readyz and /metrics\n";
+    let text = "too many connections: only /healthz, /readyz and /metrics are served\n";
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 

@@ -164,7 +164,7 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_backend_is_asked()
         let why = log_in(&broker, "u", &number.to_string()).await.unwrap_err().to_string();
         assert_eq!(
             why,
-            "auth_backends: http gave no answer: the answer is neither allow nor deny; internal: no such user"
+            "auth_backends: http unavailable: response is neither allow nor deny; internal: no such user"
         );
     }
     service.answers.lock().push_back("deny");

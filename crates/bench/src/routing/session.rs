@@ -170,8 +170,7 @@ impl ConfirmedChannel {
                 Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => {}
                 method => {
                     check_close(&method)?;
-                    let unasked =
-                        || ClientError::Protocol(format!("{} that nobody asked for", method.name()));
+                    let unasked = || ClientError::Protocol(format!("unexpected {}", method.name()));
                     self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unasked)?;
                 }
             }

@@ -134,7 +134,7 @@ impl Member {
                 Some(Met::Subscribed) => break,
                 Some(Met::Delivery(_)) if member.shared.settings.topics.is_some() => {}
                 Some(Met::Delivery(_)) => {
-                    return Err(MemberError::Unexpected("a message that nobody has published"));
+                    return Err(MemberError::Unexpected("unexpected message"));
                 }
                 None if out.is_empty() => member.wire.receive().await?,
                 None => {}

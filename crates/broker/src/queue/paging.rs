@@ -192,7 +192,7 @@ impl Queue {
         if let Some(page_segments) = &plan.page_segments {
             page_segments.settle([0..=through]);
             if let Err(error) = page_segments.reap() {
-                tracing::warn!(%error, "a file of messages that are not needed any more cannot be removed");
+                tracing::warn!(%error, "cannot delete obsolete queue segment");
             }
         }
     }
@@ -264,14 +264,14 @@ impl Queue {
         self.context.metrics.paging_failures.add(1);
         if before == 0 {
             let (queue, vhost) = (&*self.name, &*self.context.vhost);
-            tracing::error!(queue, vhost, %error, "messages cannot be {what}; they stay where they are, and it is tried again");
+            tracing::error!(queue, vhost, %error, "messages cannot be {what}; will retry");
         }
     }
 
     fn remove(&self, segments: &QueueSegments) {
         if let Err(error) = segments.remove() {
             // They are deleted by the next start.
-            tracing::warn!(%error, "files of messages that are not needed any more cannot be removed");
+            tracing::warn!(%error, "cannot delete segments of a deleted queue");
         }
     }
 }

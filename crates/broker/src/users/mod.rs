@@ -78,10 +78,10 @@ pub enum LoginRefused {
     #[error("user can only log in via localhost")]
     LoopbackOnly,
     /// Too many wrong passwords were tried for the user from the same address.
-    #[error("too many wrong passwords of late")]
+    #[error("too many failed login attempts")]
     TooManyAttempts,
     /// Another auth backend could not be asked, which is no fault of the user. `why` has nothing of the secret.
-    #[error("{backend} gave no answer: {why}")]
+    #[error("{backend} unavailable: {why}")]
     Unanswered {
         /// The name of the auth backend, as the configuration has it.
         backend: &'static str,

@@ -43,19 +43,19 @@ const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Why a broker stays one.
 #[derive(Debug, thiserror::Error)]
 enum CutOverError {
-    #[error("nobody has copied the last definitions in time")]
+    #[error("final copy of definitions timed out")]
     NoDefinitions,
     #[error("queue '{queue}' of virtual host '{vhost}' cannot be moved: {reason}")]
     Stuck { vhost: String, queue: String, reason: String },
-    #[error("{0} messages are left, and none of them moves")]
+    #[error("migration stalled with {0} messages left")]
     TooSlow(u64),
-    #[error("changes over HTTP have not ended in time")]
+    #[error("pending HTTP changes timed out")]
     Changing,
-    #[error("{0} messages have come after the last one moved")]
+    #[error("{0} messages arrived after the final move")]
     Late(u64),
-    #[error("the other broker does not answer")]
+    #[error("other broker not responding")]
     NoAnswer,
-    #[error("a signal or a successor has come before the end")]
+    #[error("interrupted by a signal or takeover")]
     Interrupted,
     #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),
@@ -63,9 +63,7 @@ enum CutOverError {
 
 /// No pool, and no broker, has taken over: the next start of this process is to be one.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "no successor has taken over after the migration: this process ends, and the next start is what its record says"
-)]
+#[error("no successor took over after the migration: exiting; the next start follows the migration record")]
 pub(crate) struct NoSuccessor;
 
 impl Migrator {
@@ -95,11 +93,11 @@ impl Migrator {
             () = drain.cut_over_done() => Err(CutOverError::Interrupted),
         };
         match moved {
-            Ok(()) => tracing::info!("everything has moved: a pool takes over"),
+            Ok(()) => tracing::info!("migration complete: switching to pool mode"),
             Err(error) => {
-                tracing::error!(%error, "the migration is not complete: the next process is a broker with the rest");
+                tracing::error!(%error, "migration incomplete: staying a broker with the remaining messages");
                 if tokio::time::timeout(STOP_TIME, migration.stop()).await.is_err() {
-                    tracing::warn!("the other broker does not answer: messages in flight may come twice");
+                    tracing::warn!("other broker not responding: in-flight messages may be duplicated");
                 }
                 self.set_phase(MovePhase::Failed(error.to_string()));
             }
@@ -117,7 +115,7 @@ impl Migrator {
         // Counts are for people: a move is complete without them.
         let counted = tokio::time::timeout(COUNT_TIME, migration.count_there()).await;
         if !matches!(counted, Ok(Ok(()))) {
-            tracing::warn!("the other broker does not say how many messages its queues have");
+            tracing::warn!("cannot count messages on the other broker");
         }
         tokio::time::timeout(STOP_TIME, migration.stop()).await.map_err(|_| CutOverError::NoAnswer)?;
         // Nothing moves from here on.
@@ -206,11 +204,11 @@ async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result
             // One that an operator has started waits already.
             Ok(_) | Err(UpgradeError::UnderWay(_)) => {}
             Err(error @ UpgradeError::Start { .. }) => {
-                tracing::error!(%error, "a successor could not be started");
+                tracing::error!(%error, "cannot start successor");
                 continue;
             }
             Err(error) => {
-                tracing::error!(%error, "no successor can take over");
+                tracing::error!(%error, "no takeover possible");
                 return Err(NoSuccessor);
             }
         }

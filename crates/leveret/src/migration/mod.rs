@@ -170,13 +170,13 @@ impl Migrator {
             return false;
         }
         if let Err(error) = checked {
-            tracing::error!(%error, "the migration has not begun");
+            tracing::error!(%error, "migration not started");
             state.phase = MovePhase::Failed(error.to_string());
             return false;
         }
         migration.begin();
         let (to, direction) = (state.addresses.join(", "), migration.direction());
-        tracing::info!(other = to, ?direction, "messages of all queues move");
+        tracing::info!(other = to, ?direction, "migration started");
         (state.migration, state.phase) = (Some(Arc::clone(migration)), MovePhase::Moving);
         true
     }

@@ -28,7 +28,7 @@ pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<(
         while let Some(client) = leaving.blocking_recv() {
             if let Err(error) = send_client(&mut stream, client) {
                 // The server closes the others.
-                return tracing::warn!(%error, "the successor takes no more clients");
+                return tracing::warn!(%error, "successor stopped accepting clients: remaining ones are closed");
             }
         }
     };
@@ -40,7 +40,7 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
         Ok(state) => state,
         Err(error) => {
             // It is notified that it is closed.
-            tracing::warn!(%error, "a client is not handed over");
+            tracing::warn!(%error, "client not handed over");
             return Ok(());
         }
     };
@@ -95,7 +95,7 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
                 Ok(Some((mut state, socket))) => {
                     clients += 1;
                     if let Err(error) = receiving.resume(&state, socket) {
-                        tracing::warn!(%error, "a client of the predecessor cannot be served");
+                        tracing::warn!(%error, "cannot resume client of the previous process");
                     }
                     state.fill(0);
                 }
@@ -104,9 +104,9 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
             }
         };
         match ended {
-            Ok(()) => tracing::info!(clients, "the predecessor has ended; its clients are served here"),
+            Ok(()) => tracing::info!(clients, "previous process exited; its clients are served here"),
             Err(error) => {
-                tracing::warn!(clients, %error, "the predecessor has ended in the middle of handing over a client")
+                tracing::warn!(clients, %error, "previous process exited during the hand-over of a client")
             }
         }
     };

@@ -152,14 +152,14 @@ impl Offer {
     fn wait_at(&self, bound: io::Result<UnixListener>, name: &SocketAddr) {
         let listener = match bound.or_else(|_| listen(name)) {
             Ok(listener) => listener,
-            Err(error) => return tracing::warn!(%error, "no successor can find this process"),
+            Err(error) => return tracing::warn!(%error, "takeover and upgrades not possible"),
         };
         for stream in listener.incoming() {
             match stream.and_then(|stream| self.serve(stream)) {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a successor was refused");
+                    tracing::warn!(%error, "successor refused");
                     thread::sleep(BIND_PAUSE);
                 }
             }
@@ -191,14 +191,14 @@ impl Offer {
     ) -> io::Result<bool> {
         welcome(&mut stream, &serving.sockets)?;
         let process = pid.as_raw_nonzero();
-        tracing::info!(process, version, "a successor starts");
+        tracing::info!(process, version, "successor starting");
         stream.set_read_timeout(None)?;
         let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
-            tracing::warn!(process, "the successor has ended before it served; this process continues");
+            tracing::warn!(process, "successor exited before serving; this process continues");
             return Ok(false);
         };
         self.wait_while_paused()?;
-        tracing::info!(process, version, "a successor takes over; shutting down");
+        tracing::info!(process, version, "successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
         self.hand_clients_over(&stream, &serving.server, clients.as_ref());
         send(&mut stream, &Left {})?;
@@ -223,17 +223,17 @@ impl Offer {
         }
         // It would take the end of this connection, if it still waited, for that of this process.
         thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
-        Err(io::Error::new(io::ErrorKind::TimedOut, "it came during the change to a pool"))
+        Err(io::Error::new(io::ErrorKind::TimedOut, "migration is finishing: try again afterwards"))
     }
 
     /// Has the clients leave for the successor in the drain, if it can continue with them.
     fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
         let Some(acceptable) = acceptable else { return };
         if let Some(why) = acceptable.refuses(&self.0.clients) {
-            return tracing::warn!(why, "the successor cannot serve the clients, which are closed");
+            return tracing::warn!(why, "successor cannot take over clients: connections closed");
         }
         if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
-            tracing::warn!(%error, "the clients cannot be handed over, and are closed");
+            tracing::warn!(%error, "client hand-over failed: connections closed");
         }
     }
 
@@ -271,7 +271,7 @@ fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 if pause == BIND_PAUSE && Instant::now() > end {
                     tracing::warn!(
-                        "another process waits for a successor with these listeners: take_over finds that one"
+                        "another process already offers these listeners for takeover: take_over reaches that one"
                     );
                     pause = LATER_PAUSE;
                 }

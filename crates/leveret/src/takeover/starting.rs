@@ -50,11 +50,11 @@ impl Predecessor {
                 Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Ok(None) | Err(_) if shuts_down => {
-                    tracing::info!("take_over: the running process shuts down");
+                    tracing::info!("take_over: previous process is shutting down");
                     return Ok(None);
                 }
                 Ok(None) => {
-                    tracing::info!("take_over: no process runs with these listeners");
+                    tracing::info!("take_over: no running process with these listeners");
                     return Ok(None);
                 }
                 found => return found,
@@ -72,7 +72,7 @@ impl Predecessor {
         let pid = match check_peer(&stream) {
             Ok(pid) => pid,
             Err(error) => {
-                tracing::warn!(%error, "take_over: the process that waits for a successor runs as another user");
+                tracing::warn!(%error, "take_over: running process belongs to another user");
                 return Ok(None);
             }
         };
@@ -82,13 +82,17 @@ impl Predecessor {
             Ok(welcome) => welcome,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::other(
-                    "the process that runs does not answer: it starts, or another one takes over",
+                    "running process not responding: it is starting, or being taken over by another process",
                 ));
             }
             Err(error) => return Err(error),
         };
         if welcome.sockets != sockets.len() {
-            return Err(io::Error::other(format!("{} of {} sockets came", sockets.len(), welcome.sockets)));
+            return Err(io::Error::other(format!(
+                "received {} of {} sockets",
+                sockets.len(),
+                welcome.sockets
+            )));
         }
         for socket in sockets {
             inherited.add(socket)?;
@@ -114,7 +118,7 @@ impl Predecessor {
         let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
         match replaced {
             Err(error) if is_gone(&error) => {
-                tracing::warn!("take_over: the previous process has ended already");
+                tracing::warn!("take_over: previous process already exited");
                 Ok(None)
             }
             replaced => replaced,

@@ -184,7 +184,9 @@ impl Pool {
         let mut connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         connections.retain(|upstream| upstream.unused_since().is_some());
         connections.sort_by_cached_key(|upstream| upstream.unused_since());
-        if connections.into_iter().any(|upstream| upstream.close_unused("room for others", transport::now()))
+        if connections
+            .into_iter()
+            .any(|upstream| upstream.close_unused("connection limit reached", transport::now()))
         {
             // There may be more, for the next waiter.
             self.unused.some.store(true, Ordering::Release);

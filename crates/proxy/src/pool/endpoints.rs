@@ -127,7 +127,7 @@ impl Known {
         } else {
             self.answered
         };
-        let unknown = if is_up == Some(false) { "it does not answer" } else { "not asked yet" };
+        let unknown = if is_up == Some(false) { "not responding" } else { "not asked yet" };
         let cause = || self.cause.clone().unwrap_or_else(|| unknown.to_owned());
         AddressState {
             address: self.endpoint.to_string(),
@@ -248,8 +248,8 @@ impl Endpoints {
                 self.is_unresolved(address, format!("its name is not found: {error}"));
             }
             Err(_) => {
-                tracing::warn!(%address, "no answer about the upstream's name in time");
-                self.is_unresolved(address, "no answer about its name in time".to_owned());
+                tracing::warn!(%address, "upstream name lookup timed out");
+                self.is_unresolved(address, "name lookup timed out".to_owned());
             }
         }
     }
@@ -366,7 +366,7 @@ impl Endpoints {
         // One that its name does not resolve to any more is not recorded.
         let (is_so, was_down) = changed.unwrap_or((true, false));
         if was_down {
-            tracing::info!(target: STATE, %endpoint, "upstream answers again");
+            tracing::info!(target: STATE, %endpoint, "upstream reachable again");
         }
         if is_so {
             self.healed.notify_waiters();
@@ -538,7 +538,7 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
                 if pool.endpoints.is_unheard(&pool, &endpoint) {
                     warn_of(&endpoint, &error);
                 } else {
-                    tracing::debug!(%endpoint, %error, "upstream still does not answer");
+                    tracing::debug!(%endpoint, %error, "upstream still unreachable");
                 }
                 // Its name may resolve to other addresses by now, and no other task asks while none answers.
                 let endpoints = pool.endpoints.clone();

@@ -233,7 +233,7 @@ impl Pool {
         };
         if owner.is_gone() {
             // The client is gone; leave the permit to others.
-            return Err(Refusal::unreachable("client is gone"));
+            return Err(Refusal::unreachable("client disconnected"));
         }
         let begun = Box::pin(self.begin_near(owner.home(), permit, credentials, announced)).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await

@@ -70,7 +70,7 @@ impl Pool {
             for virtual_host in torn {
                 if let Err(error) = pool.restored(&virtual_host, NOBODY).await {
                     // It is retried when an upstream answers next, or a client needs it.
-                    tracing::debug!(%error, "not declared again yet");
+                    tracing::debug!(%error, "topology not restored yet");
                 }
             }
         });
@@ -79,7 +79,7 @@ impl Pool {
     /// Carries out the plan, phase by phase, each client's declarations with its own credentials.
     async fn restore(self: &Arc<Self>, virtual_host: &str, plan: Plan) -> Result<(), Refusal> {
         for (link, why) in &plan.lost {
-            let text = format!("the broker lost what this client declared, and it is not remembered: {why}");
+            let text = format!("transient topology of this client was lost and cannot be restored: {why}");
             self.end_client(link, text);
         }
         let count: usize = plan.phases.iter().map(Vec::len).sum();
@@ -97,7 +97,7 @@ impl Pool {
         for Open { declaring, .. } in progress.open {
             declaring.close().await;
         }
-        tracing::info!(virtual_host, count, "declared again what the upstream may have lost");
+        tracing::info!(virtual_host, count, "topology restored");
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Pool {
             ReplyCode::AccessRefused => return self.pass_on(virtual_host, step, &text),
             // The queue belongs to an open connection, so it was never lost, nor were its bindings.
             ReplyCode::ResourceLocked if fault.method == QUEUE_BIND => {
-                tracing::debug!(virtual_host, what = step.what, "not declared again: the queue is in use");
+                tracing::debug!(virtual_host, what = step.what, "queue not restored: in use");
             }
             _ => self.give_up(virtual_host, step, &text),
         }
@@ -227,7 +227,7 @@ impl Pool {
     }
 
     fn end_owners(&self, virtual_host: &str, step: &Step, owners: Vec<Arc<ClientLink>>, why: &str) {
-        tracing::warn!(virtual_host, what = step.what, why, "could not be declared again");
+        tracing::warn!(virtual_host, what = step.what, why, "topology restore failed");
         for link in owners {
             self.end_client(&link, format!("{} could not be declared again: {why}", step.what));
         }

@@ -61,15 +61,15 @@ impl ProxySession {
         };
         let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.is_forgotten());
         if self.life != Life::Open {
-            Some("it closes its connection")
+            Some("connection is closing")
         } else if self.exclusive {
-            Some("it has an exclusive queue")
+            Some("has an exclusive queue")
         } else if self.auto_delete || is_dependent() {
-            Some("it has a transaction, direct reply-to, or an auto-delete queue")
+            Some("has a transaction, direct reply-to, or an auto-delete queue")
         } else if !self.link.replay_buffer.keeps_messages() {
-            Some("it publishes again by itself")
+            Some("republishes by itself")
         } else if is_lost() {
-            Some("it has declared too much that is not durable")
+            Some("too much transient topology")
         } else {
             None
         }

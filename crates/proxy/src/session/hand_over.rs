@@ -45,7 +45,7 @@ impl HandOver {
         let mut accepted = Vec::new();
         for departed in channels {
             if pool.departed_is_full() {
-                self.give_up(&departed.side, "too much is kept of others");
+                self.give_up(&departed.side, "limit of kept messages reached");
                 continue;
             }
             let bytes = QuotaShare::new(&pool.replay_totals().departed, departed.side.queued.len());
@@ -69,7 +69,7 @@ impl HandOver {
         let is_message =
             |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
         let messages = stored_frames(&channel.queued).filter(is_message).count();
-        tracing::warn!(messages, why, "messages of a disconnected client could not be handed over");
+        tracing::warn!(messages, why, "messages of a disconnected client not republished");
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
@@ -83,7 +83,7 @@ impl HandOver {
             let mut output = Output::new(transport::now());
             let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
             if let Err(fault) = channel.start(&mut output, route, leased, 0) {
-                tracing::warn!(%fault, "messages of a disconnected client do not fit");
+                tracing::warn!(%fault, "cannot republish messages of a disconnected client");
             }
             output.hand_over();
             // From here on the ledger counts them.

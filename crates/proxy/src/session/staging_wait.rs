@@ -131,7 +131,7 @@ impl ProxySession {
         if !self.budget.gives_way(now) {
             return Ok(());
         }
-        let text = format!("message incomplete for {} s while others wait for room", stuck.as_secs());
+        let text = format!("message incomplete for {} s while the staging buffer is full", stuck.as_secs());
         Err(Fault::new(ReplyCode::ResourceError, text))
     }
 

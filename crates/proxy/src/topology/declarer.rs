@@ -210,7 +210,7 @@ impl Declarer {
             if has_capacity {
                 change(self.id, vhost);
             } else {
-                vhost.lose(self.id, "all clients together declared too much of that");
+                vhost.lose(self.id, "too much transient topology of all clients");
             }
         });
         has_capacity

@@ -458,7 +458,7 @@ impl Vhost {
         *client.nodes.entry(node).or_default() += 1;
         self.bytes += bytes;
         if client.bytes > CLIENT_BYTES_MAX {
-            self.lose(id, "it declared too much of that");
+            self.lose(id, "too much transient topology");
         }
     }
 

@@ -59,7 +59,7 @@ impl Declaring {
                     return Ok(Declared { count, fault: Some(fault), goes_on: false });
                 }
                 Ok(Err(trouble)) => return Err(trouble.into_refusal()),
-                Err(_) => return Err(Refusal::unreachable("no answer to declarations in time")),
+                Err(_) => return Err(Refusal::unreachable("declarations timed out")),
             };
             if fault.is_some() {
                 return Ok(Declared { count, fault, goes_on: true });

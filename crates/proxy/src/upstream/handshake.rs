@@ -83,7 +83,7 @@ impl Begun {
         };
         match tokio::time::timeout(config.connect_timeout, open).await {
             Ok(result) => result.map_err(Trouble::into_refusal),
-            Err(_) => Err(Refusal::unreachable("no answer to connection.open in time")),
+            Err(_) => Err(Refusal::unreachable("connection.open timed out")),
         }
     }
 
@@ -134,7 +134,7 @@ async fn within<T>(
             )),
             other => Refusal::unreachable(format_args!("{endpoint}: {other}")),
         }),
-        Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: no answer in time"))),
+        Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: handshake timed out"))),
     }
 }
 
@@ -187,7 +187,7 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
         input.resize(HEADER_LEN, 0);
         stream.read_exact(input).await?;
         if input.starts_with(b"AMQP") {
-            return Err(Trouble::Other("it speaks another protocol".to_owned()));
+            return Err(Trouble::Other("not an AMQP 0-9-1 server".to_owned()));
         }
         if input.starts_with(&TLS_ALERT) {
             return Err(Trouble::Other("it speaks TLS: its address begins with amqps://".to_owned()));

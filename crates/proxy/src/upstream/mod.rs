@@ -300,7 +300,7 @@ impl Upstream {
         let mut state = self.state.lock();
         state.returning = true;
         if close {
-            self.start_close(&mut state, "client is gone", now);
+            self.start_close(&mut state, "client disconnected", now);
         } else {
             state.settle(now);
         }

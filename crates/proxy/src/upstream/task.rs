@@ -130,7 +130,7 @@ fn lost(ended: &Ended) -> Fault {
         Ended::Finished => "closed".to_owned(),
         Ended::Eof => "closed by the broker".to_owned(),
         Ended::WriteTimeout => "broker takes no data".to_owned(),
-        Ended::HandedOver(_) => "left to another process".to_owned(),
+        Ended::HandedOver(_) => "handed over to another process".to_owned(),
         Ended::Io(error) => error.to_string(),
     };
     Fault::new(ReplyCode::ConnectionForced, format!("upstream connection lost: {why}"))

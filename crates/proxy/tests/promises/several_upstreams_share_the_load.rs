@@ -124,7 +124,7 @@ async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     let alone =
         Pool::new(PoolConfig { upstreams: vec![address.clone()], arrival_max: Duration::ZERO, ..config });
     let refusal = login(&alone, "user", "right").await.unwrap_err();
-    let text = format!("upstream unreachable: {address}: no answer in time");
+    let text = format!("upstream unreachable: {address}: handshake timed out");
     assert!(refusal.to_string().contains(&text), "{refusal}");
 }
 

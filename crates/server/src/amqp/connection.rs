@@ -538,11 +538,11 @@ impl ProtocolState for AmqpConnection {
         match &mut self.phase {
             AmqpPhase::Handshake(handshake) => {
                 handshake.machine.handle_eof();
-                self.core.ends(Ending::Normal, || "client went away during the handshake".to_owned());
+                self.core
+                    .ends(Ending::Normal, || "client closed the connection during the handshake".to_owned());
             }
             AmqpPhase::Open(_) => {
-                self.core
-                    .ends(Ending::Normal, || "client went away without closing the connection".to_owned());
+                self.core.ends(Ending::Normal, || "client unexpectedly closed TCP connection".to_owned());
             }
             AmqpPhase::Resuming(_) | AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
         }
@@ -675,7 +675,7 @@ fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
 pub(crate) const SHUTDOWN: &str = "broker forced connection closure with reason 'shutdown'";
 
 /// Why a client was not admitted that connected while no upstream was available.
-const NO_UPSTREAM: &str = "no upstream answers";
+const NO_UPSTREAM: &str = "no upstream reachable";
 
 /// Cost of a frame before its method is handled, in nanoseconds.
 const FRAME: u32 = 40;
@@ -697,6 +697,6 @@ fn describe(end: &ServerEnd) -> String {
         ServerEnd::LoginRefused => "login refused".to_owned(),
         ServerEnd::Faulted(fault) => format!("closed by server: {fault}"),
         ServerEnd::ClosedByPeer => "closed by client during the handshake".to_owned(),
-        ServerEnd::Eof => "client went away during the handshake".to_owned(),
+        ServerEnd::Eof => "client closed the connection during the handshake".to_owned(),
     }
 }

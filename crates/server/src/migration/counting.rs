@@ -74,7 +74,7 @@ pub(super) async fn ask(
                 None
             }
             Ok(Err(fault)) => return Err(AskError::Queue(at, fault.reply_text())),
-            Err(_) => return Err(AskError::Queue(at, "it does not answer".to_owned())),
+            Err(_) => return Err(AskError::Queue(at, "not responding".to_owned())),
         };
         each(queue, there);
     }

@@ -116,7 +116,7 @@ impl ExchangeRecord {
         let done = tokio::task::spawn_blocking(move || work(&path)).await;
         let done = done.unwrap_or_else(|error| Err(io::Error::other(error)));
         done.inspect_err(|error| {
-            tracing::warn!(file = shown, %error, "migration exchanges may stay at the other broker after a crash");
+            tracing::warn!(file = shown, %error, "migration exchanges may be left on the other broker after a crash");
         })
         .ok()
     }
@@ -160,7 +160,7 @@ pub(super) async fn delete_left(context: &MoveContext) {
             vhost,
             deleted = deleted.len(),
             left = exchanges.len(),
-            "exchanges of an earlier migration"
+            "deleted exchanges of an earlier migration"
         );
         if !exchanges.is_empty() {
             rest.push(RecordedExchanges { other: record.other.clone(), vhost, exchanges });
@@ -200,7 +200,7 @@ async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) 
         }
         Err(error) => {
             let error = super::MoveLoginError::from(error);
-            tracing::warn!(vhost, %error, "migration exchanges stay at the other broker");
+            tracing::warn!(vhost, %error, "migration exchanges left on the other broker");
             return Vec::new();
         }
     };
@@ -247,12 +247,12 @@ impl<'n> Deletions<'n> {
             });
             // Elapsed, it is time for another look.
             if let Ok(Err(fault)) = tokio::time::timeout(CHECK_INTERVAL, turn).await {
-                return tracing::warn!(%fault, "migration exchanges stay at the other broker");
+                return tracing::warn!(%fault, "migration exchanges left on the other broker");
             }
             if self.answered > answered {
                 (answered, since) = (self.answered, transport::now());
             } else if transport::now() - since > ANSWER_TIME {
-                return tracing::warn!("migration exchanges stay at the other broker, which does not answer");
+                return tracing::warn!("migration exchanges left on the other broker: no response");
             }
         }
     }
@@ -292,7 +292,7 @@ impl<'n> Deletions<'n> {
             // that is not there: then the exchange may be.
             Err(fault) if fault.code == ReplyCode::NotFound && fault.method == DELETE => self.gone.push(name),
             Err(fault) => {
-                tracing::warn!(exchange = name, %fault, "a migration exchange stays at the other broker")
+                tracing::warn!(exchange = name, %fault, "migration exchange left on the other broker")
             }
         }
     }

@@ -40,11 +40,7 @@ pub(super) async fn keep(context: &MoveContext) {
                     // One that is refused is no reason to lose the others.
                     AskError::Queue(at, text) => (at + 1, text),
                 };
-                tracing::warn!(
-                    vhost = &*name,
-                    error,
-                    "a queue with x-expires may be deleted at the other broker"
-                );
+                tracing::warn!(vhost = &*name, error, "queue with x-expires may expire on the other broker");
                 rest = &rest[next..];
             }
             // Those without an answer are asked for again as late as the others.

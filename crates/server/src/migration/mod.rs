@@ -288,10 +288,10 @@ impl Migration {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MoveLoginError {
     /// It refuses the login or the virtual host.
-    #[error("the other broker refuses the login: {0}")]
+    #[error("other broker refused the login: {0}")]
     Refused(String),
     /// Nobody answers there, or not now.
-    #[error("the other broker does not answer: {0}")]
+    #[error("other broker not responding: {0}")]
     Unreachable(String),
 }
 

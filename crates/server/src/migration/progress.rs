@@ -204,8 +204,8 @@ impl ProgressTable {
         if progress.shown.trouble != trouble {
             let (vhost, queue) = (&*progress.shown.vhost, &*progress.shown.name);
             match &trouble {
-                Some(trouble) => tracing::warn!(vhost, queue, trouble, "messages of a queue do not move"),
-                None => tracing::info!(vhost, queue, "messages of a queue move again"),
+                Some(trouble) => tracing::warn!(vhost, queue, trouble, "queue migration stalled"),
+                None => tracing::info!(vhost, queue, "queue migration resumed"),
             }
         }
         (progress.shown.state, progress.shown.trouble) = (state, trouble);

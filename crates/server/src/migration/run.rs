@@ -160,7 +160,7 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
             Ok(Ok(MoveStep::Idle)) | Err(_) => {}
         }
         if turns.waits_for_answer() && transport::now() - turns.heard_at() > ANSWER_TIME {
-            return RunEnd::Lost("the other broker does not answer".to_owned());
+            return RunEnd::Lost("other broker not responding".to_owned());
         }
     }
 }

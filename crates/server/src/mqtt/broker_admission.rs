@@ -193,7 +193,7 @@ impl Admission for BrokerAdmission {
         let Some(claim) = accepted.claim.clone() else { return Admitting::Waits };
         if claim.is_superseded() {
             self.leave();
-            let why = "another connection has come".into();
+            let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if self.question.is_open() && !self.question.take_answered() {
@@ -326,7 +326,7 @@ fn refuse_foreign(
     core: &ConnectionCore,
     version: MqttVersion,
 ) -> MqttRefused {
-    let why = format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
+    let why = format!("client identifier '{}' belongs to another user than '{user}'", owner.client_id);
     core.login_refused(user, &why);
     MqttRefused::foreign(version, why)
 }

@@ -607,7 +607,7 @@ impl From<super::message::Untold> for Refusal {
 
 impl From<Full> for Refusal {
     fn from(_: Full) -> Self {
-        Self { reason: ReasonCode::QuotaExceeded, text: "too much is retained" }
+        Self { reason: ReasonCode::QuotaExceeded, text: "retained message limit reached" }
     }
 }
 

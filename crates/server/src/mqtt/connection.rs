@@ -393,7 +393,7 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
         Cause::Client(reason) => (Ending::Normal, format!("closed by client: {reason}")),
         Cause::Fault(fault) => (Ending::Refused, format!("closed by server: {fault}")),
         Cause::KeepAlive => (Ending::Refused, "client was silent for too long".to_owned()),
-        Cause::Eof => (Ending::Normal, "client went away without closing the connection".to_owned()),
+        Cause::Eof => (Ending::Normal, "client unexpectedly closed TCP connection".to_owned()),
         Cause::Server(_) if draining => (Ending::Shutdown, "server is shutting down".to_owned()),
         Cause::Server(reason) => (Ending::Refused, format!("closed by server: {reason}")),
     }
@@ -445,11 +445,9 @@ impl ProtocolState for MqttConnection {
     fn handle_eof(&mut self, now: Instant) {
         match self.phase {
             MqttPhase::Start => {
-                self.core.ends(Ending::Normal, || "client went away without a CONNECT".to_owned())
+                self.core.ends(Ending::Normal, || "client closed the connection before CONNECT".to_owned())
             }
-            _ => self
-                .core
-                .ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
+            _ => self.core.ends(Ending::Normal, || "client unexpectedly closed TCP connection".to_owned()),
         }
         self.end_session(now);
         self.finish();

@@ -30,6 +30,6 @@ pub(super) enum WillError {
     #[error("{}", .0.text)]
     Untold(Untold),
     /// The will was published but not retained.
-    #[error("too much is retained")]
+    #[error("retained message limit reached")]
     NotRetained,
 }

@@ -641,6 +641,6 @@ pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
 /// Tells operators if a will was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {
-        tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
+        tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "will not published");
     }
 }

@@ -152,7 +152,7 @@ impl MqttLogin {
             (None, None) => match external.or(config.anonymous_user.as_deref()) {
                 Some(user) => LoginAs::Identity(user),
                 None => {
-                    let why = "no user name, and anonymous clients are not let in (mqtt_anonymous_user)";
+                    let why = "no user name, and anonymous access is disabled (mqtt_anonymous_user)";
                     return Err(bad_credentials(why));
                 }
             },

@@ -87,7 +87,7 @@ impl Refusal {
     /// None yet: the user's auth backend is to be asked first. The request has changed nothing, and is repeated with the
     /// answer.
     pub(super) const UNASKED: Self =
-        Self { reason: ReasonCode::NotAuthorized, text: "the auth backend has not been asked" };
+        Self { reason: ReasonCode::NotAuthorized, text: "authorization pending" };
 }
 
 /// The reason string of a client whose session another connection has taken over.

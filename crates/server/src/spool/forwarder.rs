@@ -55,7 +55,7 @@ const SILENT: Duration = Duration::from_secs(10);
 
 /// Why nothing is forwarded before a client of the user has logged in.
 const NO_LOGIN: &str = "no client of this user has logged in since the start";
-const NO_ANSWER: &str = "no upstream answers";
+const NO_ANSWER: &str = "no upstream reachable";
 const NO_CONFIRM: &str = "the upstream confirms nothing";
 
 /// The messages of a user's local queues on their way, whatever connection there is.
@@ -186,7 +186,11 @@ impl Forwarder {
             let Some(credentials) = self.queue.credentials() else {
                 if self.queue.set_trouble(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
-                    tracing::warn!(vhost, user, "spooled messages wait for a client of their user to log in");
+                    tracing::warn!(
+                        vhost,
+                        user,
+                        "forwarding paused: no credentials until a client of this user logs in"
+                    );
                 }
                 return Poll::Pending;
             };
@@ -231,7 +235,7 @@ impl Forwarder {
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
         if self.queue.set_trouble(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::warn!(vhost, user, %fault, "forwarding paused: spooled messages wait");
+            tracing::warn!(vhost, user, %fault, "forwarding paused");
         }
         // A client that has logged in since then may have another password.
         self.wait(pause, (pause == LONG_PAUSE).then_some(logins)).await;
@@ -365,7 +369,7 @@ impl Forwarder {
             && let Some(trouble) = trouble
         {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::warn!(vhost, user, trouble, "spooled messages wait for the upstream");
+            tracing::warn!(vhost, user, trouble, "forwarding paused: waiting for the upstream");
         }
     }
 

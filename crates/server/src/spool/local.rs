@@ -140,7 +140,7 @@ impl LocalSpool {
             match queues.get(&key) {
                 Some(of) => of.restore_backlog(name, queue),
                 // Main queues are created first and deleted last.
-                None => tracing::error!(queue = &**queue.name(), "a backlog without a main queue"),
+                None => tracing::error!(queue = &**queue.name(), "orphaned spool backlog (no main queue)"),
             }
         }
         let bytes = queues.values().map(|queue| queue.bytes()).sum();
@@ -283,7 +283,7 @@ impl LocalSpool {
             self.left(queue, bytes);
         }
         let (vhost, user) = (queue.vhost(), queue.user());
-        tracing::warn!(vhost, user, messages = count, "an operator has dropped spooled messages");
+        tracing::warn!(vhost, user, messages = count, "spooled messages dropped by operator");
         count
     }
 

@@ -86,7 +86,7 @@ impl RememberedLogins {
             let outcome =
                 if max_age.is_zero() { file::remove(path).map(|()| Vec::new()) } else { file::read(path) };
             let lines = outcome.unwrap_or_else(|error| {
-                tracing::warn!(path = %path.display(), %error, "accepted logins could not be read");
+                tracing::warn!(path = %path.display(), %error, "cannot read login cache");
                 Vec::new()
             });
             for line in lines {
@@ -229,7 +229,7 @@ impl RememberedLogins {
     /// Compares credentials with the slow hashes of their user. Returns false without doing so if too many comparisons wait.
     async fn matches(&self, fingerprint: Fingerprint, credentials: &Arc<Credentials>) -> bool {
         let Some(outcome) = self.state.lock().comparison(fingerprint, &credentials.username) else {
-            tracing::debug!(user = credentials.username, "too many logins to compare: one is not looked at");
+            tracing::debug!(user = credentials.username, "too many concurrent logins: offline check skipped");
             return false;
         };
         *outcome.get_or_init(|| self.hash_and_compare(fingerprint, credentials)).await
@@ -330,7 +330,7 @@ impl RememberedLogins {
             state.users.iter_mut().for_each(|(name, user)| user.append_to(name, &mut text));
         }
         let Err(error) = file::replace(path, &text) else { return true };
-        tracing::warn!(path = %path.display(), %error, "accepted logins could not be written: a restart forgets them");
+        tracing::warn!(path = %path.display(), %error, "cannot write login cache: lost on restart");
         self.state.lock().is_dirty = true;
         false
     }

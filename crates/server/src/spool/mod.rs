@@ -202,7 +202,7 @@ impl Spool {
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
     pub fn set_mode(&self, mode: ForwardingMode) {
-        tracing::info!(mode = mode.name(), "an operator has changed the mode of the spool");
+        tracing::info!(mode = mode.name(), "spool mode changed by operator");
         self.local.set_mode(mode);
     }
 
@@ -303,6 +303,6 @@ impl Spool {
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// Its folder holds something else.
-    #[error("the directory is not that of a spool: {0}")]
+    #[error("not a spool directory: {0}")]
     Foreign(String),
 }

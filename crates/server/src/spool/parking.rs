@@ -263,7 +263,7 @@ impl ParkedQueue {
         // Before the messages are there: a forwarder that reads one asks the upstream about it.
         queue.requeued();
         if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
-            tracing::error!("parked messages could not be forwarded again: their queue is gone");
+            tracing::error!("cannot requeue parked messages: queue deleted");
             local.left(queue, bytes);
             return Err(deliveries);
         }

@@ -47,6 +47,6 @@ mod tests {
             assert!(!not_allowed(text), "{text}");
         }
         assert!(is_permanent(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
-        assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
+        assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream reachable"), "orders"));
     }
 }

@@ -329,7 +329,7 @@ impl ProtocolState for StompConnection {
 
     fn handle_eof(&mut self, now: Instant) {
         if self.session.is_none() {
-            self.core.ends(Ending::Normal, || "client went away before it had logged in".to_owned());
+            self.core.ends(Ending::Normal, || "client closed the connection before login".to_owned());
         }
         if let Some(end) = self.machine.handle_eof() {
             self.ended(&end, now);

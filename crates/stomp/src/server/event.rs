@@ -187,7 +187,7 @@ impl fmt::Display for StompEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => f.write_str("closed by client"),
-            Self::Eof => f.write_str("client went away without disconnecting"),
+            Self::Eof => f.write_str("client unexpectedly closed TCP connection"),
             Self::Silent => f.write_str("missed heart-beats from client"),
             Self::Fault(fault) => write!(f, "closed by server: {fault}"),
         }

@@ -52,12 +52,7 @@ pub(super) fn merge(
             let (opened, recovered) = stored_queues.pages.open(id.0, Repair::Refuse)?;
             for cut in &recovered.cut {
                 let (file, offset, bytes) = (&cut.file, cut.offset, cut.bytes);
-                tracing::warn!(
-                    file,
-                    offset,
-                    bytes,
-                    "cut off the end of a queue's segment, which a crash had torn"
-                );
+                tracing::warn!(file, offset, bytes, "truncated torn queue segment after a crash");
             }
             if let Some(queue) = &queue {
                 repeat(&stored_queues.journal, queue, &opened, recovered.last);

@@ -96,13 +96,7 @@ impl Store {
             return Err(OpenError::Damaged(Box::new(report)).into());
         };
         if let Some(journal::Torn { file, offset, bytes, records }) = &report.torn {
-            tracing::warn!(
-                file,
-                offset,
-                bytes,
-                records,
-                "cut off the end of the journal, which a crash had torn"
-            );
+            tracing::warn!(file, offset, bytes, records, "truncated torn journal after a crash");
         }
         let journal = committer.journal().clone();
         let notified = journal.clone();

@@ -244,7 +244,7 @@ impl Mover {
             let payload = match reader.read(*message) {
                 Ok(payload) => payload,
                 Err(error) if self.gives_up(*message, &error) => {
-                    tracing::error!(%error, queue = log.id().0, position, "a message on disk is lost");
+                    tracing::error!(%error, queue = log.id().0, position, "unreadable message dropped");
                     journal.figures().unreadable.fetch_add(1, Ordering::Relaxed);
                     moved.push((*position, *deliveries));
                     continue;

@@ -49,7 +49,7 @@ pub enum OpenError {
     #[error("journal: {0}")]
     Disk(#[from] io::Error),
     /// Written by another version of this program.
-    #[error("{file}: version {version} of the format is not known to this program")]
+    #[error("{file}: unsupported format version {version}")]
     UnknownVersion {
         /// Path of the file.
         file: String,

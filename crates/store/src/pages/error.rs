@@ -20,7 +20,7 @@ pub enum PagesError {
     #[error("{0}")]
     Damaged(Damage),
     /// Written in a version of the format that this program does not know.
-    #[error("{file}: version {version} of the format is not known to this program")]
+    #[error("{file}: unsupported format version {version}")]
     UnknownVersion {
         /// The file.
         file: String,

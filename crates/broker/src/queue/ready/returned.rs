@@ -224,7 +224,7 @@ impl ReturnedMessages {
         }
         if reloaded.lost.messages > 0 {
             let messages = reloaded.lost.messages;
-            tracing::error!(messages, "messages missing on disk");
+            tracing::error!(messages, "unreadable messages dropped");
         }
         reloaded
     }

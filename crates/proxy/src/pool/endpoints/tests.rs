@@ -226,7 +226,7 @@ async fn an_address_is_up_while_its_connections_work_and_unknown_until_it_is_ask
     assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
     assert!(endpoints.any_answers());
     endpoints.closed(&pool, &one);
-    assert_eq!(states(&endpoints), [(Some(false), 0, Some("it does not answer".to_owned()))]);
+    assert_eq!(states(&endpoints), [(Some(false), 0, Some("not responding".to_owned()))]);
     assert!(!endpoints.any_answers() && endpoints.reach() != Reach::Answers);
 }
 

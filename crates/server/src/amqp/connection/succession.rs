@@ -94,7 +94,7 @@ impl AmqpConnection {
         let AmqpPhase::Open(session) = &mut self.phase else { return false };
         match session.export(now) {
             Export::Impossible(why) => {
-                tracing::debug!(connection = self.core.id, why, "the client is not handed over");
+                tracing::debug!(connection = self.core.id, why, "client not handed over");
                 self.core.depends_on_upstream = true;
                 self.core.deadline = None;
                 return false;

@@ -111,7 +111,7 @@ impl UpstreamAdmission {
         let claim = Claim::new(&core.outbox, Some(SessionUser::named(&self.user)));
         if self.hub.claim(&self.owner, &claim).is_err() {
             let (client_id, user) = (&self.owner.client_id, &self.user);
-            let why = format!("the session of client identifier '{client_id}' is not that of user '{user}'");
+            let why = format!("client identifier '{client_id}' belongs to another user than '{user}'");
             return Err(self.foreign(core, why));
         }
         let OpenedUpstream { client, credentials } = opened;
@@ -350,7 +350,7 @@ impl Admission for UpstreamAdmission {
             && claiming.claim.is_superseded()
         {
             self.leave();
-            let why = "another connection has come".into();
+            let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if let Stage::Claiming(claiming) = &self.stage

@@ -124,7 +124,7 @@ impl Farewell {
                 tracing::warn!(
                     vhost = &*owner.vhost,
                     client = &*owner.client_id,
-                    "the upstream has not confirmed a will"
+                    "will not confirmed by the upstream"
                 );
             }
         }
@@ -181,7 +181,7 @@ pub(super) fn publish_will(
     if will.retain
         && let Err(refusal) = log.retain(&message, &key, will.payload.len(), &mut copies)
     {
-        tracing::warn!(topic = &*will.topic, why = refusal.text, "a will is not retained");
+        tracing::warn!(topic = &*will.topic, why = refusal.text, "will not retained");
     }
     uplink.publish(0, &key, &copies.apply(properties), &will.payload, transport::now());
 }

@@ -413,10 +413,7 @@ mod tests {
             second.take_granted().flatten().is_some_and(|detached_session| !detached_session.is_over(since))
         );
         assert_eq!(hub.detached(), [], "its client is connected");
-        assert!(
-            published.try_recv() == Err(oneshot::error::TryRecvError::Closed),
-            "its client has come back"
-        );
+        assert!(published.try_recv() == Err(oneshot::error::TryRecvError::Closed), "client reconnected");
         // Time zero has passed.
         let (will, mut published) = oneshot::channel();
         hub.release(&mine, &second, detached_session(0, Some(will)));

@@ -118,7 +118,7 @@ impl Forwarder {
         }
         match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
             Ok(()) => {
-                tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                tracing::error!(queue = &**from.name(), reason, "unknown spool record parked");
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
                 self.local.left(&self.queue, size);
                 true
@@ -299,7 +299,7 @@ impl Forwarder {
         from.requeue(deliveries, Returned::Released, at);
         if self.failure.is_none() {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::error!(vhost, user, %failure, "spooled messages could not be moved on this host");
+            tracing::error!(vhost, user, %failure, "cannot move spooled messages between local queues");
             self.failure = Some(failure);
         }
     }

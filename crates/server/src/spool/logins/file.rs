@@ -63,7 +63,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<LoginLine>> {
         Err(error) => return Err(error),
     };
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
-        tracing::warn!(path = %path.display(), "other users could read the hashes of accepted logins");
+        tracing::warn!(path = %path.display(), "login cache readable by other users: permissions fixed");
         file.set_permissions(Permissions::from_mode(MODE))?;
     }
     let mut text = String::new();

@@ -84,7 +84,7 @@ impl Simulated {
                 if is_reachable {
                     return behind.open().await;
                 }
-                let fault = Fault::new(ReplyCode::ConnectionForced, "no upstream answers");
+                let fault = Fault::new(ReplyCode::ConnectionForced, "no upstream reachable");
                 Err(OpenError::Unreachable(fault))
             })
         };

@@ -80,7 +80,7 @@ pub(super) async fn run(queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
     let mut guard = EndGuard(Some(Arc::clone(&queue)));
     if let Some(fault) = serve(&queue, &upstream).await {
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::warn!(user, %vhost, %fault, "{} refused by the upstream", SharedQueue::NAME);
+        tracing::warn!(user, %vhost, %fault, "upstream refused {}", SharedQueue::NAME);
         tell_ended(queue.end(), &fault).await;
     }
     guard.0 = None;
@@ -113,7 +113,7 @@ pub(crate) async fn serve<Q: UpstreamLinked>(queue: &Arc<Q>, upstream: &impl Ope
             Err(OpenError::Unreachable(fault)) => fault,
         };
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::info!(user, %vhost, %fault, "{} have no upstream connection", Q::NAME);
+        tracing::info!(user, %vhost, %fault, "no upstream connection for {}", Q::NAME);
         unless_unused(&**queue, tokio::time::sleep(pause)).await?;
         pause = MAX_PAUSE.min(2 * pause);
     }

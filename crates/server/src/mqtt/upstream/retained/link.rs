@@ -318,7 +318,7 @@ impl LogDialogue {
             LogRead::Marker(number) => {
                 if self.reached == 0 {
                     let (vhost, topics) = (self.log.vhost(), self.log.topics());
-                    tracing::info!(vhost, topics, "retained messages of MQTT are read");
+                    tracing::info!(vhost, topics, "reading retained MQTT messages");
                 }
                 self.reached = number;
             }

@@ -268,7 +268,7 @@ impl RetainedLog {
         }
         if !state.topics.read(placed, now) && !std::mem::replace(&mut state.is_overfull, true) {
             drop(state);
-            tracing::warn!(vhost = &*self.vhost, "retained messages are dropped, as there are too many");
+            tracing::warn!(vhost = &*self.vhost, "too many retained messages: some dropped");
         }
         LogRead::Entry
     }
@@ -473,7 +473,7 @@ impl LogClient {
         if payload == 0 || has_capacity() {
             return Ok(());
         }
-        Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "too much is retained" })
+        Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "retained message limit reached" })
     }
 
     /// The header by which the log knows a message.

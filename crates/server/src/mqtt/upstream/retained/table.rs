@@ -105,7 +105,7 @@ async fn run<U: OpenUpstream>(listed: ListedLog, first: SharedLogin, upstream: i
             && log.handle_refusal(&login)
         {
             let (user, vhost) = (&login.credentials.username, log.vhost());
-            tracing::warn!(user, vhost, %fault, queue = LOG, "messages of MQTT clients are not retained");
+            tracing::warn!(user, vhost, %fault, queue = LOG, "MQTT messages not retained");
         }
     }
 }

@@ -94,7 +94,7 @@ impl Takeovers {
                 %vhost,
                 %fault,
                 exchange = EXCHANGE,
-                "MQTT clients are taken over from connections to this server alone"
+                "MQTT session takeover limited to connections of this server"
             );
         }
     }

@@ -323,7 +323,7 @@ impl UpstreamSession {
                             vhost,
                             client,
                             topic = &*message.topic,
-                            "a message is published, but not retained"
+                            "message published, but not retained"
                         );
                     }
                     self.publish_plain(&message);
