@@ -47,7 +47,7 @@ pub(super) struct MigrateCommand {
     /// A file whose first line is that password
     #[arg(long, value_name = "FILE", env = "LEVERET_CTL_OTHER_PASSWORD_FILE")]
     other_password_file: Option<PathBuf>,
-    /// Show what would be made and moved, and what cannot be; change nothing
+    /// Show what would be created and moved, and what cannot be; change nothing
     #[arg(long)]
     dry_run: bool,
     /// Continue although some definitions are refused or differ there
