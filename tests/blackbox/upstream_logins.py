@@ -14,7 +14,7 @@ from harness.metrics import wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
-# As RabbitMQ's plug-in writes it, and Leveret.
+# As RabbitMQ's plugin writes it, and Leveret.
 IDENTITY = "CN=worker,O=Hares"
 EVERYTHING = [".*", ".*", ".*"]
 

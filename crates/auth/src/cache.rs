@@ -1,4 +1,4 @@
-//! Answers of another auth backend that are used again for a while, as RabbitMQ's plug-in rabbitmq_auth_backend_cache does.
+//! Answers of another auth backend that are used again for a while, as RabbitMQ's plugin rabbitmq_auth_backend_cache does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Users whom an HTTP service lets in, as RabbitMQ's plug-in rabbitmq_auth_backend_http has them.
+//! Users whom an HTTP service lets in, as RabbitMQ's plugin rabbitmq_auth_backend_http has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -3,7 +3,7 @@
 //! # Parts
 //!
 //! - [`AuthChain`]: asks one auth backend after the other, the broker's own list of users among them.
-//! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plug-in rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
+//! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plugin rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
 //!   says what a token means, and [`KeySource`] where the keys are that verify it.
 //! - [`HttpAuthBackend`]: users whom a service lets in that is asked over HTTP, as rabbitmq_auth_backend_http does, and about
 //!   each of their operations; its answers are used again if the operator wants that ([`CacheSettings`]).

@@ -150,7 +150,7 @@ impl Signal {
         let guard = lock(&self.lock);
         self.waiters.fetch_add(1, SeqCst);
         if !ready() {
-            // After a wake-up, a time-out or poison alike, the caller checks again.
+            // After a wake-up, a timeout or poison alike, the caller checks again.
             drop(self.changed.wait_timeout(guard, RECHECK));
         }
         self.waiters.fetch_sub(1, SeqCst);

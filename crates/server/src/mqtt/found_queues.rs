@@ -1,4 +1,4 @@
-//! Queues of a client that are there without a session: RabbitMQ's plug-in has made them, and a move from there has brought
+//! Queues of a client that are there without a session: RabbitMQ's plugin has made them, and a move from there has brought
 //! them, or somebody has over AMQP. As in RabbitMQ they are the client's session, and their bindings are its subscriptions.
 
 use std::sync::Arc;

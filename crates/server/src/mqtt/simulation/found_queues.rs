@@ -1,4 +1,4 @@
-//! Queues of clients without a session: RabbitMQ's plug-in has made them, and a move from there has brought them.
+//! Queues of clients without a session: RabbitMQ's plugin has made them, and a move from there has brought them.
 
 use ::mqtt::packet::{Filters, Unsubscribe};
 use amqp::{FieldTable, FieldValue, RawTable};
