@@ -281,7 +281,7 @@ impl HttpService {
         Answer::parse(&body).ok_or(HttpAuthBackendError::NoAnswer)
     }
 
-    /// Tells operators now and then that the service does not answer.
+    /// Logs periodically that the service does not answer.
     fn complain(&self, path: &str, error: &HttpAuthBackendError) -> Verdict {
         let now = Instant::now();
         let mut complained = self.complained.lock();

@@ -123,7 +123,7 @@ pub struct Published {
     pub routed: SharedCounter,
     /// Messages that reached none.
     pub unroutable: SharedCounter,
-    /// Those of them that were not returned.
+    /// Unroutable messages that were not returned.
     pub dropped: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedGauge,

@@ -31,9 +31,9 @@ pub(crate) struct RoundState {
     /// Latencies of messages sent in this range of times are recorded.
     pub(crate) measure_from: AtomicU64,
     pub(crate) measure_until: AtomicU64,
-    /// Tells producers to stop.
+    /// Set to stop the producers.
     pub(crate) stop_publishing: AtomicBool,
-    /// Tells all threads to stop.
+    /// Set to stop all threads.
     pub(crate) stop: AtomicBool,
     /// Wakes producers that wait for consumers.
     pub(crate) backlog: Signal,

@@ -75,7 +75,7 @@ fn export_topology(
     bindings: &mut Vec<Value>,
 ) {
     let name = vhost.name();
-    // Those that a binding may lead to: a file that names others could not be loaded.
+    // Valid destinations of bindings: a file that names others could not be loaded.
     let all = vhost.all_queues();
     let mut exported = HashSet::with_capacity(all.len());
     for queue in all {

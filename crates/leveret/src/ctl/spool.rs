@@ -111,7 +111,7 @@ fn purge_waiting(selection: &Selection, yes: bool, api: &Api, output: &Output) -
     output.done(&format!("{} messages that were not forwarded are dropped", answer["purged"]))
 }
 
-/// Says for what a drain waits.
+/// Prints what a drain waits for.
 fn remark_what_waits(api: &Api, output: &Output) -> Result<(), Failure> {
     for queue in queues(api)?.iter().filter(|queue| queue["messages"] != 0) {
         let text = |key: &str| queue[key].as_str().unwrap_or_default().to_owned();

@@ -129,7 +129,7 @@ struct Migrate<'a> {
     api: &'a Api,
     other: Api,
     way: MoveDirection,
-    /// Those of the other broker, as the server shows them.
+    /// The AMQP addresses of the other broker, as the server shows them.
     addresses: Vec<String>,
     password: &'a str,
     output: &'a Output,

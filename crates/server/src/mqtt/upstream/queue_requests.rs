@@ -186,7 +186,7 @@ impl QueueRequests {
             | Method::QueueUnbindOk(_)
             | Method::ExchangeDeclareOk(_) => Ok(()),
             Method::ChannelClose(close) => {
-                // Those behind it are sent again.
+                // Requests after it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
                 let fault = announced(close);
                 if fault.code == ReplyCode::NotFound && (self.leaves_unmarked() || self.marks_again(&fault)) {
