@@ -10,7 +10,7 @@ import pika.exceptions
 import pytest
 from pika.spec import Connection
 
-from harness.certificates import Authority as Certificates
+from harness.certificates import TestCa as Certificates
 from harness.ctl import Ctl
 from harness.http_auth_backend import http_auth_backend
 from harness.instances import leveret
@@ -243,7 +243,7 @@ def test_questions_travel_in_a_form_and_over_few_connections(tmp_path):
         server.stop()
 
 
-def test_an_https_service_needs_a_certificate_of_the_authority(tmp_path):
+def test_an_https_service_needs_a_certificate_of_the_ca(tmp_path):
     certificates = Certificates(tmp_path / "certificates")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificates.issue("server"))

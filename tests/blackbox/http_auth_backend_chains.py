@@ -1,4 +1,4 @@
-"""Who is asked, in which order, and how often: authorities one after the other, two that share the work, and answers that are used again."""
+"""Who is asked, in which order, and how often: auth backends one after the other, two that share the work, and answers that are used again."""
 
 import time
 

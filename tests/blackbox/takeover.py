@@ -12,7 +12,7 @@ import sys
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
 from harness.frozen import frozen
@@ -234,8 +234,8 @@ OAUTH = ["--auth-backends", "internal", "--auth-backends", "oauth2", "--oauth2-r
 NAMED_FILES = {
     "access_log": ["--access-log", "access.log"],
     "oauth2_jwks": [*OAUTH, "--oauth2-jwks", "keys.json"],
-    "oauth2_jwks_ca": [*OAUTH, "--oauth2-jwks", "https://127.0.0.1:1/", "--oauth2-jwks-ca", "authority.pem"],
-    "auth_http_ca": ["--auth-backends", "internal", "--auth-backends", "http", *HTTP, "--auth-http-ca", "authority.pem"],
+    "oauth2_jwks_ca": [*OAUTH, "--oauth2-jwks", "https://127.0.0.1:1/", "--oauth2-jwks-ca", "ca.pem"],
+    "auth_http_ca": ["--auth-backends", "internal", "--auth-backends", "http", *HTTP, "--auth-http-ca", "ca.pem"],
     "upstream_external": ["--upstream-external", "identities.toml"],
 }
 
@@ -243,21 +243,21 @@ NAMED_FILES = {
 @pytest.mark.parametrize("setting", NAMED_FILES)
 def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path, targets, setting):
     """One at a time can use the data folder, so the old process has to end before the new one can serve."""
-    authority = Authority(tmp_path / "files")
-    (authority.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
-    (authority.folder / "identities.toml").write_text("")
+    ca = TestCa(tmp_path / "files")
+    (ca.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
+    (ca.folder / "identities.toml").write_text("")
     *others, name = NAMED_FILES[setting]
-    named = [*others, authority.folder / name]
+    named = [*others, ca.folder / name]
     if setting == "upstream_external":
-        certificate, key = Authority(tmp_path / "tls").issue("server")
+        certificate, key = TestCa(tmp_path / "tls").issue("server")
         named += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
-        named += ["--tls-client-ca", tmp_path / "tls" / "authority.pem"]
+        named += ["--tls-client-ca", tmp_path / "tls" / "ca.pem"]
         named += ["--spool", '{exchange = "^spooled$"}', "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
     named = [str(word) for word in ("--data-dir", tmp_path / "data", *named)]
-    assert run("config", "check", *named) == (0, "", "") and not (authority.folder / "access.log").exists()
+    assert run("config", "check", *named) == (0, "", "") and not (ca.folder / "access.log").exists()
     with replaceable(tmp_path, *named) as (server, program, callers):
         replace(program)
-        shutil.rmtree(authority.folder)
+        shutil.rmtree(ca.folder)
         assert "the successor has ended, and the server continues" in Ctl(server.http).fails("upgrade")
         server.child.wait_line(f"leveret: {setting}: ")
         code, _, told = run("config", "check", *named)

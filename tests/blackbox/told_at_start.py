@@ -7,7 +7,7 @@ import socket
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
 from harness.health import status, wait_for_status
@@ -91,16 +91,16 @@ def test_a_privileged_port_comes_with_what_to_do(tmp_path):
     assert "ports below 1024 need CAP_NET_BIND_SERVICE" in child.output(), child.output()
 
 
-def test_a_self_signed_authority_as_the_upstreams_certificate_is_explained(tmp_path):
-    authority = Authority(tmp_path / "certificates")
-    key = authority.write_key()
+def test_a_self_signed_ca_as_the_upstreams_certificate_is_explained(tmp_path):
+    ca = TestCa(tmp_path / "certificates")
+    key = ca.write_key()
     # Leveret's own listener stands in for the broker.
-    files = ["--amqps", "127.0.0.1:0", "--tls-cert", authority.file, "--tls-key", key]
+    files = ["--amqps", "127.0.0.1:0", "--tls-cert", ca.file, "--tls-key", key]
     with leveret(tmp_path / "broker", *files) as broker:
         port = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
-        flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", authority.file]
+        flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", ca.file]
         with leveret(tmp_path / "pool", *flags) as pool:
-            pool.child.wait_line("TLS: the server's certificate is that of an authority .CA:TRUE.*basicConstraints=critical,CA:FALSE")
+            pool.child.wait_line("TLS: the server's certificate is a CA certificate .CA:TRUE.*basicConstraints=critical,CA:FALSE")
 
 
 def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_path, targets):
@@ -114,16 +114,16 @@ def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_
         assert "mistaken" not in pool.child.output()
 
 
-def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown_is_told_with_a_remedy(tmp_path):
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("server", ["localhost"])
+def test_an_upstream_whose_port_is_of_another_kind_or_whose_ca_is_unknown_is_told_with_a_remedy(tmp_path):
+    ca = TestCa(tmp_path)
+    certificate, key = ca.issue("server", ["localhost"])
     with leveret(tmp_path / "broker", "--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key) as broker:
         secured = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
             (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
             (f"amqps://localhost:{secured}", [], "was not issued by a trusted CA", "does --upstream-ca name the CA of"),
-            (f"amqps://localhost:{secured}", ["--upstream-ca", authority.file], None, None),
+            (f"amqps://localhost:{secured}", ["--upstream-ca", ca.file], None, None),
         ]):
             with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:
                 if cause is None:

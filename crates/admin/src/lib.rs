@@ -1,7 +1,7 @@
 //! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics`, the management API under `/api`, the dashboard at `/` and a
 //! page at `/messages` to try out AMQP over WebSocket.
 //!
-//! * [`serve`] (`http`) manages the connections, with or without TLS: limits, time-outs, security headers,
+//! * [`serve`] (`http`) manages the connections, with or without TLS: limits, timeouts, security headers,
 //!   shutdown.
 //! * `health` answers the probes, `metrics` writes Prometheus' text format, `process` measures this process.
 //! * `api` is the management API under `/api`.

@@ -22,7 +22,7 @@ pub enum AuthBackend {
     Split {
         /// Checks the password.
         authn: SplitAuthBackend,
-        /// Says what the user may do.
+        /// Decides what the user may do.
         authz: SplitAuthBackend,
     },
 }

@@ -112,7 +112,7 @@ pub enum ServiceError {
     /// The request cannot be written.
     #[error("{0}")]
     Request(#[source] hyper::http::Error),
-    /// The certificate authorities cannot be read.
+    /// The CA certificates cannot be read.
     #[error("{0}")]
     Tls(#[source] transport::tls::TlsError),
 }

@@ -1,4 +1,4 @@
-//! Users whom an HTTP service lets in, as RabbitMQ's plug-in rabbitmq_auth_backend_http has them.
+//! Users whom an HTTP service lets in, as RabbitMQ's plugin rabbitmq_auth_backend_http has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -281,7 +281,7 @@ impl HttpService {
         Answer::parse(&body).ok_or(HttpAuthBackendError::NoAnswer)
     }
 
-    /// Tells operators now and then that the service does not answer.
+    /// Logs periodically that the service does not answer.
     fn complain(&self, path: &str, error: &HttpAuthBackendError) -> Verdict {
         let now = Instant::now();
         let mut complained = self.complained.lock();

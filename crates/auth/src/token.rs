@@ -28,7 +28,7 @@ const VERIFICATION: u32 = 200_000;
 /// The name of a user whose token has none, as in RabbitMQ.
 const UNKNOWN_USER: &str = "unknown";
 
-/// The meaning of tokens: the settings of RabbitMQ's plug-in, by its names (`auth_oauth2.*`).
+/// The meaning of tokens: the settings of RabbitMQ's plugin, by its names (`auth_oauth2.*`).
 #[derive(Debug, Clone, Default)]
 pub struct TokenPolicy {
     /// `resource_server_id`: has to be in a token's `aud`.

@@ -176,7 +176,7 @@ impl AllArguments {
         study.job().map(|(job, _)| job)
     }
 
-    /// Those of the proxy study.
+    /// The brokers of the proxy study.
     fn brokers(&self, systems: &Systems) -> Result<Vec<System>, Error> {
         if self.brokers.is_empty() {
             return Ok(vec![systems[0].clone()]);

@@ -99,7 +99,7 @@ impl Notifier {
     /// those that serve clients, so that the messages stop when no task makes progress.
     pub(crate) async fn stay_alive(self) {
         let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
-        // Half the time-out, as sd_watchdog_enabled(3) recommends.
+        // Half the timeout, as sd_watchdog_enabled(3) recommends.
         let mut ticks = tokio::time::interval(patience / 2);
         loop {
             ticks.tick().await;

@@ -301,7 +301,7 @@ fn start_sampler(config: &Config, server: &Server, backend: &Backend) -> Result<
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 
-/// Warns at start-up about variables and parts of URLs that have no effect.
+/// Warns at startup about variables and parts of URLs that have no effect.
 fn warn_of_ignored(effective: &Effective) {
     if let Some(ignored) = &effective.ignored {
         tracing::warn!("{ignored}");
@@ -311,7 +311,7 @@ fn warn_of_ignored(effective: &Effective) {
     }
 }
 
-/// Warns at start-up about settings that remove protection or have no effect.
+/// Warns at startup about settings that remove protection or have no effect.
 fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(

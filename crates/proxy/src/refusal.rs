@@ -44,8 +44,8 @@ impl Refusal {
         matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
     }
 
-    /// Of the opening of a virtual host: whether the broker says that this one is not available for now, and not that it
-    /// stops itself.
+    /// Whether this is a refusal to open a virtual host because it is not available for now, not because the broker is
+    /// stopping.
     pub(crate) fn is_of_virtual_host(&self) -> bool {
         matches!(self, Self::Fault(fault) if fault.code == ReplyCode::InternalError)
     }

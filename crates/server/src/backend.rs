@@ -36,7 +36,7 @@ pub(crate) struct LoginRequest {
 pub(crate) enum BackendLogin {
     Broker(Identity),
     Upstream(proxy::Login),
-    /// Of an AMQP client in front of a spool, about which the upstream has not decided yet.
+    /// The login of an AMQP client in front of a spool, whose credentials the upstream has not verified yet.
     Pending(PendingLogin),
 }
 

@@ -42,7 +42,7 @@ impl LineTarget {
     }
 }
 
-/// Says how a log fares. Called by its thread.
+/// Callbacks for dropped lines and write errors of a log, called by its thread.
 pub trait LineReport: Send + 'static {
     /// The line that gives the number of lines that were dropped, with its line feed.
     fn dropped(&self, lines: u64) -> String;
@@ -81,7 +81,7 @@ struct WaitingLines {
     dropped: u64,
     /// Entries that have been queued since the start.
     queued: u64,
-    /// Of these, those that the thread is done with: they are written and flushed, or could not be.
+    /// Entries that the thread is done with: they were written and flushed, or writing failed.
     flushed: u64,
     /// Set when the thread is to end after the last entry. Later lines are not accepted.
     ending: bool,

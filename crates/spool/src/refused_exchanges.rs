@@ -40,7 +40,7 @@ struct RefusedExchange {
     is_active: bool,
     /// Confirms since the last refusal.
     confirms: u32,
-    /// Those that end it.
+    /// Confirms in a row that end it.
     needed: u32,
 }
 

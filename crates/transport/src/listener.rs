@@ -42,7 +42,7 @@ impl Drop for SocketFile {
 /// wait, for as long as this lives, also when the listener has gone: the file of a Unix socket stays as well.
 #[derive(Debug)]
 pub struct SharedSockets {
-    /// Of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
+    /// The file of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
     file: Option<Arc<SocketFile>>,
     sockets: Vec<OwnedFd>,
 }
@@ -58,7 +58,7 @@ impl SharedSockets {
         self.file.is_some()
     }
 
-    /// Says whose the file of a Unix socket is: that of another process, which may accept now, is not removed.
+    /// Sets whether the file of a Unix socket is ours: the file of another process, which may accept now, is not removed.
     pub fn set_own(&self, is_own: bool) {
         if let Some(file) = &self.file {
             file.is_own.store(is_own, Ordering::Relaxed);

@@ -24,7 +24,7 @@ pub(super) struct Answers {
 struct CountedPiece {
     bytes: Vec<u8>,
     all: Arc<Answers>,
-    /// Of the last piece: keeps the connection from being closed to make room until the response is sent.
+    /// Set on the last piece. Prevents eviction of the connection until the response is sent.
     _at_work: Option<AtWork>,
 }
 

@@ -52,7 +52,7 @@ pub(super) enum Who {
     Administrator,
 }
 
-/// Tells operators, and them alone, why somebody is not let in. The address is unknown over a Unix socket.
+/// Logs why a login was refused, which the client is not told. The address is unknown over a Unix socket.
 fn log_refusal(user: &str, peer: Caller, why: &str) {
     let peer = peer.ip.map_or_else(|| "unix".to_owned(), |ip| ip.to_string());
     tracing::warn!(peer, user, why, "HTTP login refused");

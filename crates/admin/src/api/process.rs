@@ -329,7 +329,7 @@ pub struct TlsListener {
     pub listener: ListenerInfo,
     /// The certificates it presents, chosen by the server name that the client requests.
     pub certificates: Vec<CertificateFile>,
-    /// The authorities that it trusts for client certificates, if it requests any.
+    /// The CA certificates that it trusts for client certificates, if it requests any.
     pub ca: Option<CertificateFile>,
 }
 

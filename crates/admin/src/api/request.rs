@@ -95,9 +95,10 @@ async fn answer(
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
     let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
-    // Those who may change definitions do it one at a time. Queues, exchanges, bindings and messages are not theirs alone.
+    // Definitions are changed by one request at a time. Queues, exchanges, bindings and messages are not definitions here:
+    // users without a tag change them, too.
     let is_definition = is_change && matches!(action.who, Who::Policymaker | Who::Administrator);
-    // Those who wait for their turn to change definitions may hold permits of their own alone.
+    // Requests that wait for their turn to change definitions have permits of their own.
     let permits = if is_definition { &api.large_definitions } else { &api.large_messages };
     let (body, _large) = read(head, action, body, permits).await?;
     let Found { route, names } = found;
@@ -153,7 +154,7 @@ async fn answer(
     }
 }
 
-/// Tells the thread that makes an answer when the request is dropped, because its connection has ended.
+/// Notifies the thread that produces a response when the request is dropped, because its connection has ended.
 #[derive(Default)]
 struct WaitingClient {
     is_gone: Arc<AtomicBool>,

@@ -2,7 +2,7 @@
 //! measured as if it were far away, without privileges.
 //!
 //! One thread serves all connections. The kernel's timer file descriptor wakes it, which is exact to some tens of
-//! microseconds, where time-outs of epoll are rounded up to milliseconds.
+//! microseconds, where timeouts of epoll are rounded up to milliseconds.
 //!
 //! Invariants: nothing arrives early or out of order; the bytes in transit are bounded, and beyond the bound
 //! the sender is not read; a new connection's first bytes leave a round trip after it was accepted, as TCP's

@@ -106,7 +106,7 @@ impl PublishStyle {
 #[derive(Debug)]
 pub(crate) struct PublishPlan {
     pub(super) systems: Systems,
-    /// Those between the publishers and the link to the first system.
+    /// The proxies between the publishers and the link to the first system.
     pub(super) near: Vec<Near>,
     pub(super) styles: Vec<PublishStyle>,
     pub(super) publishers: Vec<usize>,

@@ -33,9 +33,9 @@ pub(crate) struct RoundState {
     /// Latencies of messages sent in this range of times are recorded.
     pub(crate) measure_from: AtomicU64,
     pub(crate) measure_until: AtomicU64,
-    /// Tells producers to stop.
+    /// Set to stop the producers.
     pub(crate) stop_publishing: AtomicBool,
-    /// Tells all threads to stop.
+    /// Set to stop all threads.
     pub(crate) stop: AtomicBool,
     /// Wakes producers that wait for consumers.
     pub(crate) backlog: Signal,
@@ -158,7 +158,7 @@ impl Signal {
         let guard = lock(&self.lock);
         self.waiters.fetch_add(1, SeqCst);
         if !ready() {
-            // After a wake-up, a time-out or poison alike, the caller checks again.
+            // After a wake-up, a timeout or poison alike, the caller checks again.
             drop(self.changed.wait_timeout(guard, RECHECK));
         }
         self.waiters.fetch_sub(1, SeqCst);

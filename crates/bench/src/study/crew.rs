@@ -33,7 +33,7 @@ pub(crate) struct Done<T> {
     pub(crate) states: Vec<T>,
 }
 
-/// Has workers repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
+/// Runs workers that repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
 pub(crate) fn work<T: Send>(
     shift: Shift,
     set_up: impl Fn(usize) -> Result<T, ClientError> + Sync,

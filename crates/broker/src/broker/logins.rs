@@ -47,8 +47,8 @@ impl Broker {
         }
     }
 
-    /// Has all auth backends asked again about what they have said, and about what sessions have been told before.
-    /// Returns whether there is any that is asked.
+    /// Clears the cached answers of all auth backends, those in open sessions included. Returns whether there is any
+    /// such backend.
     pub fn forget_answers(&self) -> bool {
         self.auth_backends.get().is_some_and(|backends| backends.forget_answers())
     }

@@ -127,11 +127,11 @@ struct Answers {
     allowed: HashSet<QuestionAbout>,
     /// The same in the order in which they came.
     order: VecDeque<QuestionAbout>,
-    /// Of the operation that is under way: RabbitMQ caches no refusal either.
+    /// Refusals for the operation in progress: RabbitMQ caches no refusal either.
     refused: HashMap<QuestionAbout, Verdict>,
     /// The number of questions that the operation has asked.
     asked: usize,
-    /// Those that have not been taken yet, in their order.
+    /// The questions that have not been taken yet, in their order.
     pending: Vec<QuestionAbout>,
     /// The same, to be found.
     is_pending: HashSet<QuestionAbout>,

@@ -97,9 +97,9 @@ pub(crate) struct Grant {
 }
 
 enum Rules {
-    /// Of a user of the broker's own list, as the operator defines them.
+    /// The permissions of an internal user, as the operator defines them.
     Defined(DefinedRules),
-    /// Of a token, until it expires.
+    /// The scopes of a token, until it expires.
     Token { scopes: Scopes, may_impersonate: bool },
     /// The token has expired: nothing is allowed any more.
     Expired(Expiry),

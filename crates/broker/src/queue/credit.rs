@@ -132,7 +132,7 @@ impl PublisherCredit {
 
     #[cold]
     fn look(&mut self, load: Load, now: Timestamp, are_behind: impl FnOnce() -> bool) -> bool {
-        // Of a queue that was long before, the messages that were there are nobody's fault.
+        // An existing backlog does not count against the publishers.
         let lowest = if load.0 < 2 * HIGH { 0 } else { load.0 };
         let episode = self.0.get_or_insert_with(|| Box::new(Episode::new(lowest)));
         if now < episode.left_alone_until {

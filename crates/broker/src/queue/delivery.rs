@@ -1,4 +1,4 @@
-//! The way of messages out of a queue: consumers, offers and deliveries.
+//! Delivery from a queue: consumers, offers and deliveries.
 
 use std::borrow::Cow;
 use std::sync::Arc;

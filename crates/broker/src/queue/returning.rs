@@ -1,4 +1,4 @@
-//! The way back: consumers that leave a queue, and deliveries that return to it or are refused.
+//! Cancellation of consumers, and deliveries that are requeued or rejected.
 
 use std::sync::atomic::Ordering;
 

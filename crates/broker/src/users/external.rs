@@ -71,9 +71,9 @@ pub(crate) struct ExternalUser {
 
 #[derive(Clone)]
 enum ExternalRights {
-    /// Of a token.
+    /// The scopes of a token.
     Scopes(Box<[Box<str>]>),
-    /// Asked about one by one.
+    /// Decided by an authz backend, for each operation.
     Asked(Arc<AskedRights>),
 }
 

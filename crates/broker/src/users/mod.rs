@@ -33,7 +33,7 @@ struct IdentityDetails {
     client: Option<Arc<ClientName>>,
     /// `None` for a user of the broker's own list.
     external: Option<Arc<ExternalUser>>,
-    /// Of a user of the list whose password another auth backend has checked.
+    /// Tags from the auth backend that has checked the password of an internal user.
     added_tags: Vec<String>,
 }
 

@@ -164,7 +164,7 @@ pub(crate) struct UpstreamUrl {
     pub(crate) port: u16,
     /// Whether to use TLS.
     pub(crate) tls: bool,
-    /// Whether the URL has a user or vhost, which have no effect; start-up warns about them.
+    /// Whether the URL has a user or vhost, which have no effect; startup warns about them.
     pub(crate) has_unused_parts: bool,
 }
 

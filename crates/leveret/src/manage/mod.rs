@@ -56,7 +56,7 @@ pub(crate) struct Hooks {
     pub(crate) migrator: Arc<Migrator>,
 }
 
-/// Listeners over TLS, with the certificates and authorities now in use.
+/// Listeners over TLS, with the certificates and CA certificates now in use.
 pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
     tls.map(|tls| listeners::over_tls(&announced(), &tls.in_use())).unwrap_or_default()
 }

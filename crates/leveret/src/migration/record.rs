@@ -19,7 +19,7 @@ const EXCHANGES: &str = "migration-exchanges.jsonl";
 /// A broker's record of its moves. It has no password: clients log in with their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MoveRecord {
-    /// Tells this broker's messages apart from those of others, in their ids.
+    /// Part of message ids, which distinguishes this broker's messages from those of others.
     pub(super) broker_id: String,
     /// Set once everything has moved: this process is a pool from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]

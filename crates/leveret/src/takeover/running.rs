@@ -115,8 +115,8 @@ impl Offer {
         self.0.is_found
     }
 
-    /// Has successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at the
-    /// sockets that are held for a successor, with their files, when listeners have ended.
+    /// Makes successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at
+    /// the sockets that are held for a successor, with their files, when listeners have ended.
     pub(crate) fn pause(&self) {
         self.set_paused(true);
     }

@@ -1,7 +1,7 @@
 //! A client's channel: the frames it has sent, and its one or two upstream channels.
 //!
 //! # States
-//! Those of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
+//! The states of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
 //! the client's connection: with 505 UNEXPECTED_FRAME; with 504 CHANNEL_ERROR without a channel, or while it is closing;
 //! with 501 FRAME_ERROR for more of a body than the header announced. Other events leave the state as it is.
 //!
@@ -21,7 +21,7 @@
 //! | closing | the last side is gone | no channel, and channel.close-ok is sent |
 //! | any but closing | the broker closes an upstream channel of it; a header is refused; a state is lost that no other connection can carry on ([`super::recovery`]) | no channel, and channel.close is sent |
 //!
-//! Those of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
+//! The states of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
 //! general side alone, with everything on it.
 //!
 //! | state | event | next state |

@@ -46,8 +46,8 @@ impl ClosedChannels {
         self.under_way.push_back(ClosedChannel { number: self.last, upstream, channel, lease });
     }
 
-    /// Has the broker asked to process the messages of all, if nothing else shows it; returns the number of the last one, for
-    /// [`Self::await_up_to`], or 0 if none is under way.
+    /// Requests a proof that the broker has processed the messages of all, if nothing else shows it.
+    /// Returns the number of the last one, for [`Self::await_up_to`], or 0 if none is under way.
     pub(super) fn ask(&mut self) -> u64 {
         let Some(link) = self.link.as_ref().filter(|_| !self.under_way.is_empty()) else { return 0 };
         // All at once: each answer takes a round trip.

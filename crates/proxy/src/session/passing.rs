@@ -97,7 +97,7 @@ impl ProxySession {
         is_next
     }
 
-    /// Has a channel checked again with the next event.
+    /// Schedules another check of a channel with the next event.
     pub(super) fn line_up(&mut self, number: u16) {
         if !self.lined_up.contains(&number) {
             self.lined_up.push(number);

@@ -180,7 +180,7 @@ impl Side {
         Ok(())
     }
 
-    /// Has the next method come behind the messages of closed channels, up to this one.
+    /// Orders the next method after the messages of closed channels, up to this one.
     pub(super) fn come_behind(&mut self, closed: u64) {
         self.behind = closed;
     }

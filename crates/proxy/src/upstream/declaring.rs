@@ -39,7 +39,7 @@ impl Declaring {
         Ok(Self { stream, input: Vec::new(), is_open: false })
     }
 
-    /// Has methods carried out that have one reply each, up to the first that the broker refuses.
+    /// Executes methods with one reply each, up to the first that the broker refuses.
     ///
     /// # Errors
     /// 320 CONNECTION_FORCED if the broker does not answer all of them.

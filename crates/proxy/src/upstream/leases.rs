@@ -59,7 +59,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct Resting {
     plain: VecDeque<Rested>,
-    /// Those in confirm mode.
+    /// Channels in confirm mode.
     confirming: VecDeque<Rested>,
 }
 

@@ -152,7 +152,7 @@ impl Ledger {
         std::ptr::eq(self.link.as_ptr(), Arc::as_ptr(link))
     }
 
-    /// Has a method remembered that was carried out, or has no reply.
+    /// Records a method in the topology, once it was executed or if it has no reply.
     fn carried_out(&self, method: &Method<'_>, queue: Option<&str>) {
         if let Some(declarer) = &self.declarer {
             declarer.carried_out(self.link.upgrade().as_ref(), method, queue);

@@ -70,7 +70,7 @@ pub(crate) struct Upstream {
     pub(crate) frame_max: u32,
     /// The broker's address.
     pub(crate) endpoint: Endpoint,
-    /// Those that it was opened with, until all its clients have others: see [`secret`].
+    /// The credentials that it was opened with, until all its clients have newer ones: see [`secret`].
     credentials: ArcSwap<Credentials>,
     pub(crate) virtual_host: Box<str>,
     /// Maximum number of channels, as negotiated with the broker.
@@ -193,7 +193,7 @@ impl Upstream {
         unused
     }
 
-    /// Has events sent to the client, and blocked notices once it publishes here. Returns false if the
+    /// Sends events to the client from now on, and blocked notices once it publishes here. Returns false if the
     /// connection is gone, another client's own, or no longer one of these credentials.
     pub(crate) fn attach(&self, link: &Arc<ClientLink>, credentials: &Credentials) -> bool {
         let mut state = self.state.lock();

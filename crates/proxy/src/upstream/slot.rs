@@ -1,7 +1,7 @@
 //! The state of one upstream channel.
 //!
 //! # States
-//! Those of a channel number ([`Slot`]). *Leaving* is leased with [`Lease::close_sent`]; *gone* are all numbers of a
+//! The states of a channel number ([`Slot`]). *Leaving* is leased with [`Lease::close_sent`]; *gone* are all numbers of a
 //! connection that has ended. In use are all but free and resting ones. An event that has no line for a state changes
 //! nothing; a test reads this table and compares it with the code.
 //!

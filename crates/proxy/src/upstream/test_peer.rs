@@ -1,5 +1,5 @@
-//! A broker without a socket, at the far end of one upstream connection: it checks what it is sent, and its answers
-//! wait until the test delivers them.
+//! A fake broker without a socket, the peer of one upstream connection: it checks what it receives, and its answers are
+//! queued until the test delivers them.
 
 mod deliveries;
 
@@ -287,7 +287,7 @@ impl Peer {
         &self.bodies
     }
 
-    /// Has the oldest late answer delivered behind those to the methods that were read by now.
+    /// Delivers the oldest late answer after those to the methods that were read by now.
     pub(crate) fn come_around(&mut self) {
         self.answers.extend(self.late.pop_front());
     }

@@ -424,7 +424,7 @@ impl BrokerSession {
     fn end_channels(&mut self, channels: impl IntoIterator<Item = Box<Channel>>) {
         let Self { context, incomplete, .. } = self;
         let mut channels: Vec<_> = channels.into_iter().collect();
-        // None of them takes any more what the others publish or give back.
+        // From here on no channel receives messages that the others publish or requeue.
         let mut departure = Departure::default();
         channels.iter_mut().for_each(|channel| channel.depart(&mut departure));
         channels.iter_mut().for_each(|channel| channel.finish_publishing(context));

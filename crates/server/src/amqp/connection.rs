@@ -335,7 +335,7 @@ impl AmqpConnection {
             ConnectionStep::Channel => {
                 let opens_channel = is_method(&frame, CHANNEL_OPEN);
                 if opens_channel {
-                    // Those that were closed in this turn make room for it.
+                    // Channels that were closed in this turn no longer count.
                     self.count_channels();
                     self.core.lease.open_channel().map_err(|limit| {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()

@@ -19,7 +19,7 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
-    // Those that were known before the last messages moved are not an answer.
+    // Counts that were known before the last messages moved are outdated.
     context.progress.forget_counts();
     for vhost in context.vhosts() {
         let of_vhost = all.iter().filter(|moved| *moved.vhost == *vhost.name());

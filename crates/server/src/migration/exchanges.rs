@@ -225,7 +225,7 @@ struct Deletions<'n> {
     /// How many have been asked for, and how many of these answered.
     sent: usize,
     answered: usize,
-    /// Those that are not there any more.
+    /// Names of exchanges that no longer exist.
     gone: Vec<&'n str>,
 }
 

@@ -281,7 +281,7 @@ impl<'m> IncomingMove<'m> {
             safe = Some(tag);
             self.stored.pop_front();
         }
-        // Those before it are stored, or have been given back.
+        // Messages before it are stored, or have been returned.
         self.to_acknowledge = safe.or(self.to_acknowledge);
         if self.limit.is_some() {
             // Others would come for them.

@@ -254,7 +254,7 @@ impl Migration {
         queues.iter().map(|(_, queue)| queue.message_count() + queue.unacked_count()).sum()
     }
 
-    /// Of these, those that no client has: they can move now.
+    /// The ready messages among them, which can move now.
     pub fn ready_left(&self) -> u64 {
         self.context.queues().iter().map(|(_, queue)| queue.message_count()).sum()
     }

@@ -347,7 +347,7 @@ impl MoveTurns for OutgoingMove<'_> {
 
 impl Drop for OutgoingMove<'_> {
     fn drop(&mut self) {
-        // Of a task that was aborted.
+        // Only set if the task was aborted.
         if let Some(mut client) = mem::take(&mut self.client) {
             client.discard(transport::now());
             self.release(&RunEnd::Stopped);

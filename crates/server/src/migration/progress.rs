@@ -57,7 +57,7 @@ pub struct MovedQueue {
     pub moved: u64,
     /// Bytes of their bodies.
     pub moved_bytes: u64,
-    /// Of those, messages that may have arrived twice: their answers were lost with the connection.
+    /// The messages among them that may have arrived twice: their answers were lost with the connection.
     pub maybe_twice: u64,
     /// Messages of the receiving queue before the first one moved; `None` if that is not known.
     pub before: Option<u64>,

@@ -114,7 +114,7 @@ impl<T> Window<T> {
         self.in_flight.len()
     }
 
-    /// Those of them that may have arrived: the channel has ended before their answers came.
+    /// Messages that may have arrived: the channel has ended before their confirms.
     pub(super) fn unanswered(&self) -> usize {
         self.in_flight.len() - self.nacked
     }

@@ -1,4 +1,4 @@
-//! The way of a client from its CONNECT to its session.
+//! Admission of a client: from its CONNECT to its session.
 
 use std::time::Instant;
 

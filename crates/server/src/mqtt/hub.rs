@@ -638,7 +638,7 @@ pub(super) const GROUP_PREFIX: &str = "mqtt-shared-subscription-";
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
 
-/// Tells operators if a will was not published.
+/// Logs if a will was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {
         tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "will not published");

@@ -31,7 +31,7 @@ use mqtt::{Property, PropertyList, QoS, ReasonCode};
 use super::native::{self, StoredForm};
 use super::subscriptions::Verdict;
 
-/// Headers that RabbitMQ's plug-in sets, too.
+/// Headers that RabbitMQ's plugin sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
 const DUP: &str = "x-mqtt-dup";
 const RETAIN: &str = "x-mqtt-retain";
@@ -43,7 +43,7 @@ const USER_PROPERTIES: &str = "x-mqtt-user-properties";
 /// Prefix of all headers set here.
 const OURS: &str = "x-mqtt-";
 
-/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in sets, too.
+/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plugin sets, too.
 pub(super) const TRANSIENT: u8 = 1;
 
 /// Bytes of the longest AMQP short string: a routing key, a content type and others.
@@ -97,7 +97,7 @@ impl MessageMapping {
         Self { form, merges_dots: false }
     }
 
-    /// That of RabbitMQ's own MQTT plug-in, whose clients exchange messages with those in front of it.
+    /// That of RabbitMQ's own MQTT plugin, whose clients exchange messages with those in front of it.
     pub(super) fn of_upstream(compatibility: Compatibility) -> Self {
         let form =
             if compatibility.annotates_mqtt() { StoredForm::AnnotationHeader } else { StoredForm::Headers };

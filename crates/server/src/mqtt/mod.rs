@@ -1,4 +1,4 @@
-//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
+//! MQTT clients, as with RabbitMQ's plugin: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
 //! clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way

@@ -23,7 +23,7 @@ impl MqttClient {
             return;
         }
         let retained = self.hub.retained(self.vhost());
-        // Those with nothing for the client take their time, too.
+        // Copies with nothing for the client take time as well.
         while !work::is_turn_over()
             && let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
                 self.pending_retained.first()

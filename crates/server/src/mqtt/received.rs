@@ -6,7 +6,7 @@
 //! queues, and a torn log may hold only some of them: then the message is published to the other queues alone.
 //!
 //! # States
-//! Those of a packet identifier of a session that is on disk, as the server sees it:
+//! The states of a packet identifier of a session that is on disk, as the server sees it:
 //!
 //! | state | note on disk | message in its queues | in memory |
 //! |---|---|---|---|

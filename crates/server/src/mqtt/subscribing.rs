@@ -1,4 +1,4 @@
-//! A client's subscriptions as queues and bindings, as in RabbitMQ's plug-in: one queue for messages of QoS 0,
+//! A client's subscriptions as queues and bindings, as in RabbitMQ's plugin: one queue for messages of QoS 0,
 //! which goes with the connection, and one for the rest, which stays as long as the session. A shared
 //! subscription is a queue that all its clients consume from.
 

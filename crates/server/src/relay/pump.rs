@@ -162,7 +162,7 @@ where
         }
     }
 
-    /// Tells the client that the server shuts down.
+    /// Closes the WebSocket because the server shuts down.
     pub(super) fn drain(&mut self) {
         self.close(RelayEnd::Drain);
     }

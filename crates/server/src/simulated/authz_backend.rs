@@ -76,7 +76,7 @@ impl SimulatedAuthzBackend {
         *self.answers.refused.lock() = refused.to_vec();
     }
 
-    /// Has all answers forgotten.
+    /// Clears all cached answers.
     pub(crate) fn forget(&self) {
         self.answers.generation.fetch_add(1, Ordering::Relaxed);
     }

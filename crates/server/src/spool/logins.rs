@@ -33,7 +33,7 @@ const REWRITTEN_AFTER: u32 = 16;
 
 /// Passwords that are compared, or wait for that, at a time: more than a second would be longer than their clients wait.
 const MAX_COMPARISONS: usize = 16;
-/// Those of one user, so that wrong passwords for one user leave the others room.
+/// The same limit for one user, so that wrong passwords for one user do not block the others.
 const MAX_COMPARISONS_OF_USER: usize = 4;
 
 /// How long a password that did not match is not compared again.

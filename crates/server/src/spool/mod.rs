@@ -284,7 +284,7 @@ impl Spool {
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         let mut forwarders = self.forwarders.lock();
-        // Those of removed queues, and those that have panicked, which they have reported.
+        // Forwarders of removed queues, and those that have panicked, which is reported already.
         forwarders.retain(|forwarder| !forwarder.is_finished());
         forwarders.push(self.runtime.spawn(task));
     }

@@ -219,7 +219,7 @@ impl ParkedQueue {
     /// Goes once over the messages that are parked now, a batch at a time. Those that `act` returns stay parked, in their order
     /// and behind the others, so that the next batch can be read without them in memory.
     fn go_over(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
-        // Those that stay, and those that are parked meanwhile, have later positions.
+        // Messages that stay, and messages that are parked meanwhile, have later positions.
         let end = self.queue.next_position();
         loop {
             let mut batch = self.read(MOVED, MOVED_BYTES, now);

@@ -91,7 +91,7 @@ pub(super) struct SpoolingSession {
 /// A spooled publish that is not on disk.
 struct SpooledPublish {
     channel: u16,
-    /// Tells the channel from others that have had its number.
+    /// Distinguishes the channel from earlier ones with the same number.
     opening: u64,
     /// The number of its confirm, if the client wants one.
     number: Option<u64>,

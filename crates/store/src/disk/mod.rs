@@ -70,7 +70,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// A file that is open for reading and writing at any offset, by several threads at a time.
-#[expect(clippy::len_without_is_empty, reason = "nobody asks that of a file")]
+#[expect(clippy::len_without_is_empty, reason = "whether a file is empty is not needed")]
 pub trait DiskFile: Send + Sync {
     /// Writes all of `bytes` at `offset`. After an error any part of them may have been written.
     ///

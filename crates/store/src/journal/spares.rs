@@ -59,7 +59,7 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Those of an earlier run. In a copy of its folder their space may not be allocated.
+        // Spares of an earlier run. In a copy of its directory their space may not be allocated.
         let names = disk.list(FOLDER).unwrap_or_default();
         let size = space.small_segment();
         let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));

@@ -344,7 +344,7 @@ impl Opening<'_> {
         };
         let Some(mut segment) = segment else { return Ok(None) };
         if unsynced {
-            // Perhaps only in the kernel's memory: the journal may drop the messages once they are counted as here.
+            // The segment may be in the page cache only: the journal may drop the messages once they are counted as here.
             envelope::write_again(file, proven, end).map_err(at(&path))?;
             self.unsynced = true;
         }

@@ -16,7 +16,7 @@ use super::*;
 use crate::stream::Stream;
 use crate::turn::{ACCEPTING, CONNECTING};
 
-/// An authority, and the folder for the certificates it issues.
+/// A CA, and the directory for the certificates it issues.
 struct TestCa {
     folder: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -25,7 +25,7 @@ struct TestCa {
 impl TestCa {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "authority");
+        params.distinguished_name.push(DnType::CommonName, "ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let folder = tempfile::tempdir().unwrap();

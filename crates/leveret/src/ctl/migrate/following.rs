@@ -1,4 +1,4 @@
-//! The progress of a move, up to its end.
+//! Follows a migration until its end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ impl Migrate<'_> {
             if left > few || queues(&status).any(is_troubled) {
                 few_since = None;
             }
-            // Of a queue that has just been looked at, nobody knows yet what is refused.
+            // Refusals are not known yet for a queue that has just been looked at.
             let is_little = left <= few && few_since.get_or_insert_with(Instant::now).elapsed() >= SETTLED;
             if status["is_done"] == true || is_little {
                 return Ok(status);

@@ -29,7 +29,7 @@ impl Side {
         let (channel, delivered) = (route.channel, ledger.gathers_up_to());
         let (mut taken, mut gathered) = (0, None);
         for ack in acks {
-            // Those of earlier upstream channels settle nothing any more.
+            // Acknowledgements for earlier upstream channels settle nothing any more.
             let present = self.carried.present_tag(ack.delivery_tag);
             let settled = self.settled.get_or_insert_default();
             let present = match present {

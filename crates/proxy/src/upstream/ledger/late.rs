@@ -1,7 +1,7 @@
-//! Answers that come late: those to `basic.consume` and `basic.cancel`.
+//! Answers that may arrive late: those to `basic.consume` and `basic.cancel`.
 //!
-//! RabbitMQ's channel sends them when a message from its queue comes around, behind the methods that it has received by
-//! then. So the answers to methods behind them overtake them, and a channel that is closed by then never sends them.
+//! RabbitMQ's channel sends them when it handles a message from its queue process, after the methods that it has received
+//! by then. So the answers to later methods overtake them, and a channel that is closed by then never sends them.
 //! A `basic.cancel` that comes before the consume-ok of its consumer ends the connection with 541 (3.10.8), or is
 //! answered alone (4.3.6); behind a second `basic.consume` with the same tag, 4.3.6 fails likewise.
 //!

@@ -154,7 +154,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     persistent.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     persistent.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
-    // Those that an application has declared under such names, or a migration; one in the place of a client's.
+    // Queues that an application or a migration has declared under such names, one of them under a client's.
     let vhost = world.hub.broker().vhost("/").unwrap();
     let [name, moved, again] =
         ["mqtt-subscription-anotherqos1", "mqtt-shared-subscription-moved/t", "mqtt-shared-subscription-i/t"];

@@ -183,7 +183,7 @@ impl UpstreamSession {
         self.bind_group(name, key)
     }
 
-    /// Has the queue of a group declared and bound, and marked by the queue of a persistent session.
+    /// Requests the declaration and binding of a group's queue, and its mark by the queue of a persistent session.
     fn bind_group(&mut self, name: &str, key: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
         if self.lasts() {

@@ -71,7 +71,7 @@ pub struct MqttUpstreamTotals {
 #[derive(Default)]
 struct UpstreamSessions {
     claims: Claims<DetachedUpstream>,
-    /// Those of them that are detached.
+    /// The sessions that are detached, by age.
     ages: DetachedAges,
 }
 
@@ -515,7 +515,7 @@ mod tests {
         hub.will_is_due(&first);
         hub.release(&first, &back, detached_session);
         assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
-        // Of no seconds.
+        // A delay of 0 seconds.
         let (_third, mut will) = leave(&hub, "third", 0);
         leave(&hub, "fourth", 60);
         assert_eq!(will.try_recv(), Ok(()));

@@ -53,9 +53,9 @@ pub(super) struct PublishingClosed {
 /// A message that is not confirmed.
 #[derive(Debug, Clone, Copy)]
 enum PublishedMessage {
-    /// Of a client, by its packet identifier; 0 at QoS 0.
+    /// A message of a client, by its packet identifier; 0 at QoS 0.
     Plain(u16),
-    /// Of a client, and its record follows.
+    /// A message of a client that is followed by its record.
     BeforeRecord(u16),
     /// The record of the message before it.
     RecordOf(u16),

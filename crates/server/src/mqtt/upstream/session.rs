@@ -121,7 +121,7 @@ impl SessionQueue {
         let Self { name: queue, state, is_found } = self;
         match (state, is_found) {
             (QueueState::Absent, _) => None,
-            // Of whatever type.
+            // The queue may be of any type.
             (_, true) => Some(QueueRequest::DeleteIdle { queue }),
             (_, false) => Some(QueueRequest::DeleteUnused { queue }),
         }

@@ -39,7 +39,7 @@ struct UplinkChannels {
     /// Since the first shared subscription.
     groups: OnDemand<GroupConsumers>,
     requests: QueueRequests,
-    /// Of a persistent session.
+    /// Present for a persistent session.
     state: OnDemand<StateQueue>,
     /// Messages that were refused, whose records are to be revoked: their client may send them again.
     refused: Vec<u16>,
@@ -352,7 +352,7 @@ impl UplinkChannels {
     fn handle(&mut self, event: ClientEvent<'_>) {
         let Self { publishing, consumer, groups, requests, state, refused, events } = self;
         match event {
-            // Of what is published here, records alone are mandatory.
+            // Only records are published as mandatory here.
             ClientEvent::Message(number, _) if PUBLISHING.contains(&number) => {
                 events.push_back(UplinkEvent::RecordRefused);
             }

@@ -101,7 +101,7 @@ pub(crate) type IsDroppable = fn(&SharedMessage) -> bool;
 pub(crate) struct SharedInbox {
     outbox: Arc<Outbox>,
     limits: InboxLimits,
-    /// Of all inboxes of the server.
+    /// Shared by all inboxes of the server.
     budget: Arc<InboxBudget>,
     copies: Copies,
     /// `None` if a client that does not take its messages is to be closed at once.

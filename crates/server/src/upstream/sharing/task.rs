@@ -202,7 +202,7 @@ async fn close(link: &mut impl UpstreamLink) {
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
 }
 
-/// Tells the subscribers of a queue that was given up, over as many turns as that takes.
+/// Notifies the subscribers of a queue that was given up, over as many turns as that takes.
 async fn tell_ended(inboxes: Vec<Arc<SharedInbox>>, fault: &Fault) {
     for some in inboxes.chunks(SLOTS_AT_ONCE) {
         some.iter().for_each(|inbox| inbox.end(fault.clone()));

@@ -57,7 +57,7 @@ struct RetainedWaiting {
 
 struct RetainedTicket {
     ticket: u64,
-    /// Those that have not been looked for, or not to the end.
+    /// Filters that have not been looked up, or not completely.
     filters: vec::IntoIter<Arc<str>>,
     /// How far the first of them has been.
     progress: LogProgress,

@@ -54,13 +54,13 @@ struct LogState {
     replaced: u64,
     logins: LogLogins,
     status: LogStatus,
-    /// Those that wait for another status, by the ends of their waits.
+    /// Clients that wait for another status, by their deadlines.
     undecided: VecDeque<(Instant, Arc<Outbox>)>,
     /// The number of the last ticket.
     tickets: u64,
     /// The last ticket up to whose time the log was read.
     reached: u64,
-    /// Those that wait for a ticket.
+    /// Clients that wait for a ticket.
     waiting: VecDeque<(u64, Arc<Outbox>)>,
     /// Number of those at which closed connections are removed from them.
     pruned_at: usize,

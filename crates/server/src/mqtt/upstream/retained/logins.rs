@@ -23,14 +23,14 @@ const MIN_PRUNED: usize = 1024;
 /// The logins of one log. Sans-IO.
 #[derive(Default)]
 pub(super) struct LogLogins {
-    /// Those with clients, and those refused not long ago.
+    /// Logins with clients, and logins refused recently.
     logins: HashMap<LoginKey, LoginUse>,
     clients: usize,
-    /// Those with clients that the upstream has not been asked about since they came, in their order.
+    /// Logins with clients that have not been tried upstream since they were added, in their order.
     untried: BTreeMap<u64, SharedLogin>,
     /// The last number there.
     arrivals: u64,
-    /// Those that have had the log, the last one first, whether they have clients or not.
+    /// Logins that have read the log, the last one first, whether they have clients or not.
     proven: VecDeque<LoginKey>,
     /// When the upstream has refused logins, the last few times.
     refusals: VecDeque<Instant>,
@@ -91,7 +91,7 @@ impl LogLogins {
     pub(super) fn next(&self, now: Instant) -> Option<SharedLogin> {
         let due = || {
             let all = self.logins.iter().filter(|(_, known)| known.clients > 0 && known.may_retry(now));
-            // Those that were refused first; the others are untried.
+            // The login that was refused first; the others are untried.
             all.min_by_key(|(_, known)| (known.refused.is_none(), known.refused))
         };
         let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);

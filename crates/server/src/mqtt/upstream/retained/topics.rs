@@ -101,7 +101,7 @@ struct KnownTopic {
 }
 
 impl RetainedTopics {
-    /// Of a log that was not read yet. `jitter` is a random number.
+    /// The topics of a log that was not read yet. `jitter` is a random number.
     pub(super) fn new(limits: LogLimits, jitter: u64) -> Self {
         let jitter = jitter % (limits.maximum / 8).max(1);
         let (tree, known, places, removals) = Default::default();

@@ -40,11 +40,11 @@ pub(super) struct Watch {
 struct WatchState {
     /// The latest connection of each client.
     members: HashMap<Box<str>, Arc<WatchedConnection>>,
-    /// Those that are to be announced.
+    /// Connections that are to be announced.
     unsent: VecDeque<Arc<WatchedConnection>>,
-    /// Those whose announcements the upstream has not confirmed, in the order of these.
+    /// Connections whose announcements the upstream has not confirmed, in the order of publishing.
     unconfirmed: VecDeque<Arc<WatchedConnection>>,
-    /// Those that wait, with the ends of their waits. May hold some that wait no more.
+    /// Connections that wait, with their deadlines. May contain some that no longer wait.
     waiting: VecDeque<(Instant, Arc<WatchedConnection>)>,
     last_number: u64,
     /// Number of connections, and of holds.

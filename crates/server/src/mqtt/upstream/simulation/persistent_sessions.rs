@@ -163,7 +163,7 @@ async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_no
         assert_eq!(client.answers().await, ["connack Success"]);
         drop(client);
         tokio::time::sleep(2 * IDLE_TIME).await;
-        // Perhaps it was assigned, of which CONNACK has told the client.
+        // The identifier may have been assigned by the server, in CONNACK.
         let client_id = world.hub.detached().remove(0).client_id;
         let (_client, answer) = other.connect(&client_id, !resumes, 3600).await;
         assert!(answer[0].starts_with("connack Success"), "{answer:?}");

@@ -196,7 +196,7 @@ impl UpstreamSession {
             self.uses_queue() && !is_plain(filter, subscription) && self.state_usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
-            // Those that are gone, and those that were made again, have been counted.
+            // Removed and recreated filters have been counted.
             self.count_listed(engine);
         }
         let has_capacity = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
