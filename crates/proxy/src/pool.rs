@@ -1,6 +1,7 @@
 //! The pool: the set of upstream connections, and access to them.
 
 pub(crate) mod background;
+mod channel_limits;
 mod connection_permits;
 mod deletions;
 mod endpoints;
@@ -24,6 +25,8 @@ use sync::{Mutex, Rank};
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
+use self::channel_limits::ChannelLimits;
+pub(crate) use self::channel_limits::channel_limit;
 pub(crate) use self::connection_permits::Unused;
 use self::connection_permits::{ConnectionPermit, Entered};
 pub use self::deletions::DeletedVirtualHost;
@@ -64,6 +67,7 @@ pub struct Pool {
     /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
     auth_gate: AuthGate,
+    channel_limits: ChannelLimits,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
@@ -171,6 +175,7 @@ impl Pool {
             config,
             connections: Mutex::default(),
             auth_gate: AuthGate::new(),
+            channel_limits: ChannelLimits::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),

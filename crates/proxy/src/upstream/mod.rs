@@ -31,7 +31,7 @@ use transport::Outbox;
 
 pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
-pub(crate) use leases::{Leased, Placed};
+pub(crate) use leases::{ChannelCounts, Leased, Placed};
 pub(crate) use ledger::{
     Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
 };
@@ -39,7 +39,7 @@ pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
-pub(crate) use slot::{Lease, Left, Slot, Usage};
+pub(crate) use slot::{ChannelOpening, Lease, Left, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
@@ -339,8 +339,9 @@ impl Upstream {
     }
 
     /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
-    /// whether the connection belonged to one client.
-    fn end(&self, fault: &Fault) -> (Vec<Left>, bool) {
+    /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
+    /// refused by the fault.
+    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<Left>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
@@ -348,7 +349,12 @@ impl Upstream {
         for slot in std::mem::take(&mut state.slots) {
             match slot {
                 Slot::Leased(lease) => {
-                    lease.ledger.end(lease.last_queue);
+                    let opening = match lease.opening && !lease.again {
+                        true if refuses_new => ChannelOpening::Refused,
+                        true => ChannelOpening::Pending,
+                        false => ChannelOpening::Done,
+                    };
+                    lease.ledger.end(lease.last_queue, opening);
                     if lease.missing != Missing::Nothing {
                         lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }
@@ -371,7 +377,7 @@ impl Upstream {
         let attached = std::mem::take(&mut state.attached);
         let mut links: Vec<_> = attached.into_iter().map(|attached| attached.link).collect();
         state.waiting = Vec::new();
-        state.starving = Vec::new();
+        let starving = std::mem::take(&mut state.starving);
         let owner = state.owner.take();
         drop(state);
         let was_own = owner.is_some();
@@ -379,6 +385,8 @@ impl Upstream {
         for link in links {
             link.notify(Event::Lost { upstream: self.id, fault: fault.clone() });
         }
+        // They may wait for one channel less here, and use other connections.
+        starving.iter().for_each(|link| link.notify(Event::ChannelFree));
         (left, was_own)
     }
 

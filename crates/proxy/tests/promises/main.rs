@@ -7,6 +7,7 @@
 mod common;
 
 mod a_broker_restart_is_no_outage;
+mod a_channel_limit_hits_only_the_offender;
 mod a_flood_starves_nobody;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
