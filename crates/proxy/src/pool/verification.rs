@@ -105,14 +105,21 @@ impl Pool {
     }
 
     /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is
-    /// none yet.
+    /// none yet. If there may be no more connections, the login that has succeeded confirms those that are open.
     pub(super) async fn verify(
         self: &Arc<Self>,
         begun: super::HalfOpen,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<(), Refusal> {
-        let verified = self.finish(begun, credentials, virtual_host, None, None).await?;
+        let verified = match self.finish(begun, credentials, virtual_host, None, None).await {
+            Err(refusal)
+                if refusal.is_connection_limit() && self.renew_verified(credentials, virtual_host) =>
+            {
+                return Ok(());
+            }
+            finished => finished?,
+        };
         let others = |upstream: &Arc<Upstream>| {
             *upstream.virtual_host == *virtual_host
                 && !Arc::ptr_eq(upstream, &verified)
@@ -142,6 +149,14 @@ impl Pool {
             }
             upstream.end_refresh();
         });
+    }
+
+    /// Confirms a connection that was opened with these credentials for the virtual host, unless the broker has refused
+    /// them since. Returns whether there is one.
+    fn renew_verified(&self, credentials: &Credentials, virtual_host: &str) -> bool {
+        let is_one =
+            |upstream: &Arc<Upstream>| *upstream.virtual_host == *virtual_host && upstream.renew_verified();
+        self.newest(credentials, is_one).is_some()
     }
 
     /// Revokes the verification of credentials that the broker no longer accepts.
@@ -202,7 +217,11 @@ impl Pool {
             if let Err(Refusal::Login(text)) = &begun {
                 self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
-            self.verify(begun?, &credentials, virtual_host).await?;
+            match self.verify(begun?, &credentials, virtual_host).await {
+                // The login has succeeded, and the client is in the virtual host already.
+                Err(refusal) if refusal.is_connection_limit() => {}
+                verified => verified?,
+            }
             self.auth_gate.verified(&credentials);
         }
         Ok(credentials)

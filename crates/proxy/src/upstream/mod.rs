@@ -149,6 +149,17 @@ impl Upstream {
         self.state.lock().verified_at = Some(transport::now());
     }
 
+    /// The broker has just accepted the connection's credentials, but did not say whether for its virtual host. Returns
+    /// whether they still count for that.
+    pub(crate) fn renew_verified(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_known = state.phase == Phase::Open && state.verified_at.is_some();
+        if is_known {
+            state.verified_at = Some(transport::now());
+        }
+        is_known
+    }
+
     /// Records that the broker has just refused the connection's credentials.
     pub(crate) fn distrust(&self) {
         self.state.lock().verified_at = None;

@@ -26,6 +26,7 @@ mod clients_go_on_in_another_process;
 mod confirms_in_flight_are_awaited;
 mod connections_are_shared_evenly;
 mod connections_are_waited_for;
+mod connections_that_are_refused_end_nobody;
 mod errors_pass_exactly;
 mod exclusive_queues_stay_private;
 mod late_answers_are_waited_for;
