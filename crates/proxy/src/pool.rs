@@ -39,7 +39,7 @@ pub(crate) use self::guards::HandingOver;
 pub(crate) use self::placement::OPENING_MAX;
 pub(crate) use self::placement::Sought;
 pub use self::verification::VerifiedLogin;
-use crate::auth_gate::AuthGate;
+use crate::auth_gate::{AuthGate, Destination};
 use crate::client_properties::ClientProperties;
 use crate::config::{PoolConfig, QUEUED_CLIENT_MAX};
 use crate::identities::Identities;
@@ -223,7 +223,9 @@ impl Pool {
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
             let verified = || self.is_verified(&credentials).then_some(());
-            let attempt = match Box::pin(self.enter(&credentials, false, end, verified)).await? {
+            // Known is only which address comes first.
+            let anywhere = Destination::default();
+            let attempt = match Box::pin(self.enter(&credentials, false, &anywhere, end, verified)).await? {
                 Entered::Instead(()) => continue,
                 Entered::Begin(_handshake, permit) => {
                     self.check_not_refused(&credentials)?;
@@ -316,7 +318,8 @@ impl Pool {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
             // The broker accepted them a moment ago, and this connection already holds its permit.
-            let _permit = self.auth_gate.enter_known().await;
+            let destination = self.destination(None, virtual_host);
+            let _permit = Box::pin(self.auth_gate.enter_known(&destination, end)).await?;
             // Another client may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
@@ -324,7 +327,8 @@ impl Pool {
                 self.verify(begun, credentials, virtual_host).await
             };
         }
-        match Box::pin(self.enter(credentials, true, end, verified)).await? {
+        let destination = self.destination(None, virtual_host);
+        match Box::pin(self.enter(credentials, true, &destination, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
             Entered::Begin(_handshake, permit) => {
                 let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
@@ -716,10 +720,7 @@ impl Pool {
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.note_cause(&endpoint, &refusal);
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };

@@ -168,7 +168,8 @@ impl Pool {
         if let Some(upstream) = found() {
             return Ok(upstream);
         }
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (destination, end) = (self.destination(sought.near, virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(handshake, permit) => (handshake, permit),
         };
@@ -227,7 +228,8 @@ impl Pool {
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (destination, end) = (self.destination(owner.home(), virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(handshake, permit) => (handshake, permit),
         };
@@ -265,8 +267,9 @@ impl Pool {
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
         background::run(async move {
             let result = async {
-                let _permit = pool.auth_gate.enter(&credentials).await;
                 let Sought { near, role, .. } = sought;
+                let (destination, end) = (pool.destination(near, &virtual_host), pool.arrival_end());
+                let _permit = pool.auth_gate.enter(&credentials, &destination, end).await?;
                 let permit = pool.permit_at_once()?;
                 let opening = pool.begin_near(near, permit, &credentials, &ClientProperties::SHARED);
                 let begun = Box::pin(opening).await?;

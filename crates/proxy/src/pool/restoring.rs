@@ -191,7 +191,8 @@ impl Pool {
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
         let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_PATIENCE));
-        let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
+        let destination = self.destination(None, virtual_host);
+        let entered = match Box::pin(self.enter(credentials, true, &destination, end, nothing)).await {
             // Clients wait for this as for an outage: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
                 return Err(Refusal::unreachable(fault.text));
@@ -211,9 +212,7 @@ impl Pool {
                 return Err(Refusal::unreachable(refusal));
             }
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };

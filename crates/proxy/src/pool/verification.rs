@@ -137,8 +137,9 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             let credentials = upstream.credentials();
-            let _permit = pool.auth_gate.enter(&credentials).await;
+            let destination = pool.destination(None, &upstream.virtual_host);
             let result = async {
+                let _permit = pool.auth_gate.enter(&credentials, &destination, pool.arrival_end()).await?;
                 let begun =
                     pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
@@ -208,8 +209,9 @@ impl Pool {
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
+            let (destination, end) = (self.destination(None, virtual_host), self.arrival_end());
             let (_handshake, permit) =
-                match self.enter(&credentials, false, self.arrival_end(), verified).await? {
+                match self.enter(&credentials, false, &destination, end, verified).await? {
                     Entered::Instead(()) => return Ok(credentials),
                     Entered::Begin(handshake, permit) => (handshake, permit),
                 };

@@ -181,11 +181,15 @@ enum Listening {
     InProcessConnector(Arc<InProcessConnector>),
 }
 
-/// The port of a broker within the process, and beside it one that accepts connections and says nothing; at any other
-/// one connections are refused.
+/// The vhost whose opening the broker does not answer.
+pub(crate) const HANGING_VIRTUAL_HOST: &str = "hangs";
+
+/// The port of a broker within the process, and beside it one that accepts connections and says nothing, and one of a broker
+/// where the vhost is down; at any other one connections are refused.
 const PORT: u16 = 5672;
 pub(crate) const SILENT_PORT: u16 = 5673;
 pub(crate) const REFUSING_PORT: u16 = 5674;
+pub(crate) const PORT_WITHOUT_VHOST: u16 = 5675;
 
 /// Connects pools to a broker within the process.
 #[derive(Debug)]
@@ -208,6 +212,10 @@ impl Connector for InProcessConnector {
                         let _held = far;
                         std::future::pending::<()>().await;
                     });
+                }
+                PORT_WITHOUT_VHOST => {
+                    let manners = Manners { vhost_is_down: AtomicBool::new(true), ..Manners::default() };
+                    tokio::spawn(serve(far, Arc::new(manners), self.open.clone()));
                 }
                 _ => return Err(std::io::ErrorKind::ConnectionRefused.into()),
             }
@@ -495,6 +503,9 @@ pub(crate) async fn handshake(
     read_frame(stream).await?;
     let open = read_frame(stream).await?;
     let Method::ConnectionOpen(open) = open.method() else { return None };
+    if open.virtual_host == HANGING_VIRTUAL_HOST {
+        std::future::pending::<()>().await;
+    }
     if let Some((code, text)) = manners.refusal_of(open.virtual_host) {
         refuse(stream, code, text, (10, 40)).await;
         return None;

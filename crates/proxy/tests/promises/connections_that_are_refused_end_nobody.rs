@@ -1,4 +1,5 @@
-//! P2: a limit on connections concerns only the clients that need a new connection.
+//! P2: a limit on connections, or a virtual host that does not answer, concerns only the clients that need a new connection
+//! there.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,9 +8,11 @@ use std::time::Duration;
 use amqp::method::{basic, connection};
 use amqp::{Capabilities, FieldTable, Negotiated};
 use proxy::{ClientSide, Pool, PoolConfig, Refusal};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use transport::Outbox;
 
-use crate::common::{Broker, Client, Manners, login};
+use crate::common::{Broker, Client, HANGING_VIRTUAL_HOST, Manners, login, until};
 
 fn side() -> ClientSide {
     ClientSide {
@@ -71,4 +74,23 @@ async fn p2_at_a_connection_limit_a_new_secret_is_accepted_that_the_broker_lets_
     }
     client.send(0, connection::UpdateSecret { new_secret: b"wrong", reason: "" }).await;
     client.expect_close(530, "NOT_ALLOWED - New secret was refused by one of the backends").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_virtual_host_that_does_not_answer_holds_up_nobody_elsewhere() {
+    let broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let _known = Client::connect(&pool).await;
+    let mut hanging = JoinSet::new();
+    for _ in 0..40 {
+        let pool = pool.clone();
+        hanging.spawn(async move {
+            let login = login(&pool, "user", "right").await?;
+            pool.open(login, HANGING_VIRTUAL_HOST, side()).await.map(drop)
+        });
+    }
+    until("some to hang", || pool.metrics().opening_connections >= 16).await;
+    let before = Instant::now();
+    use_channel(&mut Client::over(&pool, login(&pool, "other", "right").await.unwrap()).await).await;
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
 }
