@@ -502,9 +502,7 @@ impl UpstreamState {
         }
         if self.owner.is_none() {
             self.idle_since = Some(now);
-            if self.attached.is_empty() {
-                self.unused.notify();
-            }
+            self.unused.notify();
         }
     }
 

@@ -178,7 +178,7 @@ impl Upstream {
     /// Makes an unused connection the client's own. Returns false if it is in use or stopped by an alarm.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        if state.unused_since().is_none() || state.is_stopped() {
+        if state.unused_since().is_none() || !state.attached.is_empty() || state.is_stopped() {
             return false;
         }
         state.has_published = true;
@@ -187,12 +187,12 @@ impl Upstream {
         true
     }
 
-    /// When the connection became unused, if it is unused and takes channels.
+    /// When the connection became unused, if it is unused and takes channels. Clients that are connected may have used it.
     pub(crate) fn unused_since(&self) -> Option<Instant> {
         self.state.lock().unused_since()
     }
 
-    /// Closes the connection if nobody uses it.
+    /// Closes the connection if nobody uses it. Clients that have used it take another one when they need one again.
     pub(crate) fn close_unused(&self, reason: &str, now: Instant) -> bool {
         let mut state = self.state.lock();
         let unused = state.unused_since().is_some();
@@ -409,7 +409,7 @@ impl Upstream {
 impl UpstreamState {
     /// When the connection became unused, if it is unused and takes channels.
     fn unused_since(&self) -> Option<Instant> {
-        let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();
+        let unused = self.in_use == 0 && self.owner.is_none();
         self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }
