@@ -86,8 +86,7 @@ pub struct Pool {
     draining: AtomicBool,
     /// Decides which client opens the next connection to be shared.
     opening: placement::Opening,
-    /// Whether a connection is being opened because the others are busy.
-    growing: AtomicBool,
+    growing: placement::Growing,
     /// Number of tasks that hand over departed clients' leftovers.
     handing_over: AtomicUsize,
     /// Notified when a connection was removed or a handover has ended.
@@ -183,7 +182,7 @@ impl Pool {
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
-            growing: AtomicBool::new(false),
+            growing: placement::Growing::default(),
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
