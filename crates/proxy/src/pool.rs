@@ -1,6 +1,7 @@
 //! The pool: the set of upstream connections, and access to them.
 
 pub(crate) mod background;
+mod channel_limits;
 mod connection_permits;
 mod deletions;
 mod endpoints;
@@ -24,6 +25,8 @@ use sync::{Mutex, Rank};
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
+use self::channel_limits::ChannelLimits;
+pub(crate) use self::channel_limits::channel_limit;
 pub(crate) use self::connection_permits::Unused;
 use self::connection_permits::{ConnectionPermit, Entered};
 pub use self::deletions::DeletedVirtualHost;
@@ -36,7 +39,7 @@ pub(crate) use self::guards::HandingOver;
 pub(crate) use self::placement::OPENING_MAX;
 pub(crate) use self::placement::Sought;
 pub use self::verification::VerifiedLogin;
-use crate::auth_gate::AuthGate;
+use crate::auth_gate::{AuthGate, Destination};
 use crate::client_properties::ClientProperties;
 use crate::config::{PoolConfig, QUEUED_CLIENT_MAX};
 use crate::identities::Identities;
@@ -64,6 +67,7 @@ pub struct Pool {
     /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
     auth_gate: AuthGate,
+    channel_limits: ChannelLimits,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
@@ -82,8 +86,7 @@ pub struct Pool {
     draining: AtomicBool,
     /// Decides which client opens the next connection to be shared.
     opening: placement::Opening,
-    /// Whether a connection is being opened because the others are busy.
-    growing: AtomicBool,
+    growing: placement::Growing,
     /// Number of tasks that hand over departed clients' leftovers.
     handing_over: AtomicUsize,
     /// Notified when a connection was removed or a handover has ended.
@@ -171,6 +174,7 @@ impl Pool {
             config,
             connections: Mutex::default(),
             auth_gate: AuthGate::new(),
+            channel_limits: ChannelLimits::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
@@ -178,7 +182,7 @@ impl Pool {
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
-            growing: AtomicBool::new(false),
+            growing: placement::Growing::default(),
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
@@ -218,7 +222,9 @@ impl Pool {
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
             let verified = || self.is_verified(&credentials).then_some(());
-            let attempt = match Box::pin(self.enter(&credentials, false, end, verified)).await? {
+            // Known is only which address comes first.
+            let anywhere = Destination::default();
+            let attempt = match Box::pin(self.enter(&credentials, false, &anywhere, end, verified)).await? {
                 Entered::Instead(()) => continue,
                 Entered::Begin(_handshake, permit) => {
                     self.check_not_refused(&credentials)?;
@@ -311,7 +317,8 @@ impl Pool {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
             // The broker accepted them a moment ago, and this connection already holds its permit.
-            let _permit = self.auth_gate.enter_known().await;
+            let destination = self.destination(None, virtual_host);
+            let _permit = Box::pin(self.auth_gate.enter_known(&destination, end)).await?;
             // Another client may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
@@ -319,7 +326,8 @@ impl Pool {
                 self.verify(begun, credentials, virtual_host).await
             };
         }
-        match Box::pin(self.enter(credentials, true, end, verified)).await? {
+        let destination = self.destination(None, virtual_host);
+        match Box::pin(self.enter(credentials, true, &destination, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
             Entered::Begin(_handshake, permit) => {
                 let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
@@ -711,10 +719,7 @@ impl Pool {
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.note_cause(&endpoint, &refusal);
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };

@@ -54,8 +54,23 @@ impl Refusal {
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Login(_) => true,
-            Self::Fault(fault) => matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed),
+            Self::Fault(fault) => {
+                matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
+                    && !self.is_connection_limit()
+            }
         }
+    }
+
+    /// Of the opening of a virtual host: whether there are as many connections to the virtual host, of the user or to the node
+    /// as there may be. The broker has accepted the credentials then. Names are in quotes in RabbitMQ's texts, and end none of
+    /// these (`rabbit_reader` of 3.10 and 4.3).
+    pub(crate) fn is_connection_limit(&self) -> bool {
+        let Self::Fault(fault) = self else { return false };
+        let limit = fault.text.strip_suffix(") is reached").and_then(|text| text.rsplit_once(" limit ("));
+        fault.code == ReplyCode::NotAllowed
+            && limit.is_some_and(|(what, most)| {
+                what.ends_with("connection") && most.bytes().all(|byte| byte.is_ascii_digit())
+            })
     }
 
     /// Converts to a fault that ends the connection.
@@ -101,6 +116,25 @@ mod tests {
             assert_eq!(announced_fault(code, text, (10, 40)).reply_text(), text);
         }
         assert_eq!(announced_fault(541, "INTERNAL_ERROR", (0, 0)).reply_text(), "INTERNAL_ERROR");
+    }
+
+    #[test]
+    fn a_limit_on_connections_is_no_verdict_on_the_login() {
+        let not_allowed = |text: &str| Refusal::Fault(Fault::new(ReplyCode::NotAllowed, text.to_owned()));
+        for text in [
+            "access to vhost '/' refused for user 'u': connection limit (1) is reached",
+            "connection refused for user 'u': user connection limit (1) is reached",
+            "connection refused: node connection limit (1000) is reached",
+        ] {
+            assert!(not_allowed(text).is_connection_limit() && !not_allowed(text).is_final(), "{text}");
+        }
+        for text in [
+            "access to vhost '/' refused for user 'u'",
+            "access to vhost '/' refused for user ': connection limit (1) is reached'",
+            "vhost connection limit (1) is reached not found",
+        ] {
+            assert!(!not_allowed(text).is_connection_limit() && not_allowed(text).is_final(), "{text}");
+        }
     }
 
     #[test]

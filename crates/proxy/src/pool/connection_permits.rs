@@ -10,6 +10,7 @@
 //! permit. When another client's own connection with C's credentials and virtual host becomes unused, C takes it
 //! over, before B. The next connection that ends leaves its permit to B; after 3 s without one B is refused with 506.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::Pool;
-use crate::auth_gate::HandshakePermit;
+use crate::auth_gate::{Destination, HandshakePermit};
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
@@ -65,22 +66,24 @@ pub(super) enum Entered<'p, T> {
 }
 
 impl Pool {
-    /// Waits for permission to begin a handshake, and until `end` for a connection permit, unless there is an
+    /// Waits until `end` for permission to begin a handshake, and for a connection permit, unless there is an
     /// alternative `instead`. `accepted` is true for a session's credentials: a broker has accepted them,
     /// though others of the same user may have been accepted since.
     ///
     /// # Errors
-    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining.
+    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining, or other handshakes have not
+    /// ended.
     pub(super) async fn enter<T>(
         &self,
         credentials: &Credentials,
         accepted: bool,
+        destination: &Destination,
         end: Instant,
         instead: impl Fn() -> Option<T>,
     ) -> Result<Entered<'_, T>, Refusal> {
         let handshake = match accepted {
-            true => self.auth_gate.enter_known().await,
-            false => self.auth_gate.enter(credentials).await,
+            true => self.auth_gate.enter_known(destination, end).await?,
+            false => self.auth_gate.enter(credentials, destination, end).await?,
         };
         // Another client may have opened one meanwhile.
         if let Some(other) = instead() {
@@ -103,12 +106,18 @@ impl Pool {
         };
         let handshake = match stranger {
             Some(handshake) => handshake,
-            None => self.auth_gate.enter_known().await,
+            None => self.auth_gate.enter_known(destination, end).await?,
         };
         match instead() {
             Some(other) => Ok(Entered::Instead(other)),
             None => Ok(Entered::Begin(handshake, permit)),
         }
+    }
+
+    /// The destination of a handshake with a virtual host, at the node `near` if that answers and is one of several.
+    pub(super) fn destination(&self, near: Option<SocketAddr>, virtual_host: &str) -> Destination {
+        let node = near.filter(|node| self.endpoints.count().0 > 1 && self.endpoints.is_up(*node));
+        Destination { node, virtual_host: Some(virtual_host.into()) }
     }
 
     /// A connection permit, for optional connections; never waits.
@@ -226,7 +235,9 @@ mod tests {
         // There is nothing yet when it arrives, nor when it begins to wait.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
         let end = Instant::now() + CHECK_INTERVAL / 2;
-        let entered = pool.enter(&Credentials::plain("user", "right"), false, end, instead).await;
+        let entered = pool
+            .enter(&Credentials::plain("user", "right"), false, &Destination::default(), end, instead)
+            .await;
         assert!(matches!(entered, Ok(Entered::Instead(()))));
     }
 }

@@ -54,8 +54,12 @@ struct Known {
     /// Consecutive failures in short succession.
     failures: u32,
     failed_at: Option<Instant>,
-    /// It did not answer last, or lost a connection, and is being probed.
+    /// It did not answer last, or lost its last connection, and is being probed.
     down: bool,
+    /// Until when it is tried last, as a virtual host was down there.
+    lacks_until: Option<Instant>,
+    /// Whether it is probed because it has lost a connection while others stayed open.
+    is_doubted: bool,
     /// Whether it answered when it was last asked; `None` if it was never asked.
     answered: Option<bool>,
     /// Whether client declarations may exist there: set when it answers, cleared when they are counted as lost.
@@ -106,6 +110,11 @@ impl Known {
     /// Whether a client that comes now would be answered, as far as known.
     fn answers(&self) -> bool {
         self.is_in_use() || (!self.down && self.answered == Some(true))
+    }
+
+    /// Whether a virtual host has lately been down there.
+    fn lacks_any(&self, now: Instant) -> bool {
+        self.lacks_until.is_some_and(|until| now < until)
     }
 
     /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
@@ -181,18 +190,19 @@ impl Endpoints {
     }
 
     /// The addresses in the order in which to try them: those that answer, with the fewest connections first, but last those
-    /// that their name no longer resolves to; then the others, with the fewest failures first.
+    /// where a virtual host is down or that their name no longer resolves to; then the others, with the fewest failures first.
     pub(super) async fn in_order(self: &Arc<Self>, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
         for address in configured {
             self.look_up(address).await;
         }
         let known = self.known.lock();
+        let now = transport::now();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % known.len().max(1);
         let mut order: Vec<&Known> = known[turn..].iter().chain(&known[..turn]).collect();
         // Stable, so that equals take turns.
         order.sort_by_key(|known| {
             let load = if known.down { known.failures as usize } else { known.connections };
-            (known.down, known.is_gone, load)
+            (known.down, known.is_gone, known.lacks_any(now), load)
         });
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
@@ -288,6 +298,8 @@ impl Endpoints {
                         failures: 0,
                         failed_at: None,
                         down: false,
+                        lacks_until: None,
+                        is_doubted: false,
                         answered: None,
                         has_state: false,
                         losses: 0,
@@ -303,9 +315,11 @@ impl Endpoints {
         }
     }
 
-    /// Whether a node is in use, or nothing is known against it, so that further connections may go there.
+    /// Whether nothing is known against a node, so that further connections may go there. One whose connections are open may
+    /// have frozen, which they show only later: each new connection would wait for its timeout first.
     pub(super) fn is_up(&self, node: SocketAddr) -> bool {
-        let is_up = |known: &Known| !known.is_gone && (known.is_in_use() || !known.down);
+        let now = transport::now();
+        let is_up = |known: &Known| !known.is_gone && !known.down && !known.lacks_any(now);
         self.known.lock().iter().any(|known| known.endpoint.socket == node && is_up(known))
     }
 
@@ -326,16 +340,24 @@ impl Endpoints {
         }
     }
 
-    /// A connection there was lost. Probes it in the background until it answers.
+    /// A connection there was lost. Probes it in the background until it answers. While others are open it is only probed: the
+    /// broker may have closed this one alone, as it does when an operator asks for it or a token has expired.
     pub(super) fn lost(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        // At once, so that nobody takes a broker without connections for one that answers.
         let change = |known: &mut Known| {
             known.connections = known.connections.saturating_sub(1);
             known.losses += 1;
+            if known.is_in_use() && !known.down {
+                let is_first = !std::mem::replace(&mut known.is_doubted, true);
+                return (false, false, is_first);
+            }
+            // At once, so that nobody takes a broker without connections for one that answers.
             known.cause.get_or_insert_with(|| "an open connection was lost".to_owned());
-            (known.mark_down(), known.loses_state())
+            (known.mark_down(), known.loses_state(), false)
         };
-        let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
+        let (is_new, is_lost, is_to_be_probed) = self.with(endpoint, change).unwrap_or_default();
+        if is_to_be_probed {
+            background::run(probe_once(Arc::downgrade(pool), endpoint.clone()));
+        }
         if is_lost {
             pool.topologies.lost_all();
         }
@@ -439,10 +461,11 @@ impl Endpoints {
         }
     }
 
-    /// Whether to wait for [`Self::healed`] before trying: none is up, and those that come back keep failing.
+    /// Whether to wait for [`Self::healed`] before trying: none is up or in use, and those that come back keep failing.
     pub(super) fn keep_failing(&self) -> bool {
         let known = self.known.lock();
-        !known.is_empty() && known.iter().all(|known| known.down && known.failures > 1)
+        let keeps_failing = |known: &Known| known.down && known.failures > 1 && !known.is_in_use();
+        !known.is_empty() && known.iter().all(keeps_failing)
     }
 
     /// Waits until it is worth trying again.
@@ -470,10 +493,15 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Whether a refusal says that its address is of no use now. One of a virtual host that is down there does so if another
-    /// address may serve it.
-    pub(super) fn are_to_blame(&self, refusal: &Refusal) -> bool {
-        refusal.is_outage() && (!refusal.is_of_virtual_host() || self.known.lock().len() > 1)
+    /// Handles a refusal to open a virtual host. An address where one is down answers, and is tried last for a while: another
+    /// one may serve it.
+    pub(super) fn blame(&self, pool: &Arc<Pool>, endpoint: &Endpoint, refusal: &Refusal) {
+        if refusal.is_of_virtual_host() {
+            self.with(endpoint, |known| known.lacks_until = Some(transport::now() + LACKS_FOR));
+        } else if refusal.is_outage() {
+            self.note_cause(endpoint, refusal);
+            self.failed(pool, endpoint);
+        }
     }
 
     /// Why it did not answer, for operators.
@@ -518,6 +546,15 @@ const STATE: &str = "proxy::state";
 /// Logs that a broker that answered, or was not asked before, does not answer.
 pub(super) fn warn_of(endpoint: &Endpoint, error: &Refusal) {
     tracing::warn!(target: STATE, %endpoint, %error, "upstream connection failed");
+}
+
+/// Probes an address that has lost a connection, but not all.
+async fn probe_once(pool: Weak<Pool>, endpoint: Endpoint) {
+    let Some(pool) = pool.upgrade() else { return };
+    if !pool.draining.load(Ordering::Acquire) {
+        pool.probe_one(&endpoint).await;
+    }
+    pool.endpoints.with(&endpoint, |known| known.is_doubted = false);
 }
 
 /// Probes an address until it answers, or another caller found out that it does.
@@ -573,6 +610,8 @@ fn backoff(failures: u32, random: u64) -> Duration {
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest pause: a broker that returns is noticed soon, and one probe costs it next to nothing.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How long an address is tried last after a virtual host was down there. Clients without another one are not delayed by it.
+const LACKS_FOR: Duration = Duration::from_secs(10);
 /// Failures further apart than this are not consecutive.
 const FAILURES_COUNT_WITHIN: Duration = Duration::from_secs(30);
 /// Timeout for resolving a name.

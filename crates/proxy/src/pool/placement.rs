@@ -1,12 +1,13 @@
 //! Selection of the connection that a client is placed on, and of the number of connections.
 
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
+use sync::{Mutex, Rank};
 use tokio::time::Instant;
 
 use super::{Entered, Pool, background};
@@ -168,7 +169,8 @@ impl Pool {
         if let Some(upstream) = found() {
             return Ok(upstream);
         }
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (destination, end) = (self.destination(sought.near, virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(handshake, permit) => (handshake, permit),
         };
@@ -227,7 +229,8 @@ impl Pool {
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (destination, end) = (self.destination(owner.home(), virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(handshake, permit) => (handshake, permit),
         };
@@ -257,16 +260,18 @@ impl Pool {
         count
     }
 
-    /// Opens another connection in the background, one at a time.
+    /// Opens another connection in the background, one at a time for a user, virtual host and role.
     fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, sought: Sought) {
-        if self.growing.swap(true, Ordering::AcqRel) {
+        let group = (credentials.username.clone(), virtual_host.into(), sought.role);
+        if !self.growing.begin(&group) {
             return;
         }
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
         background::run(async move {
             let result = async {
-                let _permit = pool.auth_gate.enter(&credentials).await;
                 let Sought { near, role, .. } = sought;
+                let (destination, end) = (pool.destination(near, &virtual_host), pool.arrival_end());
+                let _permit = pool.auth_gate.enter(&credentials, &destination, end).await?;
                 let permit = pool.permit_at_once()?;
                 let opening = pool.begin_near(near, permit, &credentials, &ClientProperties::SHARED);
                 let begun = Box::pin(opening).await?;
@@ -275,7 +280,7 @@ impl Pool {
             if let Err(error) = result.await {
                 tracing::warn!(%error, "could not open another upstream connection");
             }
-            pool.growing.store(false, Ordering::Release);
+            pool.growing.end(&group);
         });
     }
 
@@ -301,6 +306,25 @@ impl Opening {
         let mut hasher = DefaultHasher::new();
         (&credentials.username, virtual_host, role == Role::Publishing).hash(&mut hasher);
         &self.0[(hasher.finish() % self.0.len() as u64) as usize]
+    }
+}
+
+/// The users, virtual hosts and roles for which a connection is being opened because the others are busy. A broker that
+/// lets one of them wait holds up none of the others.
+#[derive(Debug, Default)]
+pub(super) struct Growing(Mutex<HashSet<Group>, { Rank::Leaf as u8 }>);
+
+/// Clients that share connections, but for those that have different passwords for a while.
+type Group = (String, Box<str>, Role);
+
+impl Growing {
+    /// Returns false if one is being opened already.
+    fn begin(&self, group: &Group) -> bool {
+        self.0.lock().insert(group.clone())
+    }
+
+    fn end(&self, group: &Group) {
+        self.0.lock().remove(group);
     }
 }
 

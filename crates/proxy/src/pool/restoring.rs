@@ -191,23 +191,28 @@ impl Pool {
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
         let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_PATIENCE));
-        let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
+        let destination = self.destination(None, virtual_host);
+        let entered = match Box::pin(self.enter(credentials, true, &destination, end, nothing)).await {
             // Clients wait for this as for an outage: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
                 return Err(Refusal::unreachable(fault.text));
             }
             entered => entered?,
         };
-        let Entered::Begin(_handshake, permit) = entered else {
+        let Entered::Begin(handshake, permit) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
         let (begun, endpoint, permit) = *self.begin(permit, credentials, &ClientProperties::SHARED).await?;
         let declaring = match Declaring::open(begun, virtual_host, &self.config).await {
             Ok(declaring) => declaring,
+            Err(refusal) if refusal.is_connection_limit() => {
+                drop((permit, handshake));
+                tokio::time::sleep(LIMIT_PAUSE).await;
+                // As above.
+                return Err(Refusal::unreachable(refusal));
+            }
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };
@@ -266,3 +271,5 @@ const QUEUE_BIND: (u16, u16) = (50, 20);
 /// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
 /// pause between attempts where arriving clients do not wait at all.
 const PERMIT_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause after an upstream has refused one connection more than there may be.
+const LIMIT_PAUSE: Duration = Duration::from_secs(1);

@@ -105,14 +105,21 @@ impl Pool {
     }
 
     /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is
-    /// none yet.
+    /// none yet. If there may be no more connections, the login that has succeeded confirms those that are open.
     pub(super) async fn verify(
         self: &Arc<Self>,
         begun: super::HalfOpen,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<(), Refusal> {
-        let verified = self.finish(begun, credentials, virtual_host, None, None).await?;
+        let verified = match self.finish(begun, credentials, virtual_host, None, None).await {
+            Err(refusal)
+                if refusal.is_connection_limit() && self.renew_verified(credentials, virtual_host) =>
+            {
+                return Ok(());
+            }
+            finished => finished?,
+        };
         let others = |upstream: &Arc<Upstream>| {
             *upstream.virtual_host == *virtual_host
                 && !Arc::ptr_eq(upstream, &verified)
@@ -130,8 +137,9 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             let credentials = upstream.credentials();
-            let _permit = pool.auth_gate.enter(&credentials).await;
+            let destination = pool.destination(None, &upstream.virtual_host);
             let result = async {
+                let _permit = pool.auth_gate.enter(&credentials, &destination, pool.arrival_end()).await?;
                 let begun =
                     pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
@@ -142,6 +150,14 @@ impl Pool {
             }
             upstream.end_refresh();
         });
+    }
+
+    /// Confirms a connection that was opened with these credentials for the virtual host, unless the broker has refused
+    /// them since. Returns whether there is one.
+    fn renew_verified(&self, credentials: &Credentials, virtual_host: &str) -> bool {
+        let is_one =
+            |upstream: &Arc<Upstream>| *upstream.virtual_host == *virtual_host && upstream.renew_verified();
+        self.newest(credentials, is_one).is_some()
     }
 
     /// Revokes the verification of credentials that the broker no longer accepts.
@@ -193,8 +209,9 @@ impl Pool {
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
+            let (destination, end) = (self.destination(None, virtual_host), self.arrival_end());
             let (_handshake, permit) =
-                match self.enter(&credentials, false, self.arrival_end(), verified).await? {
+                match self.enter(&credentials, false, &destination, end, verified).await? {
                     Entered::Instead(()) => return Ok(credentials),
                     Entered::Begin(handshake, permit) => (handshake, permit),
                 };
@@ -202,7 +219,11 @@ impl Pool {
             if let Err(Refusal::Login(text)) = &begun {
                 self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
-            self.verify(begun?, &credentials, virtual_host).await?;
+            match self.verify(begun?, &credentials, virtual_host).await {
+                // The login has succeeded, and the client is in the virtual host already.
+                Err(refusal) if refusal.is_connection_limit() => {}
+                verified => verified?,
+            }
             self.auth_gate.verified(&credentials);
         }
         Ok(credentials)

@@ -128,10 +128,13 @@ impl HandOver {
                     other => break other?,
                 }
             };
-            match upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing) {
-                Placed::On(leased) => return Ok((upstream, leased)),
-                Placed::Soon if Instant::now() < soon => tokio::time::sleep(CHECK_INTERVAL).await,
-                Placed::Soon | Placed::Full | Placed::Gone => attempts += 1,
+            let new_lease = channel.new_lease(link, 0, 0, transport::now());
+            match pool.lease(&upstream, new_lease, confirm, Role::Publishing) {
+                Ok(Placed::On(leased)) => return Ok((upstream, leased)),
+                Ok(Placed::Soon | Placed::Limited) | Err(_) if Instant::now() < soon => {
+                    tokio::time::sleep(CHECK_INTERVAL).await;
+                }
+                _ => attempts += 1,
             }
         }
         Err(Refusal::unreachable("no channel is free"))

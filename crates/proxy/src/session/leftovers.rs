@@ -15,7 +15,7 @@ use super::validate::{
 };
 use crate::frames::{put_frame, stored_frames};
 use crate::metrics::add;
-use crate::pool::{HandingOver, Pool};
+use crate::pool::{HandingOver, Pool, channel_limit};
 use crate::upstream::{Left, Remains, Upstream};
 
 impl ProxySession {
@@ -76,7 +76,9 @@ pub(crate) fn send_again(
     fault: &Fault,
     now: Instant,
 ) {
-    let alone = fault.code != ReplyCode::ConnectionForced;
+    // One channel too many is nothing that the others have caused.
+    let alone = fault.code != ReplyCode::ConnectionForced
+        && channel_limit(fault, &upstream.credentials().username).is_none();
     let mut channels = Vec::new();
     for mut left in left {
         add(&pool.counters().messages_departed_lost, left.remains.lost + left.remains.too_large.len() as u64);

@@ -150,7 +150,8 @@ impl ProxySession {
                 channel.unite();
             }
             let Some(side) = channel.side_mut(role) else { return Ok(()) };
-            match upstream.lease(side.new_lease(&self.link, lease, number, self.output.now), confirm, role) {
+            let new_lease = side.new_lease(&self.link, lease, number, self.output.now);
+            match self.pool.lease(&upstream, new_lease, confirm, role)? {
                 Placed::On(leased) => {
                     self.next_lease += 1;
                     let before = side.queued.len();
@@ -167,6 +168,10 @@ impl ProxySession {
                 }
                 // An event follows.
                 Placed::Soon => return Ok(()),
+                Placed::Limited => {
+                    self.remind_of_retry();
+                    return Ok(());
+                }
                 Placed::Full if own => {
                     let max = upstream.channel_max();
                     let text = format!(
@@ -475,7 +480,7 @@ impl ProxySession {
         }
     }
 
-    /// Places the sides that waited for their queues to start, but those that were refused less than a pause ago.
+    /// Places the sides that wait, but those whose queues had not started less than a pause ago.
     fn retry(&mut self) -> Result<(), Fault> {
         self.retry_pending = false;
         let now = self.output.now;
@@ -490,8 +495,7 @@ impl ProxySession {
         if is_any_paused {
             self.remind_of_retry();
         }
-        self.place_waiting(true, Role::General)?;
-        self.place_waiting(false, Role::General)
+        self.place_all_waiting()
     }
 
     /// The broker confirmed a close: a side is gone, or moves on.

@@ -10,7 +10,8 @@ use super::placement::UpstreamLink;
 use super::side::Side;
 use super::{Life, ProxySession};
 use crate::metrics::add;
-use crate::upstream::{Remains, Role};
+use crate::pool::channel_limit;
+use crate::upstream::{ChannelOpening, Remains, Role};
 
 impl ProxySession {
     /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
@@ -36,24 +37,18 @@ impl ProxySession {
             }
             return Ok(());
         }
-        let mut sides = Vec::new();
-        for (number, channel) in self.channels.iter() {
-            let was_there = |role: &Role| {
-                let route = channel.side(*role).and_then(Side::route);
-                route.is_some_and(|route| route.upstream.id == id)
-            };
-            let roles = [Role::General, Role::Publishing].into_iter().filter(was_there);
-            sides.extend(roles.map(|role| (number, role)));
-        }
+        let sides = self.sides_at(id);
         let lost_exclusive = is_own && self.exclusive;
         if sides.is_empty() && !lost_exclusive {
             return Ok(());
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
+        let is_over_limit = channel_limit(&fault, &self.credentials.username).is_some();
         if !self.link.replay_buffer.keeps_messages() {
-            return Err(fault);
+            // Another client may have opened the channel that was one too many.
+            return Err(if is_over_limit { broken_off(&fault) } else { fault });
         }
-        if fault.code != ReplyCode::ConnectionForced && !is_own {
+        if fault.code != ReplyCode::ConnectionForced && !is_own && !is_over_limit {
             // The culprit cannot be identified (P2). Each suspect continues on a connection of its own, where
             // a repeated fault ends only the client that causes it.
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
@@ -65,7 +60,11 @@ impl ProxySession {
         let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail this way when a consumer is restored while they elect a leader.
         let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
-        if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
+        if remains.iter().any(|(_, _, remains)| remains.opening == ChannelOpening::Refused) {
+            self.queue_opened_again(remains);
+            return Err(fault);
+        }
+        if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed && !is_over_limit {
             // The broker rejected something that was sent, and would reject it again.
             let counters = self.pool.counters();
             remains.iter().for_each(|(_, _, remains)| counters.count_lost(remains));
@@ -81,7 +80,8 @@ impl ProxySession {
             self.queue_again(remains);
             return goes_on;
         }
-        if broker_failed {
+        // The broker may still count channels of the lost connection.
+        if broker_failed || (is_over_limit && !is_new) {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
         // All of them, even if one fails: what remains of the others is handed over.
@@ -91,6 +91,20 @@ impl ProxySession {
             result = result.and(resumed);
         }
         result
+    }
+
+    /// The sides of channels that are placed on a connection.
+    fn sides_at(&self, id: u64) -> Vec<(u16, Role)> {
+        let mut sides = Vec::new();
+        for (number, channel) in self.channels.iter() {
+            let is_there = |role: &Role| {
+                let route = channel.side(*role).and_then(Side::route);
+                route.is_some_and(|route| route.upstream.id == id)
+            };
+            let roles = [Role::General, Role::Publishing].into_iter().filter(is_there);
+            sides.extend(roles.map(|role| (number, role)));
+        }
+        sides
     }
 
     /// Takes what remains of the sides. Returns also whether this loss `is_new`, as far as the sides tell: whether none of
@@ -115,6 +129,15 @@ impl ProxySession {
             let queued = side.queued.len() - before;
             self.queued += queued;
         }
+    }
+
+    /// The same where the broker refuses to open one channel more: what was sent there is lost.
+    fn queue_opened_again(&mut self, remains: Vec<(u16, Role, Remains)>) {
+        let is_refused = |(_, _, remains): &(u16, Role, Remains)| remains.opening == ChannelOpening::Refused;
+        let (refused, others): (Vec<_>, Vec<_>) = remains.into_iter().partition(is_refused);
+        let counters = self.pool.counters();
+        refused.iter().for_each(|(_, _, remains)| counters.count_lost(remains));
+        self.queue_again(others);
     }
 
     /// Whether frames were sent on a side that the broker has not answered, or never answers.
@@ -219,6 +242,10 @@ fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+fn broken_off(fault: &Fault) -> Fault {
+    Fault::new(ReplyCode::ConnectionForced, format!("upstream connection lost: {}", fault.text))
 }
 
 fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {

@@ -23,8 +23,8 @@ use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
-    Carried, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage,
-    asked_for,
+    Carried, ChannelOpening, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains,
+    Upstream, Usage, asked_for,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
@@ -48,6 +48,8 @@ pub(super) struct Side {
     pub(super) sends_again: bool,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
+    /// Whether the broker had opened the upstream channel that was lost. Set when one is lost.
+    was_opened: bool,
     setup: Setup,
     /// Number of publishes in confirm mode on the present upstream channel.
     published: u64,
@@ -343,6 +345,7 @@ impl Side {
         Lease {
             delivery_offset: self.carried.delivered,
             own_qos_ok: self.restore(&mut Vec::new(), 0),
+            again: self.is_resuming() && self.was_opened,
             ..Lease::new(link.clone(), ledger, id, number, now)
         }
     }
@@ -410,6 +413,7 @@ impl Side {
         }
         self.drop_stale();
         self.sends_again = !remains.frames.is_empty();
+        self.was_opened = remains.opening == ChannelOpening::Done;
         self.queued.splice(..0, remains.frames);
         let goes_on = !self.queued.is_empty() || !self.carried.consumers.is_empty();
         // If nothing is left, nothing has to be undone either.

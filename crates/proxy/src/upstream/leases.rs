@@ -30,6 +30,8 @@ pub(crate) enum Placed {
     Full,
     /// All channels are in use, but some are being closed. [`Event::ChannelFree`] follows.
     Soon,
+    /// No channel rests, and one more must not be opened. See [`crate::pool::Pool::lease`].
+    Limited,
     /// The connection is closing or has ended.
     Gone,
 }
@@ -53,6 +55,43 @@ pub(crate) struct Shared {
     pub(crate) rests: bool,
     /// Channels that the broker is still to open, or to prove clean after they were given back.
     pub(crate) opening: usize,
+}
+
+/// Channels of a user, by what becomes of them when a broker refuses to open one more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ChannelCounts {
+    /// Those that are open at the broker.
+    pub(crate) open: usize,
+    /// Those of them that clients use, and keep.
+    pub(crate) used: usize,
+    /// Those that are being opened for clients which had one before.
+    pub(crate) reopening: usize,
+}
+
+impl ChannelCounts {
+    fn of(slot: &Slot) -> Self {
+        let (open, used, reopening) = match slot {
+            Slot::Free | Slot::PeerClosed => (false, false, false),
+            Slot::Leased(lease) => {
+                (!lease.opening, !lease.opening && !lease.close_sent, lease.opening && lease.again)
+            }
+            Slot::Settling(settling) => (!settling.is_opening(), false, false),
+            Slot::Resting(_) | Slot::Closing(_) => (true, false, false),
+        };
+        Self { open: open.into(), used: used.into(), reopening: reopening.into() }
+    }
+}
+
+impl std::ops::Add for ChannelCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            open: self.open + other.open,
+            used: self.used + other.used,
+            reopening: self.reopening + other.reopening,
+        }
+    }
 }
 
 /// The resting channels, the longest resting first.
@@ -111,8 +150,8 @@ impl Upstream {
     }
 
     /// Leases a channel, a resting one if possible. With `confirm` the channel is in confirm mode, or about
-    /// to be put into it. `role` is its use, on a shared connection.
-    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role) -> Placed {
+    /// to be put into it. `role` is its use, on a shared connection. Another one is opened only if it `may_open` one.
+    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role, may_open: bool) -> Placed {
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
             return Placed::Gone;
@@ -136,6 +175,8 @@ impl Upstream {
             lease.opening = false;
             lease.opened_at = opened_at;
             Leased { channel: number, fresh: false, confirming }
+        } else if !may_open {
+            return Placed::Limited;
         } else if state.used_numbers() < max {
             state.opening += 1;
             Leased { channel: state.unused_number(), fresh: true, confirming: false }
@@ -188,6 +229,38 @@ impl Upstream {
             state.starving.push(link.clone());
         }
         Placed::Soon
+    }
+
+    /// Has a channel closed that nobody uses, unless one is given up anyway, and notifies the session when the broker has
+    /// one less to count. Returns false if all are in use.
+    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>) -> bool {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Ended {
+            return false;
+        }
+        let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
+        let needed = state.starving.len() + usize::from(!waits);
+        let ends = state.phase != Phase::Open && !state.slots.is_empty();
+        if !ends && state.slots.iter().filter(|slot| slot.is_closing()).count() < needed {
+            let Some(rested) = state.resting.take_any() else { return false };
+            self.close_resting(&mut state, rested.number);
+        }
+        if !waits {
+            state.starving.push(link.clone());
+        }
+        true
+    }
+
+    /// Number of channels that the broker counts, or will.
+    pub(crate) fn channels_at_broker(&self) -> usize {
+        let state = self.state.lock();
+        if state.phase == Phase::Ended { 0 } else { state.used_numbers() }
+    }
+
+    /// The channels, as they are when the broker refuses to open one more.
+    pub(crate) fn channel_counts(&self) -> ChannelCounts {
+        let state = self.state.lock();
+        state.slots.iter().fold(ChannelCounts::default(), |counts, slot| counts + ChannelCounts::of(slot))
     }
 
     /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again only when
@@ -429,9 +502,7 @@ impl UpstreamState {
         }
         if self.owner.is_none() {
             self.idle_since = Some(now);
-            if self.attached.is_empty() {
-                self.unused.notify();
-            }
+            self.unused.notify();
         }
     }
 

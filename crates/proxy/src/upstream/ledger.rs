@@ -31,7 +31,7 @@ pub(crate) use self::position::{has_headers, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
-use super::slot::Confirms;
+use super::slot::{ChannelOpening, Confirms};
 use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::replay_buffer::ReplayBuffer;
@@ -61,6 +61,7 @@ struct Record {
     carried: Carried,
     /// Whether the lease began with consumers that were made again.
     made_again: bool,
+    opening: ChannelOpening,
     /// The number of requests in front of the `confirm.select` that has begun confirm mode, if it came behind messages
     /// that were unproven then.
     select_behind: Option<u64>,
@@ -126,6 +127,7 @@ pub(crate) struct Remains {
     pub(crate) progressed: bool,
     /// Whether the lease began with consumers that were made again.
     pub(crate) made_again: bool,
+    pub(crate) opening: ChannelOpening,
 }
 
 impl Ledger {
@@ -571,12 +573,13 @@ impl Ledger {
     }
 
     /// The connection has ended, or the broker has closed the channel.
-    pub(super) fn end(&self, last_queue: Option<Box<str>>) {
+    pub(super) fn end(&self, last_queue: Option<Box<str>>, opening: ChannelOpening) {
         let mut record = self.record.lock();
         let delivered = self.last_delivered();
         record.carried.delivered += delivered;
         record.has_delivered = delivered > 0;
         record.carried.last_queue = last_queue;
+        record.opening = opening;
     }
 
     fn forget_answered(&self, record: &mut Record) {
@@ -694,6 +697,7 @@ impl Record {
                 || self.confirms.up_to() > 0
                 || self.confirms.is_gappy(),
             made_again: self.made_again,
+            opening: self.opening,
             ..Remains::default()
         };
         let numbers = std::mem::take(&mut self.carried.numbers);

@@ -31,7 +31,7 @@ use transport::Outbox;
 
 pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
-pub(crate) use leases::{Leased, Placed};
+pub(crate) use leases::{ChannelCounts, Leased, Placed};
 pub(crate) use ledger::{
     Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
 };
@@ -39,7 +39,7 @@ pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
-pub(crate) use slot::{Lease, Left, Slot, Usage};
+pub(crate) use slot::{ChannelOpening, Lease, Left, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
@@ -149,6 +149,17 @@ impl Upstream {
         self.state.lock().verified_at = Some(transport::now());
     }
 
+    /// The broker has just accepted the connection's credentials, but did not say whether for its virtual host. Returns
+    /// whether they still count for that.
+    pub(crate) fn renew_verified(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_known = state.phase == Phase::Open && state.verified_at.is_some();
+        if is_known {
+            state.verified_at = Some(transport::now());
+        }
+        is_known
+    }
+
     /// Records that the broker has just refused the connection's credentials.
     pub(crate) fn distrust(&self) {
         self.state.lock().verified_at = None;
@@ -167,7 +178,7 @@ impl Upstream {
     /// Makes an unused connection the client's own. Returns false if it is in use or stopped by an alarm.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        if state.unused_since().is_none() || state.is_stopped() {
+        if state.unused_since().is_none() || !state.attached.is_empty() || state.is_stopped() {
             return false;
         }
         state.has_published = true;
@@ -176,12 +187,12 @@ impl Upstream {
         true
     }
 
-    /// When the connection became unused, if it is unused and takes channels.
+    /// When the connection became unused, if it is unused and takes channels. Clients that are connected may have used it.
     pub(crate) fn unused_since(&self) -> Option<Instant> {
         self.state.lock().unused_since()
     }
 
-    /// Closes the connection if nobody uses it.
+    /// Closes the connection if nobody uses it. Clients that have used it take another one when they need one again.
     pub(crate) fn close_unused(&self, reason: &str, now: Instant) -> bool {
         let mut state = self.state.lock();
         let unused = state.unused_since().is_some();
@@ -339,8 +350,9 @@ impl Upstream {
     }
 
     /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
-    /// whether the connection belonged to one client.
-    fn end(&self, fault: &Fault) -> (Vec<Left>, bool) {
+    /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
+    /// refused by the fault.
+    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<Left>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
@@ -348,7 +360,12 @@ impl Upstream {
         for slot in std::mem::take(&mut state.slots) {
             match slot {
                 Slot::Leased(lease) => {
-                    lease.ledger.end(lease.last_queue);
+                    let opening = match lease.opening && !lease.again {
+                        true if refuses_new => ChannelOpening::Refused,
+                        true => ChannelOpening::Pending,
+                        false => ChannelOpening::Done,
+                    };
+                    lease.ledger.end(lease.last_queue, opening);
                     if lease.missing != Missing::Nothing {
                         lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }
@@ -371,7 +388,7 @@ impl Upstream {
         let attached = std::mem::take(&mut state.attached);
         let mut links: Vec<_> = attached.into_iter().map(|attached| attached.link).collect();
         state.waiting = Vec::new();
-        state.starving = Vec::new();
+        let starving = std::mem::take(&mut state.starving);
         let owner = state.owner.take();
         drop(state);
         let was_own = owner.is_some();
@@ -379,6 +396,8 @@ impl Upstream {
         for link in links {
             link.notify(Event::Lost { upstream: self.id, fault: fault.clone() });
         }
+        // They may wait for one channel less here, and use other connections.
+        starving.iter().for_each(|link| link.notify(Event::ChannelFree));
         (left, was_own)
     }
 
@@ -390,7 +409,7 @@ impl Upstream {
 impl UpstreamState {
     /// When the connection became unused, if it is unused and takes channels.
     fn unused_since(&self) -> Option<Instant> {
-        let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();
+        let unused = self.in_use == 0 && self.owner.is_none();
         self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct Lease {
     pub(crate) opened_at: Instant,
     /// Whether `channel.open-ok` is pending; it is not passed on to the client.
     pub(crate) opening: bool,
+    /// Whether the client had an upstream channel before, which was lost or left.
+    pub(crate) again: bool,
     /// Pending `basic.qos-ok` that are not for the client.
     pub(crate) own_qos_ok: u16,
     /// Pending `channel.flow-ok` that are not for the client: the ledger's proofs.
@@ -122,6 +124,7 @@ impl Lease {
             client_channel,
             opened_at: now,
             opening: true,
+            again: false,
             own_qos_ok: 0,
             own_flow_ok: 0,
             replies_due: 0,
@@ -144,6 +147,17 @@ pub(crate) struct Left {
     pub(crate) remains: Remains,
     /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
+}
+
+/// The state of the opening of a client's new channel when its connection ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum ChannelOpening {
+    /// The broker has opened it, or one before it that was lost or left.
+    #[default]
+    Done,
+    Pending,
+    /// The broker refuses to open one more.
+    Refused,
 }
 
 /// The missing part of a message that is passed on to a client as it arrives.

@@ -19,7 +19,7 @@ use super::handshake::TunedLimits;
 use super::leases::Resting;
 use super::ledger::ConfirmedNumber;
 use super::role::Role;
-use super::slot::{Lease, Slot};
+use super::slot::{ChannelOpening, Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
 use crate::ack_frames::{WIRE_LEN, acks_in, decode, is_ack};
 use crate::link::{ClientLink, Event};
@@ -323,7 +323,9 @@ impl UpstreamConnection {
         let cause = self.cause.take();
         let fault = cause.clone().unwrap_or_else(|| lost(&Ended::Finished));
         let pool = self.pool.upgrade();
+        let mut refuses_new = false;
         if let Some(pool) = &pool {
+            refuses_new = pool.learn_channel_limit(&self.upstream, &fault, transport::now());
             pool.remove(&self.upstream, cause.as_ref());
             pool.closed_with(&self.upstream.virtual_host, &fault);
         }
@@ -332,7 +334,7 @@ impl UpstreamConnection {
         } else {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
         }
-        let (left, was_own) = self.upstream.end(&fault);
+        let (left, was_own) = self.upstream.end(&fault, refuses_new);
         // A broker that confirms the close has processed everything in front of it.
         if let Some(pool) = pool
             && !self.close_confirmed
@@ -440,7 +442,7 @@ impl UpstreamConnection {
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
                 let Lease { link, id, client_channel, last_queue, ledger, .. } = *lease;
                 ledger.closed();
-                ledger.end(None);
+                ledger.end(None, ChannelOpening::Done);
                 state.set_free(frame.channel, self.now);
                 link.notify(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
@@ -456,7 +458,7 @@ impl UpstreamConnection {
     /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
-        lease.ledger.end(lease.last_queue);
+        lease.ledger.end(lease.last_queue, ChannelOpening::Done);
         lease.link.notify(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,

@@ -89,14 +89,68 @@ async fn a_reply_from_before_a_loss_is_no_answer() {
     endpoints.opened(&endpoint);
     endpoints.opened(&endpoint);
     assert!(endpoints.has_answered(&endpoint, before));
-    for left in [Reach::Answers, Reach::Unknown] {
+    for (left, down) in [(Reach::Answers, 0), (Reach::Unknown, 1)] {
         let before = endpoints.asked_at(&endpoint);
         endpoints.lost(&pool, &endpoint);
         assert!(!endpoints.has_answered(&endpoint, before));
-        assert_eq!((endpoints.reach(), endpoints.count()), (left, (1, 1)));
+        assert_eq!((endpoints.reach(), endpoints.count()), (left, (1, down)));
     }
     assert!(endpoints.has_answered(&endpoint, endpoints.asked_at(&endpoint)));
     assert_eq!((endpoints.reach(), endpoints.count()), (Reach::Answers, (1, 0)));
+}
+
+/// A broker may close one connection alone: logins of others wait for none of that.
+#[tokio::test]
+async fn addresses_where_connections_are_open_do_not_keep_failing_however_many_are_lost() {
+    let (_, endpoints) = Names::new(&[1]);
+    let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&endpoint);
+    for _ in 0..3 {
+        endpoints.opened(&endpoint);
+        endpoints.lost(&pool, &endpoint);
+        assert_eq!(endpoints.count(), (1, 0));
+        assert!(endpoints.is_up(endpoint.socket));
+    }
+    // Nor if new connections fail there.
+    for _ in 0..2 {
+        endpoints.with(&endpoint, Known::count_failure);
+    }
+    assert!(!endpoints.keep_failing());
+    endpoints.lost(&pool, &endpoint);
+    assert!(endpoints.keep_failing());
+}
+
+#[tokio::test]
+async fn a_node_that_is_silent_is_nobodys_first_choice_even_while_connections_are_open() {
+    let (_, endpoints) = Names::new(&[1, 2]);
+    let configured = [address("brokers", 9)];
+    let all = endpoints.in_order(&configured).await;
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&all[0]);
+    endpoints.is_silent(&pool, &all[0]);
+    assert!(!endpoints.is_up(all[0].socket) && endpoints.is_up(all[1].socket));
+    assert!(endpoints.has_answered(&all[0], endpoints.asked_at(&all[0])));
+    assert!(endpoints.is_up(all[0].socket));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_where_a_virtual_host_is_down_is_tried_last_for_a_while() {
+    let (_, endpoints) = Names::new(&[1, 2]);
+    let configured = [address("brokers", 9)];
+    let all = endpoints.in_order(&configured).await;
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&all[1]);
+    let text = "access to vhost '/' refused for user 'user': vhost '/' is down";
+    let down = Refusal::Fault(amqp::Fault::new(amqp::ReplyCode::InternalError, text));
+    endpoints.blame(&pool, &all[0], &down);
+    let [lacking, other] = [0, 1].map(|n| all[n].socket.port());
+    assert_eq!(ports(&endpoints, &configured).await, [other, lacking]);
+    assert!(!endpoints.is_up(all[0].socket));
+    assert_eq!(endpoints.count(), (2, 0), "it answers");
+    tokio::time::advance(LACKS_FOR).await;
+    assert_eq!(ports(&endpoints, &configured).await, [lacking, other]);
+    assert!(endpoints.is_up(all[0].socket));
 }
 
 #[tokio::test]

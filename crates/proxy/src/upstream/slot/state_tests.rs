@@ -264,7 +264,7 @@ impl World {
         let ledger = Ledger::new(&self.link, Carried::default());
         self.next_id += 1;
         let lease = Lease::new(self.link.clone(), ledger.clone(), self.next_id, 1, self.now);
-        let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General) else {
+        let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General, true) else {
             // Nothing was leased, but a channel may have been closed to make room.
             return (Some(0), LEASE);
         };
