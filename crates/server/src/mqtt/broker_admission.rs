@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, Waiter,
+    AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, VirtualHost,
+    Waiter,
 };
 use mqtt::{MqttVersion, ReasonCode};
 
@@ -12,11 +13,12 @@ use super::admission::{Admission, Admitting, Entering, write};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::found_queues;
-use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
+use super::hub::{BrokerClaim, ForeignSession, Hub, NOBODY, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::repeating::Returning;
 use super::session::MqttSession;
 use super::session_ownership::{Claim, Owner, SessionUser};
+use super::subscriptions::Class;
 use crate::client::{BackendRequest, ConnectionCore, OutboxWaiter};
 use crate::pending_authorisation::OpenQuestion;
 
@@ -154,11 +156,12 @@ impl BrokerAdmission {
         let mut client = Box::new(MqttClient::new(&core.shared, hub, &core.outbox, admitted, at));
         let mut session = None;
         match detached_session {
-            // The session of a deleted user is ended, and so is one that has expired together with its queue.
+            // The session of a deleted user is ended, and so is one that has expired or lost its queue.
             Some(detached_session)
                 if engine.wants_session()
                     && detached_session.belongs_to(user)
-                    && !detached_session.is_over(at) =>
+                    && !detached_session.is_over(at)
+                    && !has_lost_its_queue(&detached_session, client.vhost(), &owner.client_id) =>
             {
                 if detached_session.is_found {
                     found_queues::rebind(client.vhost(), &owner.client_id, &hub.config.exchange);
@@ -256,6 +259,11 @@ impl Admission for BrokerAdmission {
             self.hub.release(owner, &claim, left.filter(|left| !left.is_found));
         }
     }
+}
+
+/// Whether the queue of a session's subscriptions of QoS 1 and 2 was deleted, and the session's messages with it.
+fn has_lost_its_queue(detached_session: &DetachedSession, vhost: &VirtualHost, client_id: &str) -> bool {
+    detached_session.needs(Class::Qos1) && vhost.queue(NOBODY, &queue_name(client_id, 1)).is_err()
 }
 
 /// Whether the user may adopt a session of an earlier version, which recorded no user: that takes the permissions to delete its

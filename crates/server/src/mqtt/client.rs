@@ -315,8 +315,7 @@ impl MqttClient {
         let noted = value.and_then(|value| {
             self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
         });
-        let then =
-            if refused { Then::refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
+        let then = if refused { Then::QueueFull { packet_id } } else { Then::Accept { packet_id, matched } };
         self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
         self.handed_over(&flushed);
         Ok(())
@@ -338,7 +337,7 @@ impl MqttClient {
             let Published { packet_id, matched, ticket } = published;
             match (packet_id, is_refused) {
                 (0, _) => {}
-                (_, true) => self.wait(Then::refused_by_queue(packet_id), ticket.into()),
+                (_, true) => self.wait(Then::QueueFull { packet_id }, ticket.into()),
                 (_, false) => {
                     self.wait(Then::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
                 }

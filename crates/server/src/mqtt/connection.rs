@@ -370,6 +370,7 @@ fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> 
         Then::Refuse { packet_id, reason, text } => {
             return engine.refuse_publish(packet_id, reason, text, out);
         }
+        Then::QueueFull { packet_id } => engine.refuse_for_full_queue(packet_id, "a queue is full", out),
         Then::Release { packet_id } => engine.release(packet_id, out),
         Then::Complete { packet_id } => engine.complete(packet_id, out),
         Then::Subscribed { packet_id, reasons } => {

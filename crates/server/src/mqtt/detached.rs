@@ -8,9 +8,11 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
+use super::hub::group_queue;
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 use super::session_ownership::{Detached, SessionUser};
+use super::subscriptions::Class;
 
 /// A session with its unsettled deliveries and pending messages.
 pub(super) struct DetachedSession {
@@ -147,6 +149,12 @@ impl DetachedSession {
     /// Whether it has expired by `now`, even if it has not been ended yet.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|end| end <= now)
+    }
+
+    /// Whether it has subscriptions whose messages come from the client's own queue of this class.
+    pub(super) fn needs(&self, class: Class) -> bool {
+        let mut all = self.session.subscriptions();
+        all.any(|(filter, one)| Class::of(one.options.qos) == class && group_queue(filter).is_none())
     }
 
     /// Decodes the output of [`Written::encode`]; `None` if malformed. A session whose connection was open when

@@ -117,6 +117,8 @@ pub(super) enum Then {
     Accept { packet_id: u16, matched: bool },
     /// Sends PUBACK or PUBREC with a failure.
     Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
+    /// Refuses a message that a full queue has refused. Clients before 5.0 get no answer.
+    QueueFull { packet_id: u16 },
     /// Sends PUBREL.
     Release { packet_id: u16 },
     /// Sends PUBCOMP.
@@ -127,13 +129,6 @@ pub(super) enum Then {
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// Sends messages to the client whose identifiers had to be recorded first.
     Send { bytes: Vec<u8> },
-}
-
-impl Then {
-    /// Refuses a message that a full queue has refused.
-    pub(super) fn refused_by_queue(packet_id: u16) -> Self {
-        Self::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
-    }
 }
 
 /// An entry of a SUBSCRIBE, to be answered.

@@ -11,7 +11,7 @@ use sync::work;
 use transport::{Intent, Outbox};
 
 use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
-use super::session::{StompSession, of_fault};
+use super::session::{CancelledSubscription, StompSession, of_fault};
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{ClientSession, OpenConnection, Opening};
 use crate::server::MAX_UNSPLIT_MESSAGE;
@@ -346,8 +346,8 @@ impl ProtocolState for StompConnection {
             match session.handle_nudge(now) {
                 Ok(cancelled) => {
                     let mut out = Vec::new();
-                    for (tag, number) in cancelled {
-                        self.machine.cancelled(&tag, number, &mut out);
+                    for CancelledSubscription { tag, number, next_delivery_tag } in cancelled {
+                        self.machine.cancelled(&tag, number, next_delivery_tag, &mut out);
                     }
                     self.append(&out);
                     self.note_session();

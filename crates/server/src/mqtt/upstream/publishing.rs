@@ -302,5 +302,5 @@ impl PublishingChannel {
 fn verdict_on(packet_id: u16, is_published: bool) -> Then {
     // The upstream is not asked whether a queue has it.
     let accept = Then::Accept { packet_id, matched: true };
-    if is_published { accept } else { Then::refused_by_queue(packet_id) }
+    if is_published { accept } else { Then::QueueFull { packet_id } }
 }

@@ -77,6 +77,7 @@ fn reported(event: UplinkEvent) -> String {
     match event {
         UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
         UplinkEvent::Published(Then::Refuse { packet_id, reason, .. }) => format!("{packet_id} {reason}"),
+        UplinkEvent::Published(Then::QueueFull { packet_id }) => format!("{packet_id} queue full"),
         UplinkEvent::PublishRefused(fault, Unconfirmed::One(packet_id)) => {
             format!("{packet_id} refused with {}", fault.code.code())
         }

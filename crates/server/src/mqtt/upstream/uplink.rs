@@ -432,7 +432,7 @@ impl UplinkChannels {
 
 /// Adds the answer to a message.
 fn answer(refused: &mut Vec<u16>, events: &mut VecDeque<UplinkEvent>, then: Then) {
-    if let Then::Refuse { packet_id, .. } = then {
+    if let Then::Refuse { packet_id, .. } | Then::QueueFull { packet_id } = then {
         refused.push(packet_id);
     }
     events.push_back(UplinkEvent::Published(then));

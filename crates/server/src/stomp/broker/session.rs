@@ -24,7 +24,7 @@ use crate::client::OutboxWaiter;
 use crate::pending_authorisation::OpenQuestion;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
-use crate::stomp::session::{Receipt, StompSession, of_fault};
+use crate::stomp::session::{CancelledSubscription, Receipt, StompSession, of_fault};
 
 /// A connection's session on the embedded broker.
 pub(in crate::stomp) struct BrokerStompSession {
@@ -199,6 +199,7 @@ impl BrokerStompSession {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
             EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::SettleCancelled => DiskPoint::default(),
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, StompTransaction::default());
                 DiskPoint::default()
@@ -304,7 +305,7 @@ impl StompSession for BrokerStompSession {
         }
     }
 
-    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         self.set_time(now);
         if self.question.take_answered()
             && let Some(request) = self.waiting.take()

@@ -17,7 +17,7 @@ use crate::amqp::deliveries::{
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
 use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
 use crate::stomp::properties::check_short;
-use crate::stomp::session::{of_fault, unknown_delivery};
+use crate::stomp::session::{CancelledSubscription, of_fault, unknown_delivery};
 
 /// A subscription's consumer.
 pub(super) struct Subscription {
@@ -189,9 +189,8 @@ impl BrokerStompSession {
         Ok(DiskPoint::from(self.context.store().map(|store| store.end())))
     }
 
-    /// Handles a consumer cancelled by the broker. Returns the tag and number of its subscription, if the
-    /// client has one.
-    pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<(Box<str>, u64)> {
+    /// Handles a consumer cancelled by the broker. Returns its subscription, if the client has one.
+    pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<CancelledSubscription> {
         let is_it = |own: &Subscription| Arc::ptr_eq(&own.deliveries, &cancelled.deliveries);
         if self.replies.get(&cancelled.tag).is_some_and(|reply| is_it(&reply.subscription)) {
             // The next request creates another.
@@ -201,8 +200,9 @@ impl BrokerStompSession {
         let number = cancelled.tag.parse().ok()?;
         self.subscriptions.get(&number).filter(|own| is_it(own))?;
         let own = self.subscriptions.remove(&number)?;
-        self.next_tag = self.next_tag.max(own.deliveries.next_tag());
-        Some((own.tag, number))
+        let next_delivery_tag = own.deliveries.next_tag();
+        self.next_tag = self.next_tag.max(next_delivery_tag);
+        Some(CancelledSubscription { tag: own.tag, number, next_delivery_tag })
     }
 }
 
