@@ -174,11 +174,11 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.reads = Attempts::default();
-        // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
-        let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
+        // After a restart, as for those that it has loaded itself.
+        let too_often =
+            |delivery: &Delivery| limit.is_some_and(|limit| delivery.has_just_failed_too_often(limit));
         let before = state.ready.bytes();
-        let dead =
-            state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.failures));
+        let dead = state.ready.loaded(plan, loaded.deliveries, through, too_often);
         let dead_bytes: u64 = dead.iter().map(|delivery| delivery.message.body_len() as u64).sum();
         let lost = before.saturating_sub(state.ready.bytes() + dead_bytes);
         state.paging.lost_bytes += lost;
