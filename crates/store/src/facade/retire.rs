@@ -32,8 +32,8 @@ pub(super) struct Mover {
     inventory_writer: InventoryWriter,
     /// The message that the disk failed to read, and how many attempts in a row have failed.
     refused: Option<(MessageRef, u32)>,
-    /// The oldest segment, if the copies of its messages did not fit: its begin, its live messages, and the bytes that were free
-    /// above the limit. Set and cleared by each look at it.
+    /// The oldest segment, if the copies of its messages did not fit: its begin, its live messages, and the bytes that were
+    /// free above the limit. Set and cleared by each look at it.
     unfit: Option<(Lsn, u64, u64)>,
 }
 
