@@ -91,12 +91,6 @@ impl Compatibility {
         }
     }
 
-    /// Whether a transaction is committed that has published to an exchange which has been deleted since, without those
-    /// messages; otherwise the commit is refused.
-    pub fn commits_to_deleted_exchanges(self) -> bool {
-        self == Self::V4
-    }
-
     /// Whether the right to publish with a routing key, also one in CC or BCC, and then to be called by user_id, is looked at
     /// behind all other properties; otherwise before them, and only that of the message's own key.
     pub(crate) fn judges_properties_first(self) -> bool {
