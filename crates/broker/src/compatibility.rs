@@ -82,6 +82,14 @@ impl Compatibility {
         self == Self::V4
     }
 
+    /// How the refusal of a channel writes the limit of its user.
+    pub(crate) fn channel_limit(self, limit: u64) -> String {
+        match self {
+            Self::V3_10 => format!("({limit})"),
+            Self::V4 => limit.to_string(),
+        }
+    }
+
     /// How the refusal of a basic.get names the type of the queue.
     pub fn quorum_queue_error_label(self) -> &'static str {
         match self {
