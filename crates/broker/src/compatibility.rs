@@ -82,6 +82,14 @@ impl Compatibility {
         self == Self::V4
     }
 
+    /// How the refusal of a channel writes the limit of its user.
+    pub(crate) fn channel_limit(self, limit: u64) -> String {
+        match self {
+            Self::V3_10 => format!("({limit})"),
+            Self::V4 => limit.to_string(),
+        }
+    }
+
     /// How the refusal of a basic.get names the type of the queue.
     pub fn quorum_queue_error_label(self) -> &'static str {
         match self {
@@ -89,12 +97,6 @@ impl Compatibility {
             // The Erlang term.
             Self::V4 => "<<\"quorum\">>",
         }
-    }
-
-    /// Whether a transaction is committed that has published to an exchange which has been deleted since, without those
-    /// messages; otherwise the commit is refused.
-    pub fn commits_to_deleted_exchanges(self) -> bool {
-        self == Self::V4
     }
 
     /// Whether the right to publish with a routing key, also one in CC or BCC, and then to be called by user_id, is looked at

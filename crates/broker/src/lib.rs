@@ -97,7 +97,7 @@ pub use permissions::{
 };
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
-pub use publisher::{Flushed, Publish, Publisher, Share};
+pub use publisher::{Flushed, HeldRoute, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerCapacity, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, ForeignMessage,
     Got, Moving, Offer, PublisherHold, Queue, QueueCapacity, QueueProperties, Returned, TakenIn,

@@ -1,6 +1,10 @@
 //! Publishing: finds the queues of a message, caches routes, and hands messages over in batches.
 
+mod held;
 mod traced;
+
+pub use held::HeldRoute;
+use held::RoutedPublish;
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU64;
@@ -155,7 +159,8 @@ struct Route {
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
     storing: LastStoring,
-    /// False for a route to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to").
+    /// False for a route to nothing, or to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to"),
+    /// unless [`Compatibility::admits_reply_queues`](crate::Compatibility::admits_reply_queues).
     counts: bool,
     scope: RouteScope,
 }
@@ -277,6 +282,17 @@ impl Publisher {
     /// that RabbitMQ refuses; 502 malformed ones.
     pub fn publish(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.now = now;
+        let mut answerable = None;
+        let RoutedPublish { publish, inspected, route, .. } = self.find(publish, &mut answerable)?;
+        self.follow(route, publish, &inspected)
+    }
+
+    /// Checks and routes a message. `answerable` is set to its properties with the publisher's reply queue, if they ask for it.
+    fn find<'p>(
+        &mut self,
+        publish: Publish<'p>,
+        answerable: &'p mut Option<Vec<u8>>,
+    ) -> Result<RoutedPublish<'p>, BrokerError> {
         let generation = self.vhost.generation();
         let fresh = self.routes.is_fresh(generation, self.grant.renewals());
         let known = match &self.route {
@@ -291,7 +307,7 @@ impl Publisher {
         if is_new {
             self.check_route(&publish)?;
         }
-        let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
+        *answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
         let properties = answerable.as_deref().unwrap_or(publish.properties);
         let publish = Publish { properties, ..publish };
         let inspected = self.inspect(&publish, is_new)?;
@@ -301,11 +317,12 @@ impl Publisher {
             Known::ByHeaders if !copied => self.route_by_headers(&publish, inspected.headers),
             _ => None,
         };
+        let is_new = known.is_none();
         let route = match known {
             Some(route) => route,
             None => self.find_route(&publish, &inspected, generation)?,
         };
-        self.follow(route, publish, &inspected)
+        Ok(RoutedPublish { publish, inspected, route, is_new })
     }
 
     /// Adds a message to the batch, handing over the current batch first if its route is another one.
@@ -341,13 +358,16 @@ impl Publisher {
         if route.queues.is_empty() {
             if !self.is_tracer {
                 self.through.published += 1;
+            }
+            // A reply to a requester that has gone may count although there is no queue.
+            if !self.is_tracer && !route.counts {
                 self.vhost.metrics().messages_unroutable.add(1);
                 self.published().unroutable.add(1);
                 if self.front_end != FrontEnd::Amqp {
                     self.published().dropped.add(1);
                 }
             }
-            return Ok(false);
+            return Ok(route.counts);
         }
         // One message for all queues of the route.
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
@@ -408,19 +428,8 @@ impl Publisher {
         let inspected = self.inspect(&publish, false)?;
         let whole = self.find_route(&publish, &inspected, allowed_at)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
-        let queues: Vec<_> = whole.queues.iter().filter(lacks).cloned().collect();
-        let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
-        let route = Arc::new(Route {
-            exchange,
-            own_exchange: OnceLock::new(),
-            flow,
-            key,
-            storing: LastStoring::of(&queues),
-            queues,
-            counts: whole.counts,
-            scope: RouteScope::Once,
-        });
-        self.follow(route, publish, &inspected)
+        let queues = whole.queues.iter().filter(lacks).cloned().collect();
+        self.follow(Arc::new(whole.with_queues(queues, whole.counts)), publish, &inspected)
     }
 
     /// Hands the batch to its queues, and reports on everything since the last flush. If that does not fit

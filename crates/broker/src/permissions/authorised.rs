@@ -104,7 +104,8 @@ impl AuthorisedSession {
     pub fn open_channel(&self) -> Result<(), BrokerError> {
         let limit = self.account.limits().max_channels;
         let entered = self.account.channels.enter(limit);
-        entered.map_err(|limit| too_many_channels(self.grant.user(), limit))?;
+        let compatibility = self.vhost.compatibility();
+        entered.map_err(|limit| too_many_channels(self.grant.user(), limit, compatibility))?;
         self.channels.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -161,6 +161,12 @@ impl Delivery {
         }
     }
 
+    /// Whether its last delivery, which a stop of the server has ended, was one failure more than `limit` allows. A message
+    /// with more failures than that had them before the limit was there, and is dropped with its next failure.
+    pub(super) fn has_just_failed_too_often(&self, limit: u64) -> bool {
+        u64::from(self.failures) == limit.saturating_add(1)
+    }
+
     /// Its position in the queue, ascending in the order of publishing. Persistent messages of a durable
     /// queue keep theirs over a restart.
     pub fn position(&self) -> u64 {

@@ -101,10 +101,10 @@ impl Queue {
 
     /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
     /// on disk: after a crash each message is in one of them. Returns the log position after which it is done permanently,
-    /// `None` if it need not wait.
+    /// `None` if it need not wait. The other queue must refuse no messages and have no dead letters, as those of a spool.
     ///
     /// # Errors
-    /// The other queue is deleted, or does not take all of them; they are unacknowledged as before. Never if it has no limits.
+    /// The other queue is deleted; the messages are unacknowledged as before.
     pub fn move_to(
         &self,
         to: &Arc<Self>,
@@ -125,7 +125,13 @@ impl Queue {
         let stored = StoredBatch::keep(self.context.paging.store(), last, &messages);
         let queue_batch = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
         let sender = Sender::DeadLetters { budget: 0 };
-        let appended = to.append(messages.into_iter(), queue_batch, now, sender, |_| {});
+        let mut refused = 0;
+        let appended = to.append(messages.into_iter(), queue_batch, now, sender, |_| refused += 1);
+        debug_assert_eq!(
+            (refused, appended.dead, appended.lined_up),
+            (0, 0, false),
+            "what is refused would be lost, and dead letters would wait for ever"
+        );
         BegunMove { deliveries, transfer, until: appended.until }
     }
 

@@ -90,8 +90,8 @@ impl Queue {
         state.ready.restore_runs(runs);
     }
 
-    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that were delivered
-    /// too often, exceed the length limits or have expired.
+    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that have failed too often with
+    /// the delivery which the stop of the server ended, exceed the length limits or have expired.
     pub(crate) fn restored(&self, now: Timestamp) {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
@@ -132,7 +132,7 @@ impl Queue {
 
 impl QueueState {
     fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
-        for delivery in self.ready.extract(|delivery| u64::from(delivery.failures) > limit) {
+        for delivery in self.ready.extract(|delivery| delivery.has_just_failed_too_often(limit)) {
             self.dead_letter(delivery, DeathReason::DeliveryLimit, effects);
         }
         // Messages delivered before are at the front; those on disk are checked when they are loaded.

@@ -32,6 +32,9 @@ pub(super) struct Mover {
     inventory_writer: InventoryWriter,
     /// The message that the disk failed to read, and how many attempts in a row have failed.
     refused: Option<(MessageRef, u32)>,
+    /// The oldest segment, if the copies of its messages did not fit: its begin, its live messages, and the bytes that were
+    /// free above the limit. Set and cleared by each look at it.
+    unfit: Option<(Lsn, u64, u64)>,
 }
 
 /// Outcome of a retirement step.
@@ -55,7 +58,7 @@ impl Mover {
         settings: &StoreSettings,
     ) -> Self {
         let (budget, weigh) = (settings.journal_segments.max(1), settings.weigh);
-        Self { stored_queues, budget, weigh, brake, inventory_writer, refused: None }
+        Self { stored_queues, budget, weigh, brake, inventory_writer, refused: None, unfit: None }
     }
 
     /// Receives the length of the journal.
@@ -181,9 +184,23 @@ impl Mover {
 
     /// Whether the copies of a segment's messages, of which each of its queues gets one, leave as much space above the limit as
     /// the segment takes.
-    fn fits(&self, oldest: JournalSegment) -> bool {
+    fn fits(&mut self, oldest: JournalSegment) -> bool {
+        let free = self.stored_queues.journal.space_above_limit();
+        // The same messages are not read again while there is no more space than there was for them.
+        if self
+            .unfit
+            .is_some_and(|(first, live, most)| (first, live) == (oldest.first, oldest.live) && free <= most)
+        {
+            return false;
+        }
+        let fits = self.copies_fit(oldest, free.saturating_sub(length(oldest)));
+        self.unfit = (!fits).then_some((oldest.first, oldest.live, free));
+        fits
+    }
+
+    /// Whether the copies of a segment's messages take less than `space` bytes.
+    fn copies_fit(&self, oldest: JournalSegment, space: u64) -> bool {
         let journal = &self.stored_queues.journal;
-        let space = journal.space_above_limit().saturating_sub(length(oldest));
         let copies = journal.queues_with_messages() * length(oldest) + oldest.live * RECORD;
         if oldest.live == 0 || copies < space {
             return true;
