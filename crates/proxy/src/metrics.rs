@@ -135,8 +135,7 @@ pool_metrics! {
         channels_unconfirmed = "leveret_upstream_unconfirmed_channels_total";
         /// Messages of disconnected clients republished after their upstream connection was lost.
         messages_departed_resent = "leveret_upstream_departed_resent_messages_total";
-        /// Messages of disconnected clients that may be lost because no upstream answered in time or the buffer limit was
-        /// reached.
+        /// Messages of disconnected clients that may be lost: no upstream answered in time, or a limit was reached.
         messages_departed_lost = "leveret_upstream_departed_lost_messages_total";
         /// Logins refused by an upstream.
         logins_refused = "leveret_upstream_refused_logins_total";

@@ -335,11 +335,7 @@ impl QueueState {
             resident: self.ready.resident(),
             paged_messages: on_disk.messages,
             paged_bytes: on_disk.bytes,
-            to_page_out: if self.is_long() && self.paging.pauses_no_writes() {
-                self.can_leave()
-            } else {
-                0
-            },
+            to_page_out: if self.is_long() && self.paging.pauses_no_writes() { self.can_leave() } else { 0 },
         }
     }
 }

@@ -129,61 +129,62 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
     out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
 }
 
+/// The metrics of each user and virtual host that has spooled messages: name, help, kind and value.
+const SPOOL_FAMILIES: [(&str, &str, MetricKind, fn(&SpoolStatus) -> u64); 8] = [
+    (
+        "leveret_spool_messages",
+        "Spooled messages not yet confirmed by the upstream.",
+        MetricKind::Gauge,
+        |queue| queue.messages,
+    ),
+    (
+        "leveret_spool_bytes",
+        "Bytes of spooled messages not yet confirmed by the upstream.",
+        MetricKind::Gauge,
+        |queue| queue.bytes,
+    ),
+    (
+        "leveret_spool_oldest_seconds",
+        "Age in seconds of the oldest spooled message; 0 if there is none.",
+        MetricKind::Gauge,
+        |queue| queue.oldest_seconds.unwrap_or_default(),
+    ),
+    (
+        "leveret_spool_deferred_messages",
+        "Spooled messages waiting because the upstream nacked or permanently refused an earlier one for the same destination.",
+        MetricKind::Gauge,
+        |queue| queue.deferred,
+    ),
+    (
+        "leveret_spool_waiting",
+        "1 while spooled messages cannot be forwarded, for example because the upstream is unreachable, else 0.",
+        MetricKind::Gauge,
+        |queue| u64::from(queue.trouble.is_some()),
+    ),
+    (
+        "leveret_spool_accepted_messages_total",
+        "Messages accepted by the spool.",
+        MetricKind::Counter,
+        |queue| queue.accepted,
+    ),
+    (
+        "leveret_spool_forwarded_messages_total",
+        "Spooled messages confirmed by the upstream.",
+        MetricKind::Counter,
+        |queue| queue.forwarded,
+    ),
+    (
+        "leveret_spool_refused_messages_total",
+        "Spooled messages that the upstream has refused permanently, and that were parked.",
+        MetricKind::Counter,
+        |queue| queue.parked,
+    ),
+];
+
 /// The queues of the spool, by user and virtual host.
 fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
-    type Of = fn(&SpoolStatus) -> u64;
-    const FAMILIES: [(&str, &str, MetricKind, Of); 8] = [
-        (
-            "leveret_spool_messages",
-            "Spooled messages not yet confirmed by the upstream.",
-            MetricKind::Gauge,
-            |queue| queue.messages,
-        ),
-        (
-            "leveret_spool_bytes",
-            "Bytes of spooled messages not yet confirmed by the upstream.",
-            MetricKind::Gauge,
-            |queue| queue.bytes,
-        ),
-        (
-            "leveret_spool_oldest_seconds",
-            "Age in seconds of the oldest spooled message; 0 if there is none.",
-            MetricKind::Gauge,
-            |queue| queue.oldest_seconds.unwrap_or_default(),
-        ),
-        (
-            "leveret_spool_deferred_messages",
-            "Spooled messages waiting because the upstream nacked or permanently refused an earlier one for the same destination.",
-            MetricKind::Gauge,
-            |queue| queue.deferred,
-        ),
-        (
-            "leveret_spool_waiting",
-            "1 while spooled messages cannot be forwarded, for example because the upstream is unreachable, else 0.",
-            MetricKind::Gauge,
-            |queue| u64::from(queue.trouble.is_some()),
-        ),
-        (
-            "leveret_spool_accepted_messages_total",
-            "Messages accepted by the spool.",
-            MetricKind::Counter,
-            |queue| queue.accepted,
-        ),
-        (
-            "leveret_spool_forwarded_messages_total",
-            "Spooled messages confirmed by the upstream.",
-            MetricKind::Counter,
-            |queue| queue.forwarded,
-        ),
-        (
-            "leveret_spool_refused_messages_total",
-            "Spooled messages that the upstream has refused permanently, and that were parked.",
-            MetricKind::Counter,
-            |queue| queue.parked,
-        ),
-    ];
     let queues = spool.status();
-    for (name, help, kind, value) in FAMILIES {
+    for (name, help, kind, value) in SPOOL_FAMILIES {
         let mut family = out.family(name, help, kind);
         for queue in &queues {
             family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
