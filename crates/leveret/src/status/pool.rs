@@ -129,8 +129,10 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
     out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
 }
 
+type SpoolValue = fn(&SpoolStatus) -> u64;
+
 /// The metrics of each user and virtual host that has spooled messages: name, help, kind and value.
-const SPOOL_FAMILIES: [(&str, &str, MetricKind, fn(&SpoolStatus) -> u64); 8] = [
+const SPOOL_FAMILIES: [(&str, &str, MetricKind, SpoolValue); 8] = [
     (
         "leveret_spool_messages",
         "Spooled messages not yet confirmed by the upstream.",
