@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 pub use api::{
     Api, CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters,
-    DetachedSession, ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process as ApiProcess,
-    SessionInfo, TlsListener,
+    DetachedSession, ListenerInfo, MigrationError, MigrationStep, NodeInfo, Process as ApiProcess,
+    SessionInfo, TlsListener, UpgradeRefused,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

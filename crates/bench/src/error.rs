@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// Leveret's own broker or pool could not be started.
     #[error("leveret serve does not start: {cause}")]
-    Companion {
+    ManagedProcess {
         /// The cause; the process prints more on its standard error.
         #[source]
         cause: io::Error,

@@ -41,10 +41,10 @@ pub(crate) fn check(config: &Config) -> Result<(), SettingError> {
     broker.load(&definitions, now).map(drop).map_err(|error| at_fault(&path, error))
 }
 
-/// Whether there is no data folder, or nothing in it.
+/// Whether there is no data directory, or nothing in it.
 fn begins_with_nothing(config: &Config) -> bool {
-    let Ok(folder) = config.data_dir.folder() else { return false };
-    folder.is_none_or(|folder| match std::fs::read_dir(folder) {
+    let Ok(directory) = config.data_dir.directory() else { return false };
+    directory.is_none_or(|directory| match std::fs::read_dir(directory) {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,
     })
@@ -77,7 +77,7 @@ pub(crate) enum Before {
 }
 
 impl Before {
-    /// The contents of a data folder, from which the broker has been restored.
+    /// The contents of a data directory, from which the broker has been restored.
     pub(crate) fn of(broker: &Broker, catalogue: &Catalogue) -> Self {
         if catalogue.was_empty() {
             Self::Nothing

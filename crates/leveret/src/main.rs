@@ -10,7 +10,7 @@ mod cli;
 mod commands;
 mod config;
 mod ctl;
-mod data_folder;
+mod data_dir;
 mod definitions;
 mod descriptors;
 mod fd_passing;

@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_manager_behind_a_path_hears_each_change() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         let notifier = notifier(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
         notifier.ready();

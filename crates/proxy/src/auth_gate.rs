@@ -171,7 +171,7 @@ async fn within<T>(end: tokio::time::Instant, entering: impl Future<Output = T>)
 }
 
 fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
-    while refused.front().is_some_and(|oldest| now >= oldest.at + REFUSAL_HOLDS) {
+    while refused.front().is_some_and(|oldest| now >= oldest.at + REFUSAL_TTL) {
         refused.pop_front();
     }
 }
@@ -187,7 +187,7 @@ pub(crate) const HANDSHAKES_TO_NODE: usize = HANDSHAKES_TO_VHOST / 2;
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
-pub(crate) const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+pub(crate) const REFUSAL_TTL: Duration = Duration::from_secs(1);
 /// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the last.
 pub(crate) const REFUSED_MAX: usize = 128;
 /// Users whose credentials are remembered; few proxies serve more.
@@ -204,9 +204,9 @@ mod tests {
         let (gate, now) = (AuthGate::new(), Instant::now());
         gate.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
         let refusal = |password: &str, now| gate.refusal(&Credentials::plain("user", password), now);
-        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS / 2).as_deref(), Some("no"));
-        assert_eq!(refusal("right", now + REFUSAL_HOLDS / 2), None);
-        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS), None);
+        assert_eq!(refusal("wrong", now + REFUSAL_TTL / 2).as_deref(), Some("no"));
+        assert_eq!(refusal("right", now + REFUSAL_TTL / 2), None);
+        assert_eq!(refusal("wrong", now + REFUSAL_TTL), None);
     }
 
     #[test]

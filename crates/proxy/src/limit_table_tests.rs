@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::auth_gate::{
-    HANDSHAKES_AT_ONCE, HANDSHAKES_TO_NODE, HANDSHAKES_TO_VHOST, REFUSAL_HOLDS, REFUSED_MAX, VERIFIED_MAX,
+    HANDSHAKES_AT_ONCE, HANDSHAKES_TO_NODE, HANDSHAKES_TO_VHOST, REFUSAL_TTL, REFUSED_MAX, VERIFIED_MAX,
 };
 use crate::config::{PoolConfig, QUEUED_CLIENT_MAX, STREAM_SHARE, WAITING_BUDGET_MIN, WAITING_BUDGETS};
 use crate::pool::OPENING_MAX;
@@ -124,7 +124,7 @@ fn others(config: &PoolConfig) -> Vec<Row> {
         row(
             "logins remembered",
             "one of a user",
-            &format!("{VERIFIED_MAX} accepted; {REFUSED_MAX} refused, for {}", time(REFUSAL_HOLDS)),
+            &format!("{VERIFIED_MAX} accepted; {REFUSED_MAX} refused, for {}", time(REFUSAL_TTL)),
             "the oldest refused one, or any accepted one, is forgotten",
             "nobody waits",
         ),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::histogram::{Durations, Histogram};
-use crate::upstream::Remains;
+use crate::upstream::UnsettledEntries;
 
 /// Declares each metric once: the doc comment is the help text, the literal the name that Prometheus sees.
 macro_rules! pool_metrics {
@@ -94,7 +94,7 @@ pool_metrics! {
         /// Upstream connections that stream incomplete messages which could not be buffered.
         streams = "leveret_upstream_streaming_connections";
         /// Bytes of clients waiting for an upstream connection or for the end of an outage.
-        bytes_held = "leveret_upstream_held_bytes";
+        bytes_queued = "leveret_upstream_held_bytes";
         /// Bytes waiting for clients of the pool to read them.
         bytes_waiting = "leveret_upstream_unread_bytes";
     }
@@ -158,7 +158,7 @@ pool_metrics! {
 
 impl Counters {
     /// Counts messages of a departed client that are not sent again.
-    pub(crate) fn count_lost(&self, remains: &Remains) {
+    pub(crate) fn count_lost(&self, remains: &UnsettledEntries) {
         let too_large = remains.too_large.len() as u64;
         add(&self.messages_departed_lost, remains.messages + remains.lost + too_large);
     }

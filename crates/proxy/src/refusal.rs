@@ -31,7 +31,7 @@ impl Refusal {
     }
 
     /// An outage has lasted longer than clients wait for.
-    pub(crate) fn in_vain(limit: std::time::Duration, last: Self) -> Self {
+    pub(crate) fn outage_timeout(limit: std::time::Duration, last: Self) -> Self {
         let text = match last {
             Self::Login(text) => text,
             Self::Fault(fault) => fault.text.into_owned(),

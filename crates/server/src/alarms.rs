@@ -17,7 +17,7 @@ use transport::Outbox;
 pub enum Resource {
     /// Memory.
     Memory,
-    /// Space on the disk of the data folder.
+    /// Space on the disk of the data directory.
     Disk,
     /// The room that its limits leave a spool.
     Spool,

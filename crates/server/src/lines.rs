@@ -26,7 +26,7 @@ impl LineTarget {
     /// Looks whether lines can be written here, and creates nothing.
     ///
     /// # Errors
-    /// The file cannot be opened, or its folder is missing.
+    /// The file cannot be opened, or its directory is missing.
     pub fn check(&self) -> io::Result<()> {
         let Self::File(path) = self else { return Ok(()) };
         match std::fs::metadata(path) {
@@ -34,8 +34,8 @@ impl LineTarget {
                 OpenOptions::new().append(true).open(path).map(drop)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                std::fs::metadata(folder.unwrap_or(Path::new("."))).map(drop)
+                let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+                std::fs::metadata(directory.unwrap_or(Path::new("."))).map(drop)
             }
             other => other.map(drop),
         }

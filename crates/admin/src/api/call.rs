@@ -230,8 +230,8 @@ impl Call {
     }
 
     /// Removes a definition; 404 if it does not exist.
-    pub(super) fn undefine(&self, section: Section, names: &[&str]) -> ApiAnswer {
-        if !self.broker()?.undefine(section, names, self.now()) {
+    pub(super) fn delete_definition(&self, section: Section, names: &[&str]) -> ApiAnswer {
+        if !self.broker()?.delete_definition(section, names, self.now()) {
             return Err(ApiError::not_found());
         }
         self.defined(Reply::no_content())

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
-use super::process::{MigrationStep, NoMigration};
+use super::process::{MigrationError, MigrationStep};
 use super::sessions;
 
 /// `GET /api/leveret/clients`.
@@ -43,8 +43,8 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
 }
 
 /// `DELETE /api/leveret/auth-cache`: as `rabbitmqctl clear_auth_backend_cache`, and for what sessions have been told, too.
-pub(super) fn forget_answers(call: &Call) -> ApiAnswer {
-    if !call.broker()?.forget_answers() {
+pub(super) fn clear_cache(call: &Call) -> ApiAnswer {
+    if !call.broker()?.clear_cache() {
         return Err(ApiError::bad_request("auth_backends has no http: there are no answers to forget"));
     }
     tracing::info!(user = call.user.name(), "auth_backends cache cleared");
@@ -73,8 +73,8 @@ pub(super) fn connections(call: &Call) -> ApiAnswer {
 }
 
 /// `GET /api/leveret/multiplexed-queues`.
-pub(super) fn shared_queues(call: &Call) -> ApiAnswer {
-    objects(call, call.api.process.shared_queues(), "name")
+pub(super) fn multiplexed_queues(call: &Call) -> ApiAnswer {
+    objects(call, call.api.process.multiplexed_queues(), "name")
 }
 
 /// `GET /api/leveret/spool`.
@@ -202,8 +202,8 @@ pub(super) fn finish_migration(call: &Call) -> ApiAnswer {
 fn steer_migration(call: &Call, step: MigrationStep<'_>) -> ApiAnswer {
     let step = call.api.process.steer_migration(step);
     step.map(Reply::json).map_err(|error| match error {
-        NoMigration::Refused(_) => ApiError::bad_request(error.to_string()),
-        NoMigration::OtherMove(_) => ApiError::conflict(error.to_string()),
+        MigrationError::Refused(_) => ApiError::bad_request(error.to_string()),
+        MigrationError::OtherMove(_) => ApiError::conflict(error.to_string()),
     })
 }
 

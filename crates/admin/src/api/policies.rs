@@ -40,7 +40,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/policies/{vhost}/{name}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Policies, &[call.at("vhost"), call.at("name")])
+    call.delete_definition(Section::Policies, &[call.at("vhost"), call.at("name")])
 }
 
 /// `GET /api/operator-policies`, and those of a virtual host.
@@ -72,7 +72,7 @@ pub(super) fn set_operator(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/operator-policies/{vhost}/{name}`.
 pub(super) fn clear_operator(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
+    call.delete_definition(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
 }
 
 /// The policy in the body, with defaults for omitted members.

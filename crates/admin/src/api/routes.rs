@@ -6,7 +6,7 @@ use broker::Compatibility;
 use percent_encoding::percent_decode_str;
 
 use super::call::{ApiAnswer, Call};
-use super::login::Who::{
+use super::login::RequiredTag::{
     self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
 };
 use super::{
@@ -51,7 +51,7 @@ pub(super) enum Back {
 /// One method of a path.
 pub(super) struct Action {
     pub(super) verb: Verb,
-    pub(super) who: Who,
+    pub(super) who: RequiredTag,
     pub(super) size: Size,
     /// The response is a list, which can be requested in pages.
     pub(super) is_list: bool,
@@ -146,7 +146,7 @@ fn matched(pattern: &'static str, parts: &[&str]) -> Option<Vec<(&'static str, S
     rest.next().is_none().then_some(names)
 }
 
-const fn action(verb: Verb, who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn action(verb: Verb, who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     let size = match verb {
         Verb::Get | Verb::Delete => Size::Nothing,
         Verb::Put | Verb::Post => Size::Usual,
@@ -154,36 +154,36 @@ const fn action(verb: Verb, who: Who, run: fn(&Call) -> ApiAnswer, about: &'stat
     Action { verb, who, size, is_list: false, run, about }
 }
 
-const fn get(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn get(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Get, who, run, about)
 }
 
-const fn list(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn list(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { is_list: true, ..action(Verb::Get, who, run, about) }
 }
 
-const fn put(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn put(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Put, who, run, about)
 }
 
-const fn post(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn post(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Post, who, run, about)
 }
 
-const fn large(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn large(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Large, ..post(who, run, about) }
 }
 
 /// A `POST` that takes no body.
-const fn bare(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn bare(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Nothing, ..post(who, run, about) }
 }
 
-const fn delete(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn delete(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Delete, who, run, about)
 }
 
-const fn delete_with_body(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn delete_with_body(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Usual, ..delete(who, run, about) }
 }
 
@@ -437,14 +437,14 @@ pub(super) static ROUTES: &[Route] = &[
     route("healthchecks/node", &[get(Anyone, health::alarms_of_node, "No alarm is in effect")]),
     route("healthchecks/node/{node}", &[get(Anyone, health::alarms_of_node, "No alarm is in effect")]),
     route("leveret/auth-cache", &[
-        delete(Administrator, leveret::forget_answers, "Clear the cache of auth_backends: the service is asked again about all users"),
+        delete(Administrator, leveret::clear_cache, "Clear the cache of auth_backends: the service is asked again about all users"),
     ]),
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
-    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::shared_queues, "Queues of multiplexed subscriptions upstream")]),
+    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::multiplexed_queues, "Queues of multiplexed subscriptions upstream")]),
     anywhere("leveret/multiplexed-queues/{name}/bindings", &[
-        list(Monitoring, sessions::shared_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
+        list(Monitoring, sessions::multiplexed_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
     ]),
     anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
     anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),

@@ -61,7 +61,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/users/{user}`.
 pub(super) fn remove(call: &Call) -> ApiAnswer {
-    let reply = call.undefine(Section::Users, &[call.at("user")])?;
+    let reply = call.delete_definition(Section::Users, &[call.at("user")])?;
     close_connections(call, call.at("user"));
     Ok(reply)
 }
@@ -81,7 +81,7 @@ pub(super) fn remove_many(call: &Call) -> ApiAnswer {
         return Err(ApiError::bad_request(json!(["no_such_user", missing])));
     }
     for name in names {
-        broker.undefine(Section::Users, &[name], call.now());
+        broker.delete_definition(Section::Users, &[name], call.now());
         close_connections(call, name);
     }
     call.defined(Reply::no_content())

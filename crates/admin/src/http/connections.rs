@@ -8,7 +8,7 @@ use std::time::Duration;
 use broker::network_of;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::work::Work;
+use super::work::ActiveRequests;
 
 /// The open connections, never more than the limits.
 pub(super) struct OpenConnections {
@@ -43,7 +43,7 @@ impl OpenConnections {
     /// cut short for a new connection. Some are left for others: an address that has all but these counts as at the limit.
     pub(super) fn admit<C>(
         &mut self,
-        work: Work,
+        work: ActiveRequests,
         from: Option<IpAddr>,
         connection: impl FnOnce(Admitted) -> C,
     ) where
@@ -86,7 +86,7 @@ struct ConnectionPermits {
 
 struct Open {
     task: AbortHandle,
-    work: Work,
+    work: ActiveRequests,
     /// `None` for a Unix socket.
     from: Option<IpAddr>,
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     /// Admits a connection that never ends by itself; returns which requests it may make.
-    fn admit(connections: &mut OpenConnections, from: &str, work: &Work) -> Option<Admitted> {
+    fn admit(connections: &mut OpenConnections, from: &str, work: &ActiveRequests) -> Option<Admitted> {
         let mut announced = None;
         connections.admit(work.clone(), from.parse().ok(), |admitted| {
             announced = Some(admitted);
@@ -149,13 +149,13 @@ mod tests {
     async fn an_address_with_many_takes_connections_from_nobody_but_itself() {
         let mut connections = OpenConnections::new(4, 1);
         for from in ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"] {
-            admit(&mut connections, from, &Work::default());
+            admit(&mut connections, from, &ActiveRequests::default());
         }
         for _ in 0..100 {
-            admit(&mut connections, "10.0.0.9", &Work::default());
+            admit(&mut connections, "10.0.0.9", &ActiveRequests::default());
         }
         assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"]);
-        admit(&mut connections, "10.0.0.3", &Work::default());
+        admit(&mut connections, "10.0.0.3", &ActiveRequests::default());
         assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.3"]);
     }
 
@@ -165,7 +165,7 @@ mod tests {
         for from in
             ["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3", "2001:db8:0:1::4"]
         {
-            admit(&mut connections, from, &Work::default());
+            admit(&mut connections, from, &ActiveRequests::default());
         }
         assert_eq!(open_from(&connections), ["2001:db8::", "2001:db8:0:1::", "2001:db8:0:1::"]);
     }
@@ -173,18 +173,21 @@ mod tests {
     #[tokio::test]
     async fn an_address_whose_requests_take_long_leaves_connections_to_others() {
         let mut connections = OpenConnections::new(8, 1);
-        let work: Vec<_> = (0..6).map(|_| Work::default()).collect();
-        let mut at_work: Vec<_> = work.iter().map(Work::begin).collect();
+        let work: Vec<_> = (0..6).map(|_| ActiveRequests::default()).collect();
+        let mut at_work: Vec<_> = work.iter().map(ActiveRequests::begin).collect();
         for work in &work {
             assert_eq!(admit(&mut connections, "10.0.0.1", work), Some(Admitted::Usual));
         }
-        assert_eq!(admit(&mut connections, "10.0.0.1", &Work::default()), Some(Admitted::Probes));
+        assert_eq!(admit(&mut connections, "10.0.0.1", &ActiveRequests::default()), Some(Admitted::Probes));
         for _ in 0..2 {
-            assert_eq!(admit(&mut connections, "10.0.0.2", &Work::default()), Some(Admitted::Usual));
+            assert_eq!(
+                admit(&mut connections, "10.0.0.2", &ActiveRequests::default()),
+                Some(Admitted::Usual)
+            );
         }
         // A connection of its own makes room for another, and none of the others'.
         at_work.pop();
-        assert_eq!(admit(&mut connections, "10.0.0.1", &Work::default()), Some(Admitted::Usual));
+        assert_eq!(admit(&mut connections, "10.0.0.1", &ActiveRequests::default()), Some(Admitted::Usual));
         let others = open_from(&connections).iter().filter(|from| *from == "10.0.0.2").count();
         assert_eq!(others, 2);
     }
@@ -192,16 +195,19 @@ mod tests {
     #[tokio::test]
     async fn while_all_are_at_work_the_reserve_is_for_probes() {
         let mut connections = OpenConnections::new(2, 1);
-        let work = [Work::default(), Work::default()];
+        let work = [ActiveRequests::default(), ActiveRequests::default()];
         let at_work = [work[0].begin(), work[1].begin()];
         for work in &work {
             assert_eq!(admit(&mut connections, "10.0.0.1", work), Some(Admitted::Usual));
         }
         for _ in 0..3 {
-            assert_eq!(admit(&mut connections, "10.0.0.2", &Work::default()), Some(Admitted::Probes));
+            assert_eq!(
+                admit(&mut connections, "10.0.0.2", &ActiveRequests::default()),
+                Some(Admitted::Probes)
+            );
         }
         assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.1", "10.0.0.2"]);
         drop(at_work);
-        assert_eq!(admit(&mut connections, "10.0.0.2", &Work::default()), Some(Admitted::Usual));
+        assert_eq!(admit(&mut connections, "10.0.0.2", &ActiveRequests::default()), Some(Admitted::Usual));
     }
 }

@@ -262,7 +262,7 @@ async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_agai
         async move { log_in(&broker, "u", "p").await }
     });
     service.arrived.notified().await;
-    assert!(broker.forget_answers());
+    assert!(broker.clear_cache());
     drop(held);
     let identity = asking.await.unwrap().unwrap();
     assert_eq!(broker.tags(&identity), ["management"], "it counts for the login that has waited for it");
@@ -283,7 +283,7 @@ async fn an_answer_is_used_again_until_all_are_forgotten() {
         assert_eq!(broker.tags(&identity), ["management"]);
     }
     assert_eq!(service.requests(), 1);
-    assert!(broker.forget_answers());
+    assert!(broker.clear_cache());
     for _ in 0..3 {
         assert!(log_in(&broker, "u", "p").await.is_err());
     }

@@ -124,8 +124,8 @@ fn a_producer_that_waits_for_each_confirm_gets_them_all() {
 
 #[test]
 fn the_disk_is_measured_in_turn_with_the_systems_and_leaves_nothing_behind() {
-    let (broker, folder) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
-    let path = folder.path().to_str().unwrap();
+    let (broker, directory) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
+    let path = directory.path().to_str().unwrap();
     let uri = broker.uri();
     let arguments =
         ["--uri", &uri, "--messages", "20", "--rounds", "2", "--disk", path, "--expect", "disk.lost==0"];

@@ -113,7 +113,7 @@ impl Broker {
         let slot = vhost.upgrade().and_then(|vhost| {
             vhost.with_topology(|topology| topology.queues_from(cursor.slot, STEP, &mut queues))
         });
-        if !queues.iter().all(|queue| queue.let_go(cursor.extent, now)) && cursor.extent == Extent::Short {
+        if !queues.iter().all(|queue| queue.evict(cursor.extent, now)) && cursor.extent == Extent::Short {
             // The next one could not be written either.
             return Some(self.first_queue(Extent::Stored));
         }

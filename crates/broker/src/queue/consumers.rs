@@ -65,7 +65,7 @@ pub(super) struct Consumers {
     single: Option<SingleActive>,
     /// The slots of all, in any order and without gaps.
     listed: Vec<u32>,
-    /// Set by the first sample of them ([`Consumers::are_behind`]).
+    /// Set by the first sample of them ([`Consumers::sample_lag`]).
     sampling: Option<Box<ConsumerSampling>>,
 }
 

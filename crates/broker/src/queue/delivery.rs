@@ -14,7 +14,7 @@ use crate::compatibility::Compatibility;
 use crate::inspect::{with_headers, without_annotation};
 use crate::message::Message;
 use crate::persistence::Marks;
-use crate::rates::Leaving;
+use crate::rates::DequeueCounts;
 use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
@@ -245,8 +245,8 @@ impl Offer<'_> {
     }
 
     /// The messages taken so far, for counters, and the time.
-    pub fn taken(&self) -> (Leaving, Timestamp) {
-        (Leaving::delivered(self.taken, self.no_ack, self.redelivered), self.now)
+    pub fn taken(&self) -> (DequeueCounts, Timestamp) {
+        (DequeueCounts::delivered(self.taken, self.no_ack, self.redelivered), self.now)
     }
 
     /// Whether the consumer's turn is over, or the queue has to drop the message at its head.

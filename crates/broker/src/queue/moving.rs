@@ -59,7 +59,7 @@ impl ForeignMessage {
 
 /// The outcome of [`Queue::take_in`].
 #[derive(Debug, Default)]
-pub struct TakenIn {
+pub struct ImportOutcome {
     /// The indices of the messages that the queue is too full for, ascending.
     pub refused: Vec<usize>,
     /// The log position that has to be on disk before the others are safe; `None` if they need not wait.
@@ -85,7 +85,7 @@ impl Queue {
 
     /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them. Those that are
     /// refused are not dead letters: they are still at the other broker.
-    pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> TakenIn {
+    pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> ImportOutcome {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());
         let last = LastStoring::of(std::slice::from_ref(self));
@@ -96,7 +96,7 @@ impl Queue {
             refused = (0..count).collect();
         }
         self.send_dead_letters_in_turn(appended.dead, appended.lined_up, now);
-        TakenIn { refused, until: appended.until, full: stored.full || appended.full }
+        ImportOutcome { refused, until: appended.until, full: stored.full || appended.full }
     }
 
     /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step

@@ -16,7 +16,7 @@
 //! - A consumer takes a message. Because the head has less than 512 KiB, about 1 MiB is read from the front of the run, a
 //!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
 //! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
-//!   what they have ([`Queue::let_go`]), and long ones more of it.
+//!   what they have ([`Queue::evict`]), and long ones more of it.
 //! - If a read or a write fails, or the write would leave less on the disk than is to stay free, everything stays where it
 //!   is. It is tried again after 100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
 
@@ -41,7 +41,7 @@ pub(super) struct PagingState {
     listed: bool,
     /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    /// What has failed last, if anything has: a queue takes little memory for it.
+    /// The failures until the next success, if there were any; boxed, as queues seldom have them.
     retries: Option<Box<PagingRetries>>,
     /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
     lost_bytes: u64,
@@ -85,7 +85,7 @@ impl Queue {
 
     /// Lets messages leave memory, of a queue that need not be long, while more than the watermark is in memory. It blocks on
     /// the disk. Returns false if they could not be written.
-    pub(crate) fn let_go(&self, extent: Extent, now: Timestamp) -> bool {
+    pub(crate) fn evict(&self, extent: Extent, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         if state.paging.busy
             || !state.paging.may_write(now)
@@ -210,7 +210,7 @@ impl Queue {
     fn page_out<'q>(&'q self, mut state: StateGuard<'q>, extent: Extent, now: Timestamp) {
         let Some(store) = self.context.paging.store() else { return };
         for _ in 0..MAX_STEPS {
-            if state.deleted || !self.should_page() || !state.ready.can_let_go(extent) {
+            if state.deleted || !self.should_page() || !state.ready.has_evictable(extent) {
                 return;
             }
             match state.ready.page_out(extent, || Arc::new(store.transient_segments())) {

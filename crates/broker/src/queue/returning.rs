@@ -162,7 +162,7 @@ impl Queue {
     /// The number of failures that a delivery counts for which is given back in this way.
     fn failure_of(&self, returned: Returned) -> u32 {
         let is_forgiven = match returned {
-            Returned::Released => self.context.compatibility.forgives_releases(),
+            Returned::Released => self.context.compatibility.requeue_ignores_delivery_limit(),
             Returned::Failed => false,
             Returned::Unseen => true,
         };

@@ -68,7 +68,7 @@ impl Queue {
     pub(crate) fn dead_letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
         positions.into_iter().for_each(|position| marks.settled(position));
-        self.write_down(&marks);
+        self.persist(&marks);
     }
 
     /// Called when the queue has been deleted, and the catalogue has a record of that.
@@ -112,7 +112,7 @@ impl Queue {
         let stores = self.stored_messages();
         purged.iter().for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
         purged.stored_ranges().for_each(|(first, last)| marks.settled_range(first, last));
-        self.write_down(&marks)
+        self.persist(&marks)
     }
 
     /// Records that messages have left permanently; returns the log position to wait for until that is on disk.
@@ -121,10 +121,10 @@ impl Queue {
         let mut marks = Marks::default();
         let stores = self.stored_messages();
         deliveries.for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
-        self.write_down(&marks)
+        self.persist(&marks)
     }
 
-    pub(super) fn write_down(&self, marks: &Marks) -> Option<Lsn> {
+    pub(super) fn persist(&self, marks: &Marks) -> Option<Lsn> {
         // The contents of a deleted queue are gone as a whole.
         self.stored().filter(|_| !self.is_deleted()).and_then(|stored| marks.write(stored))
     }

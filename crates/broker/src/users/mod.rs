@@ -12,7 +12,7 @@ use sync::{Rank, RwLock};
 
 pub(crate) use attempts::Attempts;
 pub(crate) use external::ExternalUser;
-pub use external::{AuthBackends, LoginAnswer, LoginAttempt, PendingAnswer, TokenRights};
+pub use external::{AuthBackends, LoginAnswer, LoginAttempt, PendingAnswer, TokenPermissions};
 pub use password::PasswordHash;
 
 use crate::limits::Tally;

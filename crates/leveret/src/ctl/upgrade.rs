@@ -11,7 +11,7 @@ use crate::Failure;
 
 /// How long the successor may take to serve: as long as systemd gives the service to start, for it may have a long journal to
 /// read.
-const START_TIME: Duration = Duration::from_mins(15);
+const START_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// Pause between questions.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) fn run(api: &Api, output: &Output) -> Result<(), Failure> {
     let path = path(&["leveret", "upgrade"]);
     let before = api.post(&path, Vec::new())?;
-    let deadline = Instant::now() + START_TIME;
+    let deadline = Instant::now() + START_TIMEOUT;
     let processes = Processes::of(api, &before);
     loop {
         // Before the question: a process that has ended by now does not answer it.

@@ -83,7 +83,7 @@ pub(crate) enum MoveError {
     NotNamed { direction: String, addresses: String },
     /// The process could not be a pool after a restart.
     #[error("data_dir is off: the migration would be lost on restart")]
-    NoFolder,
+    NoDirectory,
     /// A setting would make the next process the broker again.
     #[error(
         "upstream is set (to off, or to another address), which a successor would follow: remove the setting and restart"
@@ -91,7 +91,7 @@ pub(crate) enum MoveError {
     UpstreamSet,
     /// No successor could take over.
     #[error("takeover needs a listener with a fixed TCP port")]
-    NoSuccessor,
+    TakeoverError,
     /// The record cannot be written.
     #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),

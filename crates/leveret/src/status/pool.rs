@@ -2,7 +2,9 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::{AddressState, Pool};
-use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
+use server::{
+    ForwardingMode, MqttUpstreamTotals, MultiplexedCounts, MultiplexedTotals, Server, Spool, SpoolStatus,
+};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -15,7 +17,7 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
         out.counter(name, help, value);
     }
     write_addresses(pool, out);
-    write_shared_queues(&server.shared_totals(), out);
+    write_multiplexed(&server.multiplexed_totals(), out);
     if let Some(totals) = server.mqtt_upstream_totals() {
         write_mqtt(&totals, server.metrics().mqtt_messages_dropped.get(), out);
     }
@@ -31,8 +33,8 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
 }
 
 /// The queues that subscriptions share upstream. Sharing has saved as many messages as copies exceed those received.
-fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
-    let SharedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
+fn write_multiplexed(totals: &MultiplexedTotals, out: &mut MetricsWriter) {
+    let MultiplexedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
     for (name, help, value) in [
         ("leveret_multiplexed_queues", "Queues of multiplexed subscriptions upstream.", queues),
         ("leveret_multiplexed_subscribers", "Clients with multiplexed subscriptions upstream.", subscribers),
@@ -49,7 +51,7 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
     ] {
         out.gauge(name, help, value as u64);
     }
-    let SharedCounts { received, copies, dropped, overflowed, lost } = counts;
+    let MultiplexedCounts { received, copies, dropped, overflowed, lost } = counts;
     for (name, help, value) in [
         (
             "leveret_multiplexed_received_messages_total",

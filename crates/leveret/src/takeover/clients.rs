@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use server::{DepartingClient, MAX_CLIENT_STATE, Server};
 use tokio::sync::mpsc;
 
-use super::ANSWER_TIME;
+use super::ANSWER_TIMEOUT;
 use super::messages::{Client, Socket, Taken, receive, receive_with_sockets, send, send_with_sockets};
 
 /// Clients that wait for their turn: each waits for those before it anyway.
@@ -20,8 +20,8 @@ const WAITING: usize = 1;
 /// There is no thread for it.
 pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<()> {
     // One that hangs is found out, and all others are closed.
-    stream.set_read_timeout(Some(ANSWER_TIME))?;
-    stream.set_write_timeout(Some(ANSWER_TIME))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let (leave, mut leaving) = mpsc::channel(WAITING);
     server.hand_over_to(leave);
     let send_all = move || {

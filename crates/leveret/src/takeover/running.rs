@@ -15,7 +15,7 @@ use transport::SharedSockets;
 
 use super::clients;
 use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
-use super::{ANSWER_TIME, check_peer, socket_name};
+use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
 use crate::notify::Notifier;
 use crate::signals::Drainer;
@@ -24,7 +24,7 @@ use crate::signals::Drainer;
 pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long these attempts are made before it is logged that they are in vain so far.
-const BIND_PATIENCE: Duration = Duration::from_secs(60);
+const BIND_WARNING_AFTER: Duration = Duration::from_secs(60);
 
 /// A successor that has waited for its answer nearly as long as it does is not answered any more.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
@@ -169,8 +169,8 @@ impl Offer {
     /// Serves a successor; returns whether it has taken this process's place.
     fn serve(&self, mut stream: UnixStream) -> io::Result<bool> {
         let pid = check_peer(&stream)?;
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
-        stream.set_write_timeout(Some(ANSWER_TIME))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
         let Some(serving) = self.serving() else { return Ok(false) };
         // It may accept from now on, so that files of Unix sockets stay whatever becomes of this process.
@@ -218,11 +218,11 @@ impl Offer {
             self.0.changed.wait(&mut place);
         }
         drop(place);
-        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIME {
+        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIMEOUT {
             return Ok(());
         }
         // It would take the end of this connection, if it still waited, for that of this process.
-        thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
+        thread::sleep((ANSWER_TIMEOUT + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
         Err(io::Error::new(io::ErrorKind::TimedOut, "migration is finishing: try again afterwards"))
     }
 
@@ -264,7 +264,7 @@ fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> 
 
 /// Listens where a predecessor still does so, until it has left.
 fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
-    let end = Instant::now() + BIND_PATIENCE;
+    let end = Instant::now() + BIND_WARNING_AFTER;
     let mut pause = BIND_PAUSE;
     loop {
         match UnixListener::bind_addr(name) {

@@ -9,21 +9,21 @@ use transport::Inherited;
 
 use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
 use super::running::BIND_PAUSE;
-use super::{ANSWER_TIME, check_peer, socket_name};
+use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
 
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
-const SUCCEEDED_TIME: Duration = Duration::from_millis(500);
+const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a process is looked for where none is: one that has just taken over is found in that time.
-const CHANGE_TIME: Duration = Duration::from_millis(200);
+const FIND_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The process whose place this one takes.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     stream: UnixStream,
-    /// Whether it has to end before this process can start: one at a time can use the data folder, and two brokers that serve
-    /// side by side keep their messages apart.
+    /// Whether it has to end before this process can start: one at a time can use the data directory, and two brokers that
+    /// serve side by side keep their messages apart.
     must_end_first: bool,
     /// The clients of it that this process can continue with.
     clients: Acceptable,
@@ -44,7 +44,7 @@ impl Predecessor {
         loop {
             let found = Self::ask(config, inherited);
             shuts_down |= found.as_ref().is_err_and(is_gone);
-            let patience = if shuts_down { SUCCEEDED_TIME } else { CHANGE_TIME };
+            let patience = if shuts_down { SUCCESSOR_POLL_TIMEOUT } else { FIND_TIMEOUT };
             match found {
                 // Another one may just have taken over, and be found in a moment.
                 Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
@@ -76,7 +76,7 @@ impl Predecessor {
                 return Ok(None);
             }
         };
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         send(&mut stream, &Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
         let (welcome, sockets): (Welcome, _) = match receive_with_sockets(&stream) {
             Ok(welcome) => welcome,

@@ -37,13 +37,13 @@ impl ConnectionPermit {
 
 /// Notifies waiters that a connection may have become unused.
 #[derive(Debug, Default)]
-pub(crate) struct Unused {
+pub(crate) struct UnusedNotifier {
     /// Whether it is worth looking for an unused connection.
     some: AtomicBool,
     changed: Notify,
 }
 
-impl Unused {
+impl UnusedNotifier {
     /// Reports that a connection may have become unused.
     pub(crate) fn notify(&self) {
         self.some.store(true, Ordering::Release);
@@ -58,7 +58,7 @@ impl Unused {
 }
 
 /// The outcome of [`Pool::enter`].
-pub(super) enum Entered<'p, T> {
+pub(super) enum PermitOutcome<'p, T> {
     /// An alternative has come up; no new connection is needed.
     Instead(T),
     /// The client may begin a handshake.
@@ -80,17 +80,17 @@ impl Pool {
         destination: &Destination,
         end: Instant,
         instead: impl Fn() -> Option<T>,
-    ) -> Result<Entered<'_, T>, Refusal> {
+    ) -> Result<PermitOutcome<'_, T>, Refusal> {
         let handshake = match accepted {
             true => self.auth_gate.enter_known(destination, end).await?,
             false => self.auth_gate.enter(credentials, destination, end).await?,
         };
         // Another client may have opened one meanwhile.
         if let Some(other) = instead() {
-            return Ok(Entered::Instead(other));
+            return Ok(PermitOutcome::Instead(other));
         }
         if let Some(permit) = self.free_permit()? {
-            return Ok(Entered::Begin(handshake, permit));
+            return Ok(PermitOutcome::Begin(handshake, permit));
         }
         // No handshake waits for a known client that has no connection permit. Clients with unknown
         // credentials keep their handshake permit, so that only that number of them may queue, and none waits for
@@ -101,7 +101,7 @@ impl Pool {
             Err(other) => {
                 // The notification may matter to the next waiter.
                 self.unused.changed.notify_one();
-                return Ok(Entered::Instead(other));
+                return Ok(PermitOutcome::Instead(other));
             }
         };
         let handshake = match stranger {
@@ -109,8 +109,8 @@ impl Pool {
             None => self.auth_gate.enter_known(destination, end).await?,
         };
         match instead() {
-            Some(other) => Ok(Entered::Instead(other)),
-            None => Ok(Entered::Begin(handshake, permit)),
+            Some(other) => Ok(PermitOutcome::Instead(other)),
+            None => Ok(PermitOutcome::Begin(handshake, permit)),
         }
     }
 
@@ -238,6 +238,6 @@ mod tests {
         let entered = pool
             .enter(&Credentials::plain("user", "right"), false, &Destination::default(), end, instead)
             .await;
-        assert!(matches!(entered, Ok(Entered::Instead(()))));
+        assert!(matches!(entered, Ok(PermitOutcome::Instead(()))));
     }
 }

@@ -8,7 +8,7 @@ use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
 use super::connection_permits::ConnectionPermit;
-use super::{Endpoint, Entered, Pool, background, is_same};
+use super::{Endpoint, PermitOutcome, Pool, background, is_same};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -17,7 +17,7 @@ use crate::topology::{Plan, Step, Topologies};
 use crate::upstream::Declaring;
 
 /// Stands for no client: waits only for losses that concern all clients.
-const NOBODY: u64 = 0;
+const NO_CLIENT: u64 = 0;
 
 /// The progress of restoring a virtual host.
 #[derive(Default)]
@@ -68,7 +68,7 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             for virtual_host in torn {
-                if let Err(error) = pool.restored(&virtual_host, NOBODY).await {
+                if let Err(error) = pool.restored(&virtual_host, NO_CLIENT).await {
                     // It is retried when an upstream answers next, or a client needs it.
                     tracing::debug!(%error, "topology not restored yet");
                 }
@@ -190,7 +190,7 @@ impl Pool {
         virtual_host: &str,
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
-        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_PATIENCE));
+        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_TIMEOUT));
         let destination = self.destination(None, virtual_host);
         let entered = match Box::pin(self.enter(credentials, true, &destination, end, nothing)).await {
             // Clients wait for this as for an outage: nothing that they sent is at fault.
@@ -199,7 +199,7 @@ impl Pool {
             }
             entered => entered?,
         };
-        let Entered::Begin(handshake, permit) = entered else {
+        let PermitOutcome::Begin(handshake, permit) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
         let (begun, endpoint, permit) = *self.begin(permit, credentials, &ClientProperties::SHARED).await?;
@@ -270,6 +270,6 @@ fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
 const QUEUE_BIND: (u16, u16) = (50, 20);
 /// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
 /// pause between attempts where arriving clients do not wait at all.
-const PERMIT_PATIENCE: Duration = Duration::from_secs(1);
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after an upstream has refused one connection more than there may be.
 const LIMIT_PAUSE: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use amqp::Credentials;
 
-use super::{ClientInfo, ClientSide, Entered, Login, Pool, background};
+use super::{ClientInfo, ClientSide, Login, PermitOutcome, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
@@ -108,7 +108,7 @@ impl Pool {
     /// none yet. If there may be no more connections, the login that has succeeded confirms those that are open.
     pub(super) async fn verify(
         self: &Arc<Self>,
-        begun: super::HalfOpen,
+        begun: super::PermittedConnection,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<(), Refusal> {
@@ -146,7 +146,7 @@ impl Pool {
             };
             // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
             if result.await.is_err_and(|refusal| refusal.is_final()) {
-                pool.distrust(&credentials, &upstream.virtual_host);
+                pool.revoke_verification(&credentials, &upstream.virtual_host);
             }
             upstream.end_refresh();
         });
@@ -161,11 +161,11 @@ impl Pool {
     }
 
     /// Revokes the verification of credentials that the broker no longer accepts.
-    fn distrust(&self, credentials: &Credentials, virtual_host: &str) {
+    fn revoke_verification(&self, credentials: &Credentials, virtual_host: &str) {
         // A filter that accepts none visits all.
         self.newest(credentials, |upstream| {
             if *upstream.virtual_host == *virtual_host {
-                upstream.distrust();
+                upstream.revoke_verification();
             }
             false
         });
@@ -212,8 +212,8 @@ impl Pool {
             let (destination, end) = (self.destination(None, virtual_host), self.arrival_end());
             let (_handshake, permit) =
                 match self.enter(&credentials, false, &destination, end, verified).await? {
-                    Entered::Instead(()) => return Ok(credentials),
-                    Entered::Begin(handshake, permit) => (handshake, permit),
+                    PermitOutcome::Instead(()) => return Ok(credentials),
+                    PermitOutcome::Begin(handshake, permit) => (handshake, permit),
                 };
             let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {

@@ -31,7 +31,7 @@ pub(super) struct HandOver {
 
 /// A departed client's leftovers of one channel.
 #[derive(Debug, Default)]
-pub(super) struct Departed {
+pub(super) struct DepartedChannel {
     pub(super) side: Side,
     /// Frames that the broker must have processed first. Each is gone, or empty, once it has.
     pub(super) after: Vec<Weak<Ledger>>,
@@ -39,7 +39,7 @@ pub(super) struct Departed {
 
 impl HandOver {
     /// Starts to hand over what the departed clients' channels have left.
-    pub(super) fn begin(self, mut channels: Vec<Departed>) {
+    pub(super) fn begin(self, mut channels: Vec<DepartedChannel>) {
         channels.retain(|departed| !departed.side.queued.is_empty());
         let pool = self.handing_over.pool();
         let mut accepted = Vec::new();
@@ -56,7 +56,7 @@ impl HandOver {
         }
         background::run(async move {
             // Channels that wait for a broker that does not read must not delay others.
-            let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
+            let is_later = |(departed, _): &(DepartedChannel, _)| !departed.after.is_empty();
             let (later, now): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_later);
             for (departed, bytes) in now.into_iter().chain(later) {
                 wait_until_through(&departed.after).await;
@@ -115,7 +115,7 @@ impl HandOver {
         let end = since + pool.config().outage_max;
         let confirm = channel.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        let soon = Instant::now() + NUMBER_PATIENCE;
+        let soon = Instant::now() + CHANNEL_NUMBER_TIMEOUT;
         let mut attempts = 0;
         while attempts < PLACING_ATTEMPTS {
             let upstream = loop {
@@ -157,6 +157,6 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
 }
 
 /// How long to wait for a channel number that is being freed.
-const NUMBER_PATIENCE: Duration = Duration::from_secs(10);
+const CHANNEL_NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval for checking whether the broker has processed frames: there are few of them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);

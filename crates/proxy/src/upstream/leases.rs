@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use amqp::ReplyCode;
 use amqp::method::{basic, channel};
 
-use super::ledger::Quiet;
+use super::ledger::AnswerProgress;
 use super::role::Role;
 use super::slot::{Lease, Settling, Slot, Usage};
 use super::{Notified, Phase, Upstream, UpstreamState};
@@ -76,7 +76,7 @@ impl ChannelCounts {
                 (!lease.opening, !lease.opening && !lease.close_sent, lease.opening && lease.again)
             }
             Slot::Settling(settling) => (!settling.is_opening(), false, false),
-            Slot::Resting(_) | Slot::Closing(_) => (true, false, false),
+            Slot::IdleChannels(_) | Slot::Closing(_) => (true, false, false),
         };
         Self { open: open.into(), used: used.into(), reopening: reopening.into() }
     }
@@ -96,15 +96,15 @@ impl std::ops::Add for ChannelCounts {
 
 /// The resting channels, the longest resting first.
 #[derive(Debug, Default)]
-pub(super) struct Resting {
-    plain: VecDeque<Rested>,
+pub(super) struct IdleChannels {
+    plain: VecDeque<IdleChannel>,
     /// Channels in confirm mode.
-    confirming: VecDeque<Rested>,
+    confirming: VecDeque<IdleChannel>,
 }
 
 /// A channel that rests.
 #[derive(Debug, Clone, Copy)]
-struct Rested {
+struct IdleChannel {
     number: u16,
     since: Instant,
     opened_at: Instant,
@@ -162,10 +162,11 @@ impl Upstream {
         }
         let max = usize::from(if is_own { self.channel_max } else { self.shared_channel_max });
         let now = lease.opened_at;
-        let leased = if let Some(Rested { number, opened_at, .. }) = self.take_young(&mut state, confirm, now)
+        let leased = if let Some(IdleChannel { number, opened_at, .. }) =
+            self.take_fresh_idle(&mut state, confirm, now)
         {
             let confirms = match state.slot(number) {
-                Some(Slot::Resting(confirms)) => confirms.take(),
+                Some(Slot::IdleChannels(confirms)) => confirms.take(),
                 _ => None,
             };
             let confirming = confirms.is_some();
@@ -200,7 +201,7 @@ impl Upstream {
 
     /// A resting channel that was not opened too long ago. A broker may cache permissions per channel, as
     /// RabbitMQ does, so later clients must not get an old one (P1).
-    fn take_young(&self, state: &mut UpstreamState, confirm: bool, now: Instant) -> Option<Rested> {
+    fn take_fresh_idle(&self, state: &mut UpstreamState, confirm: bool, now: Instant) -> Option<IdleChannel> {
         while let Some(rested) = state.resting.take(confirm) {
             if now < rested.opened_at + self.channel_age_max {
                 return Some(rested);
@@ -288,7 +289,7 @@ impl Upstream {
                 if let Some(slot) = state.slot(number) {
                     *slot = Slot::Settling(Box::new(settling));
                 }
-                self.rest_if_clean(&mut state, number, now);
+                self.idle_if_clean(&mut state, number, now);
             }
             Some(Slot::PeerClosed) => {
                 self.send(number, channel::CloseOk {});
@@ -315,18 +316,18 @@ impl Upstream {
 
     /// Whether the broker has processed everything that was sent on a channel under this lease of a client, which has given
     /// it back. If not, [`Event::Answered`] follows.
-    pub(crate) fn await_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
+    pub(crate) fn poll_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
         let mut state = self.state.lock();
         let Some(slot) = state.slot(number) else { return true };
         let is_settling = matches!(slot, Slot::Settling(_));
         let Some(settling) = slot.given_back(link, lease) else { return true };
-        let quiet = settling.await_quiet();
+        let quiet = settling.poll_processed();
         // On a channel that is being closed the reply to that says so.
-        if quiet == Quiet::Asking && is_settling {
+        if quiet == AnswerProgress::Asking && is_settling {
             settling.prove();
             self.send(number, channel::Flow { active: true });
         }
-        quiet == Quiet::Yes
+        quiet == AnswerProgress::Yes
     }
 
     /// Whether a channel that was given back under this lease of a client is still to be proven clean, or to be closed.
@@ -413,11 +414,11 @@ impl Upstream {
 
     /// Whether the first `published` messages in confirm mode have been confirmed. If not,
     /// [`Event::Confirmed`] follows.
-    pub(crate) fn await_confirms(&self, number: u16, published: u64) -> bool {
+    pub(crate) fn poll_confirms(&self, number: u16, published: u64) -> bool {
         let mut state = self.state.lock();
         match state.slot(number) {
             Some(Slot::Leased(lease)) => match &mut lease.confirms {
-                Some(confirms) => confirms.await_up_to(published),
+                Some(confirms) => confirms.poll_up_to(published),
                 None => true,
             },
             // For a lost connection the confirms come from another one, once the session has handled the loss.
@@ -433,7 +434,7 @@ impl Upstream {
     }
 
     /// Lets a settling channel rest when it is proven clean, or closes it if it is too old.
-    pub(super) fn rest_if_clean(&self, state: &mut UpstreamState, number: u16, now: Instant) {
+    pub(super) fn idle_if_clean(&self, state: &mut UpstreamState, number: u16, now: Instant) {
         let Some(slot) = state.slot(number) else { return };
         let Slot::Settling(settling) = slot else { return };
         if !settling.is_clean() {
@@ -448,8 +449,8 @@ impl Upstream {
         let Slot::Settling(settling) = std::mem::replace(slot, Slot::Free) else { return };
         let confirms = settling.into_confirms();
         let confirming = confirms.is_some();
-        *slot = Slot::Resting(confirms);
-        state.resting.of(confirming).push_back(Rested { number, since: now, opened_at });
+        *slot = Slot::IdleChannels(confirms);
+        state.resting.of(confirming).push_back(IdleChannel { number, since: now, opened_at });
         state.left_use(now);
         self.opened_if(state, opening);
         self.news.notify_one();
@@ -544,7 +545,7 @@ impl UpstreamState {
     }
 }
 
-impl Resting {
+impl IdleChannels {
     pub(super) fn len(&self) -> usize {
         self.plain.len() + self.confirming.len()
     }
@@ -558,7 +559,7 @@ impl Resting {
             .min()
     }
 
-    fn of(&mut self, confirming: bool) -> &mut VecDeque<Rested> {
+    fn of(&mut self, confirming: bool) -> &mut VecDeque<IdleChannel> {
         if confirming { &mut self.confirming } else { &mut self.plain }
     }
 
@@ -568,18 +569,19 @@ impl Resting {
     }
 
     /// Takes the most recently used one, so that the others age.
-    fn take(&mut self, confirm: bool) -> Option<Rested> {
+    fn take(&mut self, confirm: bool) -> Option<IdleChannel> {
         let confirming = if confirm { self.confirming.pop_back() } else { None };
         confirming.or_else(|| self.plain.pop_back())
     }
 
-    fn take_any(&mut self) -> Option<Rested> {
+    fn take_any(&mut self) -> Option<IdleChannel> {
         self.plain.pop_front().or_else(|| self.confirming.pop_front())
     }
 
     /// Takes one that has rested for this long.
-    fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<Rested> {
-        let rested = |of: &VecDeque<Rested>| of.front().is_some_and(|front| now >= front.since + timeout);
+    fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<IdleChannel> {
+        let rested =
+            |of: &VecDeque<IdleChannel>| of.front().is_some_and(|front| now >= front.since + timeout);
         [&mut self.plain, &mut self.confirming].into_iter().find(|of| rested(of))?.pop_front()
     }
 

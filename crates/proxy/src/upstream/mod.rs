@@ -30,27 +30,28 @@ use tokio::sync::futures::Notified;
 use transport::Outbox;
 
 pub(crate) use declaring::Declaring;
-pub(crate) use handshake::{Begun, probe};
+pub(crate) use handshake::{LoggedInConnection, probe};
 pub(crate) use leases::{ChannelCounts, Leased, Placed};
 pub(crate) use ledger::{
-    Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
+    AnswerProgress, ConfirmNumbers, Consumer, Ledger, MovedState, PrefetchState, REPLY_TO, UnsettledEntries,
+    asked_for,
 };
 pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
-pub(crate) use slot::{ChannelOpening, Lease, Left, Slot, Usage};
+pub(crate) use slot::{ChannelOpening, DepartedLedger, Lease, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
-use self::slot::Missing;
+use self::slot::PartialDelivery;
 pub use self::view::UpstreamView;
-pub(crate) use task::{Access, spawn};
+pub(crate) use task::{UpstreamIdentity, spawn};
 
-use self::leases::Resting;
+use self::leases::IdleChannels;
 use self::role::Attached;
 use crate::link::{ClientLink, Event};
-use crate::pool::{Endpoint, Unused};
+use crate::pool::{Endpoint, UnusedNotifier};
 
 /// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ struct UpstreamState {
     role: Option<Role>,
     /// Whether clients have published here, or may have. Never cleared.
     has_published: bool,
-    resting: Resting,
+    resting: IdleChannels,
     /// Channels that the broker is still to open, or to prove clean.
     opening: usize,
     /// The client that this connection belongs to alone.
@@ -114,7 +115,7 @@ struct UpstreamState {
     /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
     /// Notified when the connection becomes unused.
-    unused: Arc<Unused>,
+    unused: Arc<UnusedNotifier>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
@@ -161,7 +162,7 @@ impl Upstream {
     }
 
     /// Records that the broker has just refused the connection's credentials.
-    pub(crate) fn distrust(&self) {
+    pub(crate) fn revoke_verification(&self) {
         self.state.lock().verified_at = None;
     }
 
@@ -352,7 +353,7 @@ impl Upstream {
     /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
     /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
     /// refused by the fault.
-    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<Left>, bool) {
+    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<DepartedLedger>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
@@ -366,12 +367,12 @@ impl Upstream {
                         false => ChannelOpening::Done,
                     };
                     lease.ledger.end(lease.last_queue, opening);
-                    if lease.missing != Missing::Nothing {
+                    if lease.missing != PartialDelivery::Nothing {
                         lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }
                     if lease.link.is_gone() {
                         let confirming = lease.confirms.is_some();
-                        left.push(Left { remains: lease.ledger.take(), confirming });
+                        left.push(DepartedLedger { remains: lease.ledger.take(), confirming });
                     }
                 }
                 Slot::Settling(settling) | Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
@@ -379,7 +380,7 @@ impl Upstream {
             }
         }
         state.free = Vec::new();
-        state.resting = Resting::default();
+        state.resting = IdleChannels::default();
         state.in_use = 0;
         if state.blocked.is_some() {
             state.publishers().for_each(|link| link.unblock());
@@ -416,7 +417,7 @@ impl UpstreamState {
 
 /// The combined load of a set of connections.
 #[derive(Debug, Default)]
-pub(crate) struct Loads {
+pub(crate) struct LoadSum {
     /// Channels in use.
     pub(crate) channels: usize,
     /// Channels that rest.
@@ -428,10 +429,10 @@ pub(crate) struct Loads {
 }
 
 /// Adds up the load of a set of connections.
-pub(crate) fn loads(connections: &[Arc<Upstream>]) -> Loads {
-    connections.iter().fold(Loads::default(), |loads, upstream| {
+pub(crate) fn loads(connections: &[Arc<Upstream>]) -> LoadSum {
+    connections.iter().fold(LoadSum::default(), |loads, upstream| {
         let state = upstream.state.lock();
-        Loads {
+        LoadSum {
             channels: loads.channels + state.in_use,
             resting: loads.resting + state.resting.len(),
             own: loads.own + usize::from(state.owner.is_some()),

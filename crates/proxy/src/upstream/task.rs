@@ -16,7 +16,7 @@ use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 use super::client_batch::ClientBatch;
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::TunedLimits;
-use super::leases::Resting;
+use super::leases::IdleChannels;
 use super::ledger::ConfirmedNumber;
 use super::role::Role;
 use super::slot::{ChannelOpening, Lease, Slot};
@@ -29,7 +29,7 @@ use crate::refusal::announced_close;
 use crate::session::send_again;
 
 /// The address and login of a connection that was opened.
-pub(crate) struct Access {
+pub(crate) struct UpstreamIdentity {
     pub(crate) endpoint: Endpoint,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) virtual_host: Box<str>,
@@ -41,7 +41,7 @@ pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
     limits: TunedLimits,
-    access: Access,
+    access: UpstreamIdentity,
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
 ) -> Arc<Upstream> {
@@ -56,7 +56,7 @@ pub(crate) fn spawn(
 pub(crate) fn open(
     pool: &Arc<Pool>,
     limits: TunedLimits,
-    access: Access,
+    access: UpstreamIdentity,
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
     now: Instant,
@@ -86,7 +86,7 @@ pub(crate) fn open(
             in_use: 0,
             role,
             has_published: owner.is_some(),
-            resting: Resting::default(),
+            resting: IdleChannels::default(),
             opening: 0,
             idle_since: owner.is_none().then_some(now),
             owner,
@@ -261,7 +261,7 @@ impl Protocol for UpstreamConnection {
             self.upstream.ask_for_proofs();
         }
         // Asked before the state is locked, because the pool's table comes first (ARCHITECTURE.md, "Lock order").
-        let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
+        let keep = self.pool.upgrade().is_some_and(|pool| pool.is_kept_idle(&self.upstream));
         let mut state = self.upstream.state.lock();
         match state.phase {
             Phase::Open if state.idle_since.is_some_and(|since| now >= since + self.idle_timeout) => {
@@ -377,7 +377,7 @@ impl UpstreamConnection {
         match state.slot(frame.channel) {
             Some(Slot::Leased(lease)) => {
                 if frame.kind != FrameKind::Method {
-                    lease.go_on_with_content(batch, frame, wire);
+                    lease.forward_content(batch, frame, wire);
                 } else if carries_content(frame.payload) {
                     lease.begin_content(batch, frame, wire, behind);
                 } else if is_ack(frame.payload) {
@@ -387,7 +387,7 @@ impl UpstreamConnection {
                 }
             }
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
-            Some(Slot::Resting(_)) => self.resting_method(state, frame),
+            Some(Slot::IdleChannels(_)) => self.resting_method(state, frame),
             Some(Slot::Closing(_)) => self.closing_method(state, frame),
             // Nothing is expected on a closed channel; frames there are ignored.
             _ => {}
@@ -495,7 +495,7 @@ impl UpstreamConnection {
             (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(payload),
             _ => {}
         }
-        self.upstream.rest_if_clean(state, frame.channel, self.now);
+        self.upstream.idle_if_clean(state, frame.channel, self.now);
     }
 
     /// Handles a frame on a resting channel, where only its end is expected.

@@ -20,9 +20,9 @@ pub(crate) use self::succession::{ConnectionState, closing};
 use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
-use crate::registry::{OpenConnection, Opening};
+use crate::registry::{NewConnection, OpenConnection};
 use crate::spool::PendingLogin;
-use crate::websocket::Carriage;
+use crate::websocket::FrameMapping;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ impl AmqpConnection {
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
+                self.ask(async move { Answer::There(shared.backend.probe_endpoints().await) });
                 return false;
             }
         }
@@ -170,7 +170,7 @@ impl AmqpConnection {
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
         let shared = Arc::clone(&self.core.shared);
         let outbox = Arc::clone(&self.core.outbox);
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id: self.core.id,
             arrival: self.core.arrival,
             protocol: PROTOCOL,
@@ -188,7 +188,7 @@ impl AmqpConnection {
             BackendLogin::Broker(identity) if identity.is_asked() => {
                 let (asked, id) = (Arc::clone(&shared), self.core.id);
                 self.ask(async move {
-                    asked.backend.ask_to_open(&identity, &request.virtual_host).await;
+                    asked.backend.authorise_vhost(&identity, &request.virtual_host).await;
                     Answer::Open(asked.backend.open_broker(&asked, identity, id, &request, (outbox, view)))
                 });
             }
@@ -475,7 +475,7 @@ impl AmqpConnection {
 }
 
 impl ProtocolState for AmqpConnection {
-    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+    const CARRIAGE: FrameMapping = FrameMapping::AmqpFrames;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {
         // A verified certificate is a login by EXTERNAL, which is therefore offered.

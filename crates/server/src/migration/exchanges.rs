@@ -19,7 +19,7 @@ use amqp::{Fault, Method, ReplyCode};
 use serde::{Deserialize, Serialize};
 
 use super::MoveContext;
-use super::counting::ANSWER_TIME;
+use super::counting::ANSWER_TIMEOUT;
 use super::origin::exchange_for;
 use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
@@ -81,7 +81,7 @@ impl ExchangeRecord {
         let is_new = file.metadata()?.len() == 0;
         file.write_all(&bytes)?;
         file.sync_data()?;
-        if is_new { sync_folder(path) } else { Ok(()) }
+        if is_new { sync_dir(path) } else { Ok(()) }
     }
 
     /// Replaces all lines.
@@ -102,7 +102,7 @@ impl ExchangeRecord {
         file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&draft, path)?;
-        sync_folder(path)
+        sync_dir(path)
     }
 
     /// Does something with the file, if there is one, in a thread of its own. Returns `None` after a failure, which is logged:
@@ -138,7 +138,7 @@ impl ExchangeRecord {
     }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+fn sync_dir(path: &Path) -> io::Result<()> {
     fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
@@ -251,7 +251,7 @@ impl<'n> Deletions<'n> {
             }
             if self.answered > answered {
                 (answered, since) = (self.answered, transport::now());
-            } else if transport::now() - since > ANSWER_TIME {
+            } else if transport::now() - since > ANSWER_TIMEOUT {
                 return tracing::warn!("migration exchanges left on the other broker: no response");
             }
         }

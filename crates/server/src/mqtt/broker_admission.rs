@@ -9,7 +9,7 @@ use broker::{
 };
 use mqtt::{MqttVersion, ReasonCode};
 
-use super::admission::{Admission, Admitting, Entering, write};
+use super::admission::{Admission, Admitting, AdmittingConnection, write};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::found_queues;
@@ -20,7 +20,7 @@ use super::session::MqttSession;
 use super::session_ownership::{Claim, Owner, SessionUser};
 use super::subscriptions::Class;
 use crate::client::{BackendRequest, ConnectionCore, OutboxWaiter};
-use crate::pending_authorisation::OpenQuestion;
+use crate::pending_authorisation::PendingAuthorisation;
 
 /// A client whose login is checked, and which is admitted as soon as it has its session.
 pub(super) struct BrokerAdmission {
@@ -30,7 +30,7 @@ pub(super) struct BrokerAdmission {
     /// Another auth backend is being asked about the login.
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
     /// Asks the user's auth backend about the subscriptions of the session that the client returns to.
-    question: OpenQuestion,
+    question: PendingAuthorisation,
     /// Whether it is waited for the writes that the session relies on.
     awaits_disk: bool,
     /// That session, meanwhile.
@@ -67,7 +67,7 @@ impl BrokerAdmission {
             login,
             version,
             asking: None,
-            question: OpenQuestion::default(),
+            question: PendingAuthorisation::default(),
             awaits_disk: false,
             granted: None,
             accepted: None,
@@ -81,9 +81,9 @@ impl BrokerAdmission {
                 admission.asking = Some(BackendRequest::new(&core.outbox, async move {
                     // Topic permissions may refer to the client identifier.
                     let identity = answer.await?.as_client(&client);
-                    broker.ask_to_open(&identity, &vhost).await;
+                    broker.authorise_vhost(&identity, &vhost).await;
                     if identity.is_asked() && hub.is_without_user(&owner) {
-                        ask_to_adopt(&broker, &identity, &owner).await;
+                        authorise_resume(&broker, &identity, &owner).await;
                     }
                     Ok(identity)
                 }));
@@ -129,11 +129,11 @@ impl BrokerAdmission {
         detached_session: Option<Box<DetachedSession>>,
         claim: Arc<BrokerClaim>,
         authorised: AuthorisedSession,
-        entering: &mut Entering<'_>,
+        entering: &mut AdmittingConnection<'_>,
     ) -> Admitting {
         let Self { hub, login, version, accepted, .. } = self;
         let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
-        let Entering { core, engine, now } = entering;
+        let AdmittingConnection { core, engine, now } = entering;
         if detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found)
             && found_queues::check(&authorised, &owner.client_id, engine.wants_session()).is_err()
         {
@@ -184,7 +184,7 @@ impl BrokerAdmission {
 }
 
 impl Admission for BrokerAdmission {
-    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
+    fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting {
         if let Some(validated) = self.asking.as_ref().and_then(BackendRequest::take_answer) {
             self.asking = None;
             match self.accept(validated, entering.core) {
@@ -275,7 +275,7 @@ fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(),
 }
 
 /// Asks the user's auth backend about [`check_adoption`].
-async fn ask_to_adopt(broker: &Broker, identity: &Identity, owner: &Owner) {
+async fn authorise_resume(broker: &Broker, identity: &Identity, owner: &Owner) {
     if let Ok(authorised) = broker.authorised(identity, &owner.vhost) {
         // A refusal is left to the claim.
         let _ = identity.ask_for(|| check_adoption(&authorised, &owner.client_id)).await;

@@ -213,7 +213,7 @@ impl DetachedSession {
     pub(super) fn give_up_positions(&mut self, next: u64) -> bool {
         self.restored.retain(|tag| *tag < next);
         let next_tag = &mut self.next_tag;
-        self.session.retag(|tag| {
+        self.session.remap_tags(|tag| {
             let is_outdated = (next..OWN_TAGS).contains(&tag);
             is_outdated.then(|| take_tag(next_tag))
         })
@@ -336,7 +336,7 @@ const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]
 mod tests {
-    use broker::TokenRights;
+    use broker::TokenPermissions;
     use mqtt::Property;
     use mqtt::packet::SubscribeOptions;
     use mqtt::session::Subscription;
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_session_of_an_external_user_is_written_as_such_and_without_its_will() {
-        let rights = TokenRights { scopes: Vec::new(), tags: Vec::new(), expires_at: Timestamp(60_000) };
+        let rights = TokenPermissions { scopes: Vec::new(), tags: Vec::new(), expires_at: Timestamp(60_000) };
         let identity = Identity::of_token("alice", rights);
         let user = SessionUser::of(&identity);
         let topic = "gone".into();

@@ -7,7 +7,7 @@ use mqtt::{MqttVersion, ReasonCode};
 
 use super::MqttConfig;
 use super::hub::QUEUE_PREFIX;
-use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, check_length, to_amqp};
+use super::message::{ConversionError, Incoming, MAX_SHORT, MessageMapping, check_length, to_amqp};
 use super::session_ownership::Owner;
 use crate::client::{ConnectionCore, Ending};
 
@@ -100,7 +100,7 @@ impl MqttLogin {
                 reported: "at most 232 bytes, no control characters",
             });
         }
-        if let Some(Err(Untold { reason, text })) =
+        if let Some(Err(ConversionError { reason, text })) =
             connect.will.as_ref().map(|will| check_will(will, mapping, most_properties))
         {
             // It could not be reported to the client later.
@@ -187,7 +187,11 @@ impl MqttLogin {
 }
 
 /// Returns an error if a will cannot be published.
-fn check_will(will: &Will<'_>, mapping: MessageMapping, most_properties: usize) -> Result<(), Untold> {
+fn check_will(
+    will: &Will<'_>,
+    mapping: MessageMapping,
+    most_properties: usize,
+) -> Result<(), ConversionError> {
     let Will { qos, retain, properties, .. } = *will;
     mapping.routing_key(will.topic)?;
     let message = Incoming { qos, dup: false, retain, properties, client_id: None };

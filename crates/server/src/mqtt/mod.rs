@@ -170,6 +170,6 @@ pub(crate) fn start(
 ) -> Result<MqttBackend, MqttRestoreError> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;
-    tokio::spawn(Arc::clone(&hub).keep_time());
+    tokio::spawn(Arc::clone(&hub).run_expiry());
     Ok(MqttBackend::Broker(hub))
 }

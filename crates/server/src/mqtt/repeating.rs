@@ -193,7 +193,7 @@ impl Returning<'_> {
                 routing_key: &routing_key,
                 arguments: RawTable::default(),
             };
-            note(authorised.ask_all_about_subscription(&binding));
+            note(authorised.authorise_subscriptions(&binding));
             if let Some(before) = merged_group_queue(filter).filter(|name| is_there(name)) {
                 note(authorised.check_read_queue(&before));
             }

@@ -43,7 +43,7 @@ pub(super) trait MqttSession: Send {
     /// is read again.
     fn flush(&mut self, engine: &mut Engine);
     /// The next answer that is due.
-    fn next_answer(&mut self) -> Option<Then>;
+    fn next_answer(&mut self) -> Option<PendingReply>;
     /// Sends the messages that the client can take now.
     fn deliver(&mut self, engine: &mut Engine);
     /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
@@ -112,7 +112,7 @@ impl CloseReason {
 
 /// An action that follows once everything it waits for is done: on disk, or answered by the upstream.
 #[derive(Debug)]
-pub(super) enum Then {
+pub(super) enum PendingReply {
     /// Sends PUBACK or PUBREC.
     Accept { packet_id: u16, matched: bool },
     /// Sends PUBACK or PUBREC with a failure.

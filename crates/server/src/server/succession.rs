@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{mpsc, oneshot};
 use transport::{Ended, Outbox, Peer, Stream, Transit, drive_on, linger};
 
-use super::{AcceptedConnection, Listed, Server, Shared, reason_of};
+use super::{AcceptedConnection, ConnectionListEntry, Server, Shared, reason_of};
 use crate::access::Transport;
 use crate::amqp::connection::{AmqpConnection, ConnectionState, SHUTDOWN, closing};
 use crate::client::{ClientConnection, ProtocolState};
@@ -160,7 +160,7 @@ async fn resume(
     let input = std::mem::take(&mut state.input);
     let resume = |core| AmqpConnection::resume(core, credentials, state, since);
     let mut connection = ClientConnection::resume(&shared, accepted, &outbox, resume);
-    let listed = Listed::new(&shared, id, &outbox);
+    let listed = ConnectionListEntry::new(&shared, id, &outbox);
     let limits = (shared.config.outbox_limit, shared.config.write_timeout);
     let ended = drive_on(&mut stream, &mut connection, &outbox, limits, (&*input).into()).await;
     Box::pin(finish(&shared, stream, connection, (id, peer), ended, outbox.sent())).await;

@@ -22,7 +22,7 @@ use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
 use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::OpenError;
 
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
@@ -166,11 +166,11 @@ impl Forwarder {
     ///
     /// # Errors
     /// A local queue has failed.
-    async fn wait_for_work(&mut self) -> Option<Result<SharedLogin, Fault>> {
+    async fn wait_for_work(&mut self) -> Option<Result<UpstreamLogin, Fault>> {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
-            self.see_to_wishes(now);
+            self.apply_operator_requests(now);
             self.fill(now);
             self.settle(now);
             if self.is_draining() {
@@ -184,7 +184,7 @@ impl Forwarder {
                 return Poll::Pending;
             }
             let Some(credentials) = self.queue.credentials() else {
-                if self.queue.set_trouble(Some(NO_LOGIN)) {
+                if self.queue.set_status_reason(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
                     tracing::warn!(
                         vhost,
@@ -195,7 +195,7 @@ impl Forwarder {
                 return Poll::Pending;
             };
             let vhost = self.queue.vhost().into();
-            Poll::Ready(Some(Ok(SharedLogin { prefix: "spool-", credentials, vhost })))
+            Poll::Ready(Some(Ok(UpstreamLogin { prefix: "spool-", credentials, vhost })))
         })
         .await
     }
@@ -225,7 +225,7 @@ impl Forwarder {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_wishes(transport::now());
+            self.apply_operator_requests(transport::now());
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
@@ -233,7 +233,7 @@ impl Forwarder {
 
     /// Reports a fault, and waits before the next attempt. `logins` were counted when this one began.
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
-        if self.queue.set_trouble(Some(&fault.reply_text())) {
+        if self.queue.set_status_reason(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
             tracing::warn!(vhost, user, %fault, "forwarding paused");
         }
@@ -246,7 +246,7 @@ impl Forwarder {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_wishes(transport::now());
+            self.apply_operator_requests(transport::now());
             if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
@@ -257,7 +257,7 @@ impl Forwarder {
 
     /// Forwards over a connection until it is unused or lost. If it is not isolated, its fault may be another client's.
     async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>, is_isolated: bool) -> Lost {
-        self.queue.set_trouble(None);
+        self.queue.set_status_reason(None);
         self.logged_in(asked);
         self.share = Some(self.local.loaded().connected());
         let fault = self.drive(client).await.err();
@@ -365,7 +365,7 @@ impl Forwarder {
             _ if silent_for >= SILENT => Some(NO_CONFIRM),
             _ => return,
         };
-        if self.queue.set_trouble(trouble)
+        if self.queue.set_status_reason(trouble)
             && let Some(trouble) = trouble
         {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());

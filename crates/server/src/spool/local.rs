@@ -230,7 +230,7 @@ impl LocalSpool {
             // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
             let has_nothing = queue.messages() == 0 && !queue.has_backlogs();
             let is_unused = Arc::strong_count(queue) <= 2 && has_nothing && is_on_disk;
-            if !queue.has_been_unused(is_unused, now, UNUSED_MAX) {
+            if !queue.note_unused(is_unused, now, UNUSED_MAX) {
                 return true;
             }
             self.delete(queue.queue());

@@ -37,7 +37,7 @@ const MAX_COMPARISONS: usize = 16;
 const MAX_COMPARISONS_OF_USER: usize = 4;
 
 /// How long a password that did not match is not compared again.
-const MISMATCH_HOLDS: Duration = Duration::from_secs(60);
+const MISMATCH_TTL: Duration = Duration::from_secs(60);
 /// How many of these are remembered, the last ones.
 const MAX_MISMATCHES: usize = 1024;
 
@@ -244,7 +244,7 @@ impl RememberedLogins {
         let Some(user) = user.filter(|user| user.parameters == parameters) else { return false };
         let is_same = user.record_hash(fingerprint, hash);
         if !is_same {
-            state.add_mismatch(fingerprint, MISMATCH_HOLDS);
+            state.add_mismatch(fingerprint, MISMATCH_TTL);
         }
         is_same
     }

@@ -206,7 +206,7 @@ impl StompServerConnection {
     }
 
     /// Reports that the server has stopped reading, so that the client's silence does not count.
-    pub fn excuse_silence(&mut self, now: Instant) {
+    pub fn pause_heart_beat(&mut self, now: Instant) {
         self.core.heart_beat.received(now);
     }
 

@@ -133,7 +133,7 @@ impl Mover {
         }
         // After a gap that `store repair` has accepted, the log continues later than the oldest segment ends.
         let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
-        self.inventory_writer.let_go(journal, next)?;
+        self.inventory_writer.evict(journal, next)?;
         match journal.retire(*oldest) {
             Ok(()) => Ok(Retirement::Done),
             Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
@@ -150,7 +150,7 @@ impl Mover {
         for storage in &stored_queues {
             let files = storage.segments().map(QueueSegments::dead_files).unwrap_or_default();
             if !files.is_empty() {
-                self.inventory_writer.strike(storage.log.id(), &files);
+                self.inventory_writer.delete(storage.log.id(), &files);
                 dead.insert(storage.log.id(), files);
             }
         }
@@ -170,7 +170,7 @@ impl Mover {
     /// Removes the files of deleted queues. After a failure the next call continues.
     fn sweep(&mut self) -> Result<(), StoreError> {
         let mut gone = self.stored_queues.take_forgotten();
-        gone.iter().for_each(|storage| self.inventory_writer.strike_all(storage.log.id()));
+        gone.iter().for_each(|storage| self.inventory_writer.delete_all(storage.log.id()));
         let mut outcome = self.inventory_writer.commit();
         while let (Ok(()), Some(storage)) = (&outcome, gone.last()) {
             outcome = storage.segments().map_or(Ok(()), QueueSegments::remove).map_err(StoreError::from);
@@ -298,7 +298,7 @@ impl Mover {
     /// The queue may have been forgotten before it had files.
     fn remove_if_forgotten(&mut self, storage: &QueueStorage) -> Result<(), StoreError> {
         let Some(segments) = storage.segments().filter(|_| storage.is_forgotten()) else { return Ok(()) };
-        self.inventory_writer.strike_all(storage.log.id());
+        self.inventory_writer.delete_all(storage.log.id());
         self.inventory_writer.commit()?;
         Ok(segments.remove()?)
     }

@@ -18,7 +18,7 @@ use crate::turn::{ACCEPTING, CONNECTING};
 
 /// A CA, and the directory for the certificates it issues.
 struct TestCa {
-    folder: TempDir,
+    directory: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
@@ -28,9 +28,9 @@ impl TestCa {
         params.distinguished_name.push(DnType::CommonName, "ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { folder, issuer }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("ca.pem"), issuer.pem()).unwrap();
+        Self { directory, issuer }
     }
 
     fn ca(&self) -> PathBuf {
@@ -38,7 +38,7 @@ impl TestCa {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn issue(

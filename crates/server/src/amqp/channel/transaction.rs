@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, HeldRoute, Leaving, Publish, Publisher, Timestamp};
+use broker::{Body, DequeueCounts, HeldRoute, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
 use super::super::broker_session::ChannelContext;
@@ -128,7 +128,7 @@ impl Channel {
         for (how, unsettled) in transaction.settlements {
             self.deliveries.release(&unsettled);
             if how == DeliverySettlement::Ack {
-                self.deliveries.count(Leaving::acked(unsettled.len()), context.now);
+                self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
             }
             give_back(unsettled, how, context);
             self.deliveries.resume(context.now);

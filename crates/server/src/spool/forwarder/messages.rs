@@ -314,7 +314,7 @@ impl Forwarder {
 
     /// Begins with what the local queues have if an operator drops messages, or some cannot be read any more. To be called
     /// without a connection.
-    pub(super) fn see_to_wishes(&mut self, now: Instant) {
+    pub(super) fn apply_operator_requests(&mut self, now: Instant) {
         let Some(purges) = self.queue.take_purges() else { return };
         self.release_all(now);
         let count = if purges.is_empty() { 0 } else { self.local.purge(&self.queue) };

@@ -38,7 +38,7 @@ pub(super) fn pass(
             }
             continue;
         }
-        if let Some(answers) = contents.break_off(frame.channel) {
+        if let Some(answers) = contents.abort_content(frame.channel) {
             out.extend_from_slice(&bytes[copied..from]);
             out.extend_from_slice(&answers);
             copied = from;

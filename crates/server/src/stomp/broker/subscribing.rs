@@ -12,7 +12,7 @@ use super::messages::Messages;
 use super::session::BrokerStompSession;
 use crate::amqp::content::Destination as Channel;
 use crate::amqp::deliveries::{
-    Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Departure, Settling, Unsettled,
+    Cancelled, ChannelConsumer, ChannelTeardown, ConsumerKey, Deliveries, Settling, Unsettled,
 };
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
 use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
@@ -48,7 +48,7 @@ impl Subscription {
 
     /// Begins its end: it takes no messages any more, and is added to `departure` with the unacknowledged ones. Returns
     /// the first delivery tag that it has not used.
-    pub(super) fn end(self, departure: &mut Departure) -> u64 {
+    pub(super) fn end(self, departure: &mut ChannelTeardown) -> u64 {
         departure.add(self.deliveries.close());
         departure.add_consumer(&self.queue, self.id);
         self.deliveries.next_tag()
@@ -99,7 +99,7 @@ impl BrokerStompSession {
         check_short("x-queue-name", &name)?;
         let (source, routing_key) = destination.route();
         let binding = Binding { source, destination: &name, routing_key, arguments: RawTable::default() };
-        self.context.authorised.ask_about_subscription(&binding).map_err(of_fault)?;
+        self.context.authorised.authorise_subscription(&binding).map_err(of_fault)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
         let (queue, declared) =
             self.declare(&name, &Declaration::of_subscription(headers, self.context.vhost.compatibility())?)?;
@@ -158,7 +158,7 @@ impl BrokerStompSession {
         headers: &Headers<'_>,
     ) -> Result<DiskPoint, StompFault> {
         if let Some(subscription) = self.subscriptions.remove(&number) {
-            let mut departure = Departure::default();
+            let mut departure = ChannelTeardown::default();
             let next_tag = subscription.end(&mut departure);
             departure.leave(self.context.now);
             self.next_tag = self.next_tag.max(next_tag);
