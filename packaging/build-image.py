@@ -39,7 +39,7 @@ class Unusable(Exception):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("binaries", type=Path, nargs="+")
     parser.add_argument("--certificates", type=Path, default=CERTIFICATES, help="CA certificates of the image, as PEM (default: this system's)")
     parser.add_argument("--compression", type=int, default=9, help="from 1, which is quick, to 9")
@@ -60,7 +60,7 @@ def build(options):
         if platform["architecture"] in programs:
             raise Unusable(f"{binary}: there is another binary for {platform['architecture']}")
         programs[platform["architecture"]] = platform, content
-    layout = options.folder / f"leveret-{version}-image"
+    layout = options.directory / f"leveret-{version}-image"
     shutil.rmtree(layout, ignore_errors=True)
     blobs = Blobs(layout / "blobs" / "sha256")
     base = Layer(blobs, base_files(options.certificates), options.compression)
@@ -96,7 +96,7 @@ def platform_of(binary, content, allow_dynamic):
 
 
 class File:
-    """A file of a layer, or a folder if there is no content."""
+    """A file of a layer, or a directory if there is no content."""
 
     def __init__(self, path, content=None, mode=0o755, owner=0):
         self.path, self.content, self.mode, self.owner = path, content, mode, owner
@@ -110,7 +110,7 @@ class File:
 
 
 def base_files(certificates):
-    """The folders and files beside the program. There is no shell; a user's name is for programs that print it."""
+    """The directories and files beside the program. There is no shell; a user's name is for programs that print it."""
     user = int(instruction("USER").partition(":")[0])
     home = instruction("VOLUME")
     passwd = f"root:x:0:0:root:/:/sbin/nologin\nleveret:x:{user}:{user}:Leveret:{home}:/sbin/nologin\n"
@@ -134,13 +134,13 @@ def base_files(certificates):
 class Blobs:
     """Contents under their SHA-256 sums (OCI image layout)."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        folder.mkdir(parents=True)
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir(parents=True)
 
     def add(self, media_type, content):
         digest = sha256(content)
-        (self.folder / digest).write_bytes(content)
+        (self.directory / digest).write_bytes(content)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
     def add_json(self, media_type, value):

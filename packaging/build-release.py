@@ -34,22 +34,22 @@ SHELLS = {"bash": "leveret.bash", "zsh": "_leveret", "fish": "leveret.fish"}
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("binaries", type=Path, nargs="+")
     parser.add_argument("--quick", action="store_true", help="compress little, and take a binary that needs shared libraries: for tests")
     options = parser.parse_args()
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
     # Nothing of an earlier release is left beside this one.
-    shutil.rmtree(options.folder, ignore_errors=True)
-    options.folder.mkdir(parents=True)
+    shutil.rmtree(options.directory, ignore_errors=True)
+    options.directory.mkdir(parents=True)
     for binary in options.binaries:
         processor = processor_of(binary)
-        archive(options.folder, binary, processor, options.quick)
-        package(options.folder, binary, options.quick)
-        bill_of_materials(options.folder, processor)
-    image(options.folder, options.binaries, options.quick)
-    sums(options.folder)
-    for path in sorted(options.folder.iterdir()):
+        archive(options.directory, binary, processor, options.quick)
+        package(options.directory, binary, options.quick)
+        bill_of_materials(options.directory, processor)
+    image(options.directory, options.binaries, options.quick)
+    sums(options.directory)
+    for path in sorted(options.directory.iterdir()):
         print(path)
 
 
@@ -61,7 +61,7 @@ def processor_of(binary):
     return PROCESSORS[machine]
 
 
-def archive(folder, binary, processor, quick):
+def archive(directory, binary, processor, quick):
     """The binary with its documents, man pages and completions; what is needed to run it is the binary alone."""
     program = [binary.resolve()] if processor == platform.machine() else [f"qemu-{processor}", binary.resolve()]
     version = run(*program, "--version").split()[1]
@@ -84,27 +84,27 @@ def archive(folder, binary, processor, quick):
                 info.size, info.mtime = path.stat().st_size, int(os.environ["SOURCE_DATE_EPOCH"])
                 info.mode = 0o755 if path.name == "leveret" else 0o644
                 tar.addfile(info, io.BytesIO(path.read_bytes()))
-    (folder / f"{name}.tar.gz").write_bytes(gzip.compress(packed.getvalue(), 1 if quick else 9, mtime=0))
+    (directory / f"{name}.tar.gz").write_bytes(gzip.compress(packed.getvalue(), 1 if quick else 9, mtime=0))
 
 
-def package(folder, binary, quick):
-    run(HERE / "build-deb.sh", binary, folder, env={"COMPRESSION": "none"} if quick else {})
+def package(directory, binary, quick):
+    run(HERE / "build-deb.sh", binary, directory, env={"COMPRESSION": "none"} if quick else {})
 
 
-def bill_of_materials(folder, processor):
-    (folder / f"leveret-{processor}.cdx.json").write_text(run(HERE / "sbom.py", f"{processor}-unknown-linux-musl"))
+def bill_of_materials(directory, processor):
+    (directory / f"leveret-{processor}.cdx.json").write_text(run(HERE / "sbom.py", f"{processor}-unknown-linux-musl"))
 
 
-def image(folder, binaries, quick):
-    path = Path(run(HERE / "build-image.py", *(["--allow-dynamic", "--compression", "1"] if quick else []), folder, *binaries).strip())
+def image(directory, binaries, quick):
+    path = Path(run(HERE / "build-image.py", *(["--allow-dynamic", "--compression", "1"] if quick else []), directory, *binaries).strip())
     # It is the layout in one file.
     shutil.rmtree(path.with_suffix(""))
 
 
-def sums(folder):
-    names = sorted(path.name for path in folder.iterdir())
-    (folder / "SHA256SUMS").write_text(run("sha256sum", "--", *names, cwd=folder))
-    run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=folder)
+def sums(directory):
+    names = sorted(path.name for path in directory.iterdir())
+    (directory / "SHA256SUMS").write_text(run("sha256sum", "--", *names, cwd=directory))
+    run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=directory)
 
 
 def run(*argv, cwd=None, env=None):

@@ -4,7 +4,7 @@
     packaging/sbom.py TARGET        such as x86_64-unknown-linux-musl
 
 Cargo tells what is built for that target with the default features, and Cargo.lock has the sums. Crates that only take part in the
-build have the scope `excluded`. Tools that make one from the whole workspace also list what only tests need, and name the folder of
+build have the scope `excluded`. Tools that make one from the whole workspace also list what only tests need, and name the directory of
 the checkout. The same tree gives the same bytes.
 """
 

@@ -1,6 +1,6 @@
 """A queue far longer than memory: publishes messages with confirms to one durable queue that nobody consumes, publishes and
 consumes at once, stops the broker and starts it again, kills it while it is published to and starts it again, and consumes
-everything, in order and each once. Prints rates, memory, start-up times and what the disk had to write.
+everything, in order and each once. Prints rates, memory, startup times and what the disk had to write.
 
     make backlog                                            # ten million messages of 1 KiB: needs about 12 GB of disk
     make backlog ARGS="--messages 500000"                   # a trial

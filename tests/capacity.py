@@ -50,7 +50,7 @@ class Carried(NamedTuple):
     ends_at_pool: bool
 
 
-# By RabbitMQ's plug-in, which is also the name of our setting.
+# By RabbitMQ's plugin, which is also the name of our setting.
 CARRIED = {"web_mqtt": Carried("mqtt", "Web-MQTT", ends_at_pool=True), "web_stomp": Carried("stomp", "Web-STOMP", ends_at_pool=True)}
 HEADER = ["system", "connections", "opened in", "memory each", "memory", "CPU"]
 LATENCY = "latency p50 / p99"
@@ -94,7 +94,7 @@ def stomp(folder, options, most):
 
 
 def idle(folder, options, most, plugin):
-    """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plug-in, and on Leveret in front of RabbitMQ, in one run of
+    """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plugin, and on Leveret in front of RabbitMQ, in one run of
     the bench; with a topic of their own each, and with few topics for all."""
     for number, topics in enumerate(([], ["--topics", TOPICS])):
         print("Each client has a topic of its own." if not topics else f"{TOPICS} topics for all.", end="\n\n")
@@ -135,7 +135,7 @@ def relay(folder, options, most):
 
 
 def rabbitmq(folder, options, most):
-    """Each plug-in in a RabbitMQ that has just started; and Leveret in front of one without the plug-in, with both processes
+    """Each plugin in a RabbitMQ that has just started; and Leveret in front of one without the plugin, with both processes
     counted."""
     for name in compared():
         for plugin in CARRIED:

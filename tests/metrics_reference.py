@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from harness.amqp import connect
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.exposition import Scrape
 from harness.instances import leveret
 from harness.leveret import ROOT
@@ -56,8 +56,8 @@ def reference(folder):
 
 def started(servers, clients, folder):
     """A broker, and a pool in front of it: with a client, a queue, a certificate and a spooled message, so that each family has a sample."""
-    authority = Authority(folder)
-    cert, key = authority.issue("server")
+    ca = TestCa(folder)
+    cert, key = ca.issue("server")
     tls = ("--amqps", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
     mqtt = ("--mqtt", "127.0.0.1:0")
     broker = servers.enter_context(leveret(folder / "broker", "--compatibility", "4", *tls, *mqtt))

@@ -90,8 +90,8 @@ SHORT_SENTENCES = (
 NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
 NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
 # The section with a row for each behaviour, and the one that defines the invariants.
-BEHAVIOURS = "Where things happen"
-INVARIANTS = "What always holds"
+BEHAVIOURS = "Code map"
+INVARIANTS = "Invariants"
 INVARIANT = re.compile(r"\b[SPB]\d{1,2}\b")
 DEFINED_INVARIANT = re.compile(r"^- ([SPB]\d{1,2})\. ", re.MULTILINE)
 # The head of a test: what stands above its code.
@@ -181,7 +181,7 @@ def words(place, text):
         names = {word.lower() for word in WORD.findall(code.split("//")[0])}
         for banned in sorted((found & BANNED.keys()) | (names & BANNED_NAMES.keys())):
             if banned not in EXCEPTIONS or not EXCEPTIONS[banned].search(line):
-                yield f"{place}:{number}: '{banned}' is nobody's word for it: {BANNED.get(banned) or BANNED_NAMES[banned]}"
+                yield f"{place}:{number}: instead of '{banned}' use: {BANNED.get(banned) or BANNED_NAMES[banned]}"
 
 
 def sentences(place, text):
@@ -329,7 +329,7 @@ def names_of_architecture(root, files):
 
 
 def hops_of_behaviour(root, files, number, line):
-    """The table "Where things happen": the entry and the hops of a row are in the files at its end."""
+    """The table "Code map": the entry and the hops of a row are in the files at its end."""
     *rest, last = line.strip("| ").split(" | ")
     named_files = NAMED_PATH.findall(last)
     if len(rest) != 3 or not named_files or last != ", ".join(f"`{named}`" for named in named_files):

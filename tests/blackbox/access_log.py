@@ -103,8 +103,8 @@ def speaks_http(server):
 REASONS = {
     closes: "closed by client",
     closes_and_lies: f"closed by client: 320 {LIE}",
-    goes_away: "client went away without closing the connection",
-    goes_away_early: "client went away during the handshake",
+    goes_away: "client unexpectedly closed TCP connection",
+    goes_away_early: "client closed the connection during the handshake",
     misses_heartbeats: "missed heartbeats from client",
     opens_two_channels: "closed by server: 530 NOT_ALLOWED - channel limit (1) is reached",
     refused_login: "login refused",

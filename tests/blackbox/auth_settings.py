@@ -36,4 +36,4 @@ def test_keys_that_cannot_be_read_stop_the_start(tmp_path):
     flags = ["--auth-backends", "oauth2", "--oauth2-resource-server-id", "r", "--oauth2-jwks", str(keys)]
     code, _, complaints = run("serve", *flags, "--data-dir", "off", "--amqp", "127.0.0.1:0")
     assert code == 2
-    assert "oauth2_jwks: the JSON Web Key Set has no key to verify signatures with" in complaints
+    assert "oauth2_jwks: the JSON Web Key Set has no usable verification key" in complaints

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child, clean_environment
 from harness.instances import leveret
 from harness.leveret import binary, run
@@ -130,14 +130,14 @@ def test_streams_follow_patterns_keys_schedules_and_arguments(broker, tmp_path):
 
 
 def test_streams_go_over_tls(tmp_path):
-    authority = Authority(tmp_path)
-    pair = authority.issue("server")
+    ca = TestCa(tmp_path)
+    pair = ca.issue("server")
     tls = ["--amqps", "127.0.0.1:0", "--tls-cert", pair.certificate, "--tls-key", pair.key]
     with leveret(tmp_path / "tls", "--data-dir", "off", *tls) as server:
         port = server.child.wait_line(r"^amqps +listening on amqps://127\.0\.0\.1:(\d+)").group(1)
         uri = f"amqps://guest:guest@localhost:{port}"
         arguments = ["--rounds", "1", "--messages", "5000", "--expect", "lost==0"]
-        study("stream", *arguments, "--uri", f"{uri}?cacertfile={authority.file}")
+        study("stream", *arguments, "--uri", f"{uri}?cacertfile={ca.file}")
         study("stream", *arguments, "--uri", f"{uri}?verify=verify_none")
         code, _, error = run("bench", "stream", *arguments, "--uri", uri)
         assert code == 1 and "certificate" in error, error

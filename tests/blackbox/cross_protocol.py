@@ -1,5 +1,5 @@
 """AMQP, MQTT and STOMP clients hear each other, in all six directions: contents, properties and qualities, on Leveret and on
-RabbitMQ with its plug-ins. MQTT's topic a/b is AMQP's key a.b on amq.topic, and STOMP's destination /topic/a.b."""
+RabbitMQ with its plugins. MQTT's topic a/b is AMQP's key a.b on amq.topic, and STOMP's destination /topic/a.b."""
 
 
 import pika

@@ -32,6 +32,42 @@ def test_the_entry_at_fault_is_named(tmp_path, name):
     assert (code, errors) == (2, f"leveret: definitions: {file}: {reason}\n")
 
 
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_check_finds_what_a_first_start_would(tmp_path, name):
+    content, reason = MISTAKES[name]
+    file = tmp_path / "definitions.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    for folder in ("off", tmp_path / "none"):
+        code, _, errors = run("config", "check", "--definitions", file, "--data-dir", folder)
+        assert (code, errors) == (2, f"leveret: definitions: {file}: {reason}\n")
+
+
+TYPO = {"policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"max-lenght": 5}}]}
+
+
+def test_a_check_does_not_know_what_the_broker_has_already(tmp_path):
+    """It may have the virtual host, and then the queue, too."""
+    file, folder = tmp_path / "definitions.json", tmp_path / "data"
+    folder.mkdir()
+    (folder / "journal").touch()
+    check = ("config", "check", "--definitions", file, "--data-dir", folder)
+    file.write_text(json.dumps({"queues": [{**QUEUE, "vhost": "v"}]}))
+    assert run(*check) == (0, "", "")
+    file.write_text(json.dumps(TYPO))
+    code, _, errors = run(*check)
+    assert code == 2 and errors.startswith(f"leveret: definitions: {file}: policy 'p' in vhost 'v': "), errors
+
+
+def test_the_first_user_of_the_settings_is_there_for_the_file(tmp_path):
+    file = tmp_path / "definitions.json"
+    permission = {"user": "guest", "vhost": "/", "configure": "", "write": "", "read": ""}
+    file.write_text(json.dumps({"permissions": [permission]}))
+    settings = ("--definitions", file, "--data-dir", "off")
+    code, _, errors = run("config", "check", *settings)
+    assert (code, errors) == (2, f"leveret: definitions: {file}: permissions of user 'guest' in vhost '/': user 'guest' does not exist\n")
+    assert run("config", "check", *settings, env={"LEVERET_DEFAULT_PASSWORD": "x"}) == (0, "", "")
+
+
 def test_a_missing_file_is_told(tmp_path):
     code, _, errors = run("config", "check", "--definitions", tmp_path / "none.json")
     assert code == 2
@@ -40,4 +76,4 @@ def test_a_missing_file_is_told(tmp_path):
 
 def test_definitions_and_an_upstream_exclude_each_other(tmp_path):
     code, _, errors = run("config", "check", "--definitions", "any", "--upstream", "amqp://localhost")
-    assert (code, errors) == (2, "leveret: --definitions: is for the embedded broker, and with an upstream there is none\n")
+    assert (code, errors) == (2, "leveret: --definitions: applies to the embedded broker only, not with an upstream\n")

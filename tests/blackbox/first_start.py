@@ -30,7 +30,7 @@ def test_the_first_user_is_the_one_that_variables_name(tmp_path, prefix, passwor
     with leveret(tmp_path, env=names) as server:
         assert may_log_in(server, "ann", SECRET, "shop") and not may_log_in(server, "guest", "guest")
         assert Management(server, server.http).get("vhosts", user=f"ann:{SECRET}")[0]["name"] == "shop"
-        server.child.wait_line('made an administrator and a virtual host.*user="ann" vhost="shop"')
+        server.child.wait_line('created administrator and virtual host.*user="ann" vhost="shop"')
         # It is in no setting that is shown, in no log and in no command line.
         assert SECRET not in json.dumps(Ctl(server.http, "ann", SECRET).json("environment"))
         server.stop()
@@ -63,7 +63,7 @@ def test_the_first_user_is_made_once_and_a_changed_password_stays_changed(tmp_pa
         server.child.wait_line('WARN.*default_password has no effect.*user="ann"')
         server.stop()
     with leveret(tmp_path / "third", *data, env=first | {"LEVERET_DEFAULT_USER": "bob"}) as server:
-        server.child.wait_line('WARN.*default_user not made.*leveret ctl add_user.*user="bob"')
+        server.child.wait_line('WARN.*default_user ignored.*leveret ctl add_user.*user="bob"')
         server.stop()
 
 
@@ -92,7 +92,7 @@ def test_definitions_are_loaded_at_the_first_start_and_logged(tmp_path):
         server.kill()
     definitions(tmp_path, "second")
     with restartable(tmp_path, *flags) as server:
-        server.child.wait_line("INFO.*definitions not loaded: they have been")
+        server.child.wait_line("INFO.*definitions not loaded: already loaded")
         assert may_log_in(server, "ann", "first")
         server.stop()
     with restartable(tmp_path, *flags, "--definitions-if", "always") as server:
@@ -145,7 +145,7 @@ def test_a_broker_for_which_nothing_was_defined_yet_takes_definitions_and_a_firs
                 server.child.wait_line("INFO.*definitions loaded: 1 user, 1 permission")
                 server.child.wait_line("WARN.*the user guest of an earlier start is still there")
             else:
-                server.child.wait_line("INFO.*definitions not loaded: they have been")
+                server.child.wait_line("INFO.*definitions not loaded: already loaded")
             server.stop()
 
 
@@ -154,7 +154,7 @@ def test_definitions_that_a_broker_with_users_does_not_load_are_warned_of(tmp_pa
         Ctl(server.http)("add_user", "ann", LEVERET_CTL_NEW_PASSWORD="better")
         server.stop()
     with restartable(tmp_path, "--definitions", str(definitions(tmp_path, "first"))) as server:
-        server.child.wait_line("WARN.*definitions not loaded: none has ever been.*definitions.json")
+        server.child.wait_line("WARN.*definitions not loaded: would overwrite.*definitions.json")
         assert not may_log_in(server, "ann", "first")
         server.stop()
 
@@ -167,7 +167,7 @@ def test_the_file_of_a_password_that_is_not_needed_any_more_may_be_gone(tmp_path
         server.stop()
     file.unlink()
     with restartable(tmp_path, *flags) as server:
-        server.child.wait_line("WARN.*default_password_file: .*No such file.*nothing needs it any more")
+        server.child.wait_line("WARN.*default_password_file: .*No such file.*ignored: broker already has users")
         assert may_log_in(server, "ann", SECRET)
         server.stop()
     code, _, error = run("serve", "--data-dir", tmp_path / "new", "--amqp", "127.0.0.1:0", *flags)

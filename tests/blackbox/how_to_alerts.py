@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from harness.amqp import connect
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.exposition import scrape
 from harness.how_to import HowTo
 from harness.instances import leveret
@@ -40,7 +40,7 @@ RULES = [pytest.param(rule, id=rule["alert"]) for file in FILES for rule in rule
 def families(tmp_path_factory):
     """The samples of a broker with TLS, and of a pool in front of it that spools, by the metrics' names."""
     folder = tmp_path_factory.mktemp("metrics")
-    certificate, key = Authority(folder / "certificates").issue("server")
+    certificate, key = TestCa(folder / "certificates").issue("server")
     tls = ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
     with leveret(folder / "broker", *tls) as broker, spooling(folder, f"amqp://{broker.address}") as pool:
         with connect(pool) as connection:

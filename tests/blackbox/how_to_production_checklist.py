@@ -7,7 +7,7 @@ import ssl
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.ctl import Ctl
 from harness.exposition import scrape
 from harness.how_to import HowTo
@@ -27,8 +27,8 @@ def reader(tmp_path):
 
 def test_the_settings_are_in_effect(reader):
     page = HowTo("production-checklist")
-    authority = Authority(reader.folder / "tls")
-    certificate, key = authority.issue("server")
+    ca = TestCa(reader.folder / "tls")
+    certificate, key = ca.issue("server")
     reader.write("password", SECRET + "\n")
     [amqps, https, prometheus, http] = free_ports(4)
     here = {"/etc/leveret": reader.folder, "/var/lib/leveret": reader.folder / "data", "/var/log/leveret": reader.folder}
@@ -45,7 +45,7 @@ def test_the_settings_are_in_effect(reader):
         server = service.server
         admin = Ctl(server.http, "admin", SECRET)
         assert admin.rows("list_users", "name") == [["admin"]]
-        assert may_log_in(amqps, authority, "admin", SECRET) and not may_log_in(amqps, authority, "guest", "guest")
+        assert may_log_in(amqps, ca, "admin", SECRET) and not may_log_in(amqps, ca, "guest", "guest")
         metrics = scrape(f"http://127.0.0.1:{prometheus}/metrics")
         assert metrics.value("rabbitmq_disk_space_available_limit_bytes") == 2 << 30
         assert metrics.value("leveret_certificate_expires_seconds", certificate=certificate) > 0
@@ -57,8 +57,8 @@ def test_the_settings_are_in_effect(reader):
         service("stop", "leveret")
 
 
-def may_log_in(port, authority, user, password):
-    tls = pika.SSLOptions(ssl.create_default_context(cafile=authority.file), "localhost")
+def may_log_in(port, ca, user, password):
+    tls = pika.SSLOptions(ssl.create_default_context(cafile=ca.file), "localhost")
     credentials = pika.PlainCredentials(user, password)
     try:
         pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, "/", credentials, ssl_options=tls)).close()

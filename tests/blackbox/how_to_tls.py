@@ -1,4 +1,4 @@
-"""docs/how-to/tls.md: an authority made with openssl is trusted by clients, by the command line and by a pool, and a renewal
+"""docs/how-to/tls.md: a CA made with openssl is trusted by clients, by the command line and by a pool, and a renewal
 disturbs nobody."""
 
 import signal
@@ -32,7 +32,7 @@ def test_the_steps_of_the_page(tmp_path):
         reader.write("client.py", page.file("client.py", {"5671": amqps}))
         assert reader.run(f"{sys.executable} client.py") == "True\n"
         with pytest.raises(ssl.SSLCertVerificationError):
-            # Nobody but the page's authority vouches for the server.
+            # Only the page's CA has issued the server's certificate.
             strange = pika.SSLOptions(ssl.create_default_context(), "localhost")
             pika.BlockingConnection(pika.ConnectionParameters("localhost", amqps, ssl_options=strange))
         output = reader.run(page.block("sh", on_https), LEVERET_CTL_PASSWORD="guest")

@@ -1,4 +1,4 @@
-"""One service is asked by RabbitMQ 4 with its plug-in and by Leveret: both ask the same, and clients get the same answers."""
+"""One service is asked by RabbitMQ 4 with its plugin and by Leveret: both ask the same, and clients get the same answers."""
 
 import pika
 import pika.exceptions

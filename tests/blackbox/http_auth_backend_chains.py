@@ -1,4 +1,4 @@
-"""Who is asked, in which order, and how often: authorities one after the other, two that share the work, and answers that are used again."""
+"""Who is asked, in which order, and how often: auth backends one after the other, two that share the work, and answers that are used again."""
 
 import time
 
@@ -67,7 +67,7 @@ def test_the_first_that_lets_a_user_in_is_asked_about_what_it_may_do(tmp_path, s
         service.faults = {"user": 500}
         assert may(server, declare("q"), "guest", "guest")
         assert not is_let_in(server)
-        server.child.wait_line("internal: no such user; http gave no answer: status 500")
+        server.child.wait_line("internal: no such user; http unavailable: status 500")
         server.stop()
 
 
@@ -195,7 +195,7 @@ def test_guesses_are_limited_as_for_the_brokers_own_users(tmp_path, service):
             assert not is_let_in(server, "alice", f"guess-{number}")
         assert kinds(service) == ["user"] * 30
         assert not is_let_in(server)
-        server.child.wait_line("login refused.*too many wrong passwords")
+        server.child.wait_line("login refused.*too many failed login attempts")
         server.stop()
 
 

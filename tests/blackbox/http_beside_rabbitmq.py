@@ -1,6 +1,7 @@
 """The same requests to Leveret and to RabbitMQ have the same answers: status, keys, values."""
 
 import contextlib
+import itertools
 import json
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from harness.management import beside, path
 from harness.patience import PATIENCE
+from harness.rabbitmq import RabbitMq
 from harness.releases import RELEASES
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -24,6 +26,7 @@ STEPS = [
     ("PUT", "users/u1", {"tags": "management"}),
     ("PUT", "users/u3", {"password": "x"}),
     ("PUT", "users/u4", {"password": "x", "password_hash": "x", "tags": ""}),
+    ("PUT", "users/u4", {"password": None, "password_hash": "", "tags": ""}),
     ("PUT", "users/u5", {"tags": ["a", "administrator"], "password_hash": ""}),
     ("PUT", "permissions/v1/u1", ALL),
     ("PUT", "permissions/v1/u1", {"configure": ".*", "write": ".*"}),
@@ -394,3 +397,42 @@ def test_clients_go_with_their_user_and_virtual_host(both, gone, reason):
         assert (closed.value.reply_code, text) == (320, f"CONNECTION_FORCED - {reason}")
         for rest in {"users/gone", "vhosts/gone"} - {gone}:
             assert management.status("DELETE", rest) == 204
+
+
+def test_a_value_of_the_wrong_type_changes_nothing(both):
+    """RabbitMQ ends some of these requests with 500."""
+    for management in both[:2]:
+        assert management.status("PUT", "users/typed", {"password": "x", "tags": "management"}) == 201
+        assert management.status("PUT", "policies/v1/typed", POLICY) == 201
+        for key, wrong in itertools.product(("password", "password_hash"), (None, 5, True, ["x"], {})):
+            check_refused(management, management.status("PUT", "users/typed", {"tags": "", key: wrong}))
+            entry = {"name": "typed", "tags": "", key: wrong}
+            check_refused(management, management.status("POST", "definitions", {"users": [entry]}))
+        hashed = {"tags": "", "password_hash": MD5, "hashing_algorithm": 5}
+        check_refused(management, management.status("PUT", "users/typed", hashed))
+        for priority, kind in itertools.product((None, "1", "x", True, []), ("policies", "operator-policies")):
+            policy = {**POLICY, "definition": {"max-length": 5}, "priority": priority}
+            check_refused(management, management.status("PUT", f"{kind}/v1/typed", policy))
+        assert management.get("whoami", user="typed:x")["tags"] == ["management"]
+        assert management.get("policies/v1/typed")["definition"] == POLICY["definition"]
+        assert management.status("GET", "operator-policies/v1/typed") == 404
+
+
+def check_refused(management, status):
+    assert status in ((400, 500) if isinstance(management.server, RabbitMq) else (400,))
+
+
+# Of the password pw.
+MD5 = "YWJjZODzy6NRiTHUYpNJdsHFvNQ="
+
+
+def test_a_user_of_an_old_rabbitmq_logs_in(both):
+    """RabbitMQ before 3.6 made such hashes, and a user has one until the password changes."""
+    user = {"password_hash": MD5, "hashing_algorithm": "rabbit_password_hashing_md5", "tags": "management"}
+    for management in both[:2]:
+        assert management.status("PUT", "users/old1", user) == 201
+        assert management.status("POST", "definitions", {"users": [{"name": "old2", **user}]}) == 204
+        for name in ("old1", "old2"):
+            assert management.get("whoami", user=f"{name}:pw")["name"] == name
+            assert management.status("GET", "whoami", user=f"{name}:x") == 401
+            assert management.get(f"users/{name}")["hashing_algorithm"] == user["hashing_algorithm"]

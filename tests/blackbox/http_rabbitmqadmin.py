@@ -1,4 +1,4 @@
-"""The script rabbitmqadmin, as RabbitMQ's management plug-in serves it, does the same with either server."""
+"""The script rabbitmqadmin, as RabbitMQ's management plugin serves it, does the same with either server."""
 
 import json
 

@@ -12,7 +12,7 @@ TAGS = ["", "management", "policymaker", "monitoring", "administrator"]
 GRANT = {"configure": "^x", "write": ".*", "read": "^q"}
 PATHS = """overview nodes whoami vhosts vhosts/v1 vhosts/%2F vhosts/v1/permissions users users/m_management
 users/m_management/permissions permissions permissions/v1/m_management topic-permissions policies policies/v1
-policies/v1/p1 policies/%2F operator-policies operator-policies/v1 vhost-limits vhost-limits/v1 vhost-limits/%2F
+policies/v1/p1 policies/%2F operator-policies operator-policies/v1 operator-policies/v1/o1 vhost-limits vhost-limits/v1 vhost-limits/%2F
 user-limits user-limits/m_management parameters parameters/vhost-limits parameters/vhost-limits/v1
 global-parameters global-parameters/gp definitions definitions/v1 exchanges exchanges/v1 exchanges/%2F queues
 queues/v1 queues/v1/q1 queues/%2F bindings bindings/v1 consumers connections channels auth/hash_password/x
@@ -99,6 +99,7 @@ def both(request, tmp_path_factory):
                 each.ask("PUT", f"users/m_{tag}", {"password": "x", "tags": tag})
                 each.ask("PUT", f"permissions/v1/m_{tag}", GRANT)
             each.ask("PUT", "policies/v1/p1", LIMIT)
+            each.ask("PUT", "operator-policies/v1/o1", LIMIT)
             each.ask("PUT", "global-parameters/gp", {"value": 1})
             each.ask("PUT", "queues/v1/q1", {})
             each.ask("PUT", "exchanges/v1/e1", {})

@@ -75,4 +75,4 @@ def test_http_tells_the_address_and_a_missing_tag(server):
     assert "user 'ann' is refused" in ctl.fails("status")
     server.child.wait_line('WARN.*HTTP login refused peer="127.0.0.1" user="ann" why="wrong password"')
     assert "Not management user" in Ctl(server.http, "ann", "ann").fails("status")
-    server.child.wait_line('HTTP login refused peer="127.0.0.1" user="ann" why="none of its tags allows the management API"')
+    server.child.wait_line('HTTP login refused peer="127.0.0.1" user="ann" why="user has no management tag"')

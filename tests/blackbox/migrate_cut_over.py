@@ -54,7 +54,7 @@ def becomes_pool(movable, cluster, queue):
 def test_no_upgrade_begins_in_the_middle(movable, cluster):
     api = closed(movable, cluster, "no-upgrade")
     os.kill(movable.server.pid, signal.SIGUSR2)
-    movable.server.child.wait_line("SIGUSR2: no upgrade.*a successor starts after that")
+    movable.server.child.wait_line("SIGUSR2: upgrade not started.*upgrade afterwards")
     assert api.status("POST", "leveret/upgrade") == 400
     assert not list(movable.successors())
     assert api.status("POST", "leveret/migration/finish") == 200
@@ -138,7 +138,7 @@ def test_a_move_is_not_replaced_by_another(movable, cluster):
     # A request that was meant for another one.
     for named in ({"direction": "from"}, {"direction": "to", "addresses": [other]}):
         status, _, told = api.ask("POST", "leveret/migration/cut-over", named)
-        assert status == 409 and "not the one that the request names" in told["reason"], told
+        assert status == 409 and "not the requested one" in told["reason"], told
     assert phase(movable) == "moving" and movable.moved() == 10, "the first one goes on"
     named = {"direction": "to", "addresses": [f"amqp://127.0.0.1:{cluster.port}"]}
     assert api.status("POST", "leveret/migration/cut-over", named) == 200
@@ -193,6 +193,6 @@ def test_without_a_successor_the_process_fails_and_is_the_pool_when_it_starts_ag
         program.unlink()
         assert api.status("POST", "leveret/migration/finish") == 200
         assert server.child.wait() == 1
-        assert "no successor has taken over" in server.child.output()
+        assert "no successor took over" in server.child.output()
     movable.start()
     becomes_pool(movable, cluster, "no-successor")

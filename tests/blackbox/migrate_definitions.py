@@ -75,10 +75,13 @@ def test_a_queue_that_the_target_does_not_allow_is_told(movable, cluster):
     """RabbitMQ 4.3 denies queues that are not durable, 3.10 takes them."""
     with connect(movable) as client:
         client.channel().queue_declare("passing", durable=False)
+        client.channel().queue_bind("passing", "amq.direct", "k")
         client.channel().basic_publish("", "passing", b"0")
         code, out, error = movable.ctl.raw(*to(cluster, "--stay"))
         if code:
-            assert "refused: queue '/' 'passing'" in out and "1 definitions are refused" in error, out + error
+            assert "refused: queue '/' 'passing'" in out and "2 definitions are refused" in error, out + error
+            [bound] = [line for line in out.splitlines() if line.startswith("refused: binding")]
+            assert bound.endswith(": no queue 'passing' in vhost '/'"), bound
         else:
             assert bodies(take_all(cluster, "passing")) == [b"0"]
     if code == 0:

@@ -29,7 +29,8 @@ def test_a_full_queue_is_waited_for(movable, cluster):
     # What a consumer took there is missing there.
     assert code == 1 and "fewer" in out and "other counts" in error, out + error
     assert "this server is a pool" in out
-    assert taken + bodies(take_all(cluster, "narrow")) == numbers(30)
+    # One that was refused comes behind others, for which the consumer had made space meanwhile.
+    assert sorted(taken + bodies(take_all(cluster, "narrow")), key=int) == numbers(30)
 
 
 def test_a_message_of_another_user_needs_the_right_to_impersonate(movable, cluster):

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 and 5.0 with paho's client, on Leveret and, what RabbitMQ's plug-in knows, side by side on RabbitMQ."""
+"""MQTT 3.1.1 and 5.0 with paho's client, on Leveret and, what RabbitMQ's plugin knows, side by side on RabbitMQ."""
 
 import contextlib
 import functools

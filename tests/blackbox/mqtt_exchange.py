@@ -18,8 +18,8 @@ from harness.stomp_client import Client
 
 VERSIONS = [V311, V5]
 EVENTS = ("--mqtt-exchange", "events")
-WARNING = "the exchange of MQTT clients (mqtt_exchange) does not exist"
-NOT_RETAINED = "messages of MQTT clients are not retained"
+WARNING = "mqtt_exchange does not exist: MQTT clients cannot"
+NOT_RETAINED = "MQTT messages not retained"
 WRONG = 0x83
 
 

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.leveret import run
 from harness.mqtt_broker import ANY, SERVED, listening, shared
@@ -64,12 +64,12 @@ def upstream_flags(request, targets):
 @pytest.mark.parametrize("listener", ["mqtts", "web-mqtts"])
 @pytest.mark.parametrize("version", [V311, V5])
 def test_mqtt_is_spoken_over_tls(tmp_path, upstream_flags, listener, version):
-    authority = Authority(tmp_path / "tls")
-    certificate, key = authority.issue("server")
+    ca = TestCa(tmp_path / "tls")
+    certificate, key = ca.issue("server")
     with leveret(tmp_path, *upstream_flags, f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
         web = listener == "web-mqtts"
         where = port(server, listener, "wss" if web else "mqtts")
-        context = ssl.create_default_context(cafile=str(authority.file))
+        context = ssl.create_default_context(cafile=str(ca.file))
         with MqttClient(where, "secret", version, tls=context, transport="websockets" if web else "tcp") as client:
             client.subscribe("a/#", 2)
             client.publish("a/b", b"x" * 300_000, 2)
@@ -84,17 +84,17 @@ def test_mqtt_is_spoken_over_tls(tmp_path, upstream_flags, listener, version):
 
 
 def test_a_certificate_is_a_login(tmp_path):
-    authority = Authority(tmp_path / "tls")
-    certificate, key = authority.issue("server")
-    worker = authority.issue("worker")
+    ca = TestCa(tmp_path / "tls")
+    certificate, key = ca.issue("server")
+    worker = ca.issue("worker")
     flags = ["--mqtts", ANY, "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
-    flags += ["--tls-client-ca", str(authority.file), "--definitions", definitions(tmp_path, ("CN=worker", ""))]
+    flags += ["--tls-client-ca", str(ca.file), "--definitions", definitions(tmp_path, ("CN=worker", ""))]
     with leveret(tmp_path, *flags) as server:
-        known = ssl.create_default_context(cafile=str(authority.file))
+        known = ssl.create_default_context(cafile=str(ca.file))
         known.load_cert_chain(*worker)
         with MqttClient(port(server, "mqtts", "mqtts"), "w", V5, tls=known, user=None) as client:
             assert not client.reason.is_failure
-        stranger = ssl.create_default_context(cafile=str(authority.file))
+        stranger = ssl.create_default_context(cafile=str(ca.file))
         with MqttClient(port(server, "mqtts", "mqtts"), "s", V5, tls=stranger, user=None) as client:
             assert client.reason.is_failure
         server.stop()
@@ -238,14 +238,14 @@ class MqttUpstream:
     """A RabbitMQ that speaks MQTT in three ways."""
 
     def __init__(self, folder):
-        self.authority = Authority(folder / "tls")
-        certificate, key = self.authority.issue("rabbit")
+        self.ca = TestCa(folder / "tls")
+        certificate, key = self.ca.issue("rabbit")
         self.plain, self.tls = free_ports(2)
         self.server = RabbitMq(
             folder / "rabbitmq",
             f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.plain}",
             f"mqtt.listeners.ssl.1 = 127.0.0.1:{self.tls}",
-            f"ssl_options.cacertfile = {self.authority.file}",
+            f"ssl_options.cacertfile = {self.ca.file}",
             f"ssl_options.certfile = {certificate}",
             f"ssl_options.keyfile = {key}",
             "ssl_options.verify = verify_none",
@@ -284,18 +284,18 @@ def test_in_front_of_rabbitmq_mqtt_is_relayed(tmp_path, upstream):
 
 
 def test_the_relay_speaks_tls_on_both_sides(tmp_path, upstream):
-    certificate, key = upstream.authority.issue("front")
-    flags = [*upstream.flags(f"tls://localhost:{upstream.tls}"), "--upstream-ca", str(upstream.authority.file)]
+    certificate, key = upstream.ca.issue("front")
+    flags = [*upstream.flags(f"tls://localhost:{upstream.tls}"), "--upstream-ca", str(upstream.ca.file)]
     listeners = ["--mqtt", ANY, "--mqtts", ANY, "--tls-cert", certificate, "--tls-key", key]
     with leveret(tmp_path, *flags, *listeners) as server:
         converse(port(server))
-        context = ssl.create_default_context(cafile=str(upstream.authority.file))
+        context = ssl.create_default_context(cafile=str(upstream.ca.file))
         converse(port(server, "mqtts", "mqtts"), tls=context)
         server.stop()
 
 
 def test_a_certificate_of_the_upstream_that_nobody_vouches_for_is_not_believed(tmp_path, upstream):
-    other = Authority(tmp_path / "other")
+    other = TestCa(tmp_path / "other")
     flags = [*upstream.flags(f"tls://localhost:{upstream.tls}"), "--upstream-ca", str(other.file)]
     with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
         wire = MqttWire(port(server))

@@ -2,6 +2,7 @@
 
 import struct
 import subprocess
+from contextlib import closing
 
 import pytest
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -9,7 +10,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from harness.leveret import ROOT
 from harness.mqtt_broker import SERVED, Broker, KilledServer
 from harness.mqtt_client import V5, V311, MqttClient
-from harness.mqtt_wire import CLEAN, CONNECT, PUBLISH, WITH_LOGIN, encoded, text
+from harness.mqtt_wire import CLEAN, CONNACK, CONNECT, PUBACK, PUBLISH, PUBREC, WITH_LOGIN, MqttWire, encoded, text
 from harness.patience import PATIENCE
 from harness.websocket import BINARY, CLOSE, FIN, PeerClosed, WebSocketWire, framed
 
@@ -110,6 +111,25 @@ def test_each_filter_of_one_subscribe_is_sent_the_retained_message(broker):
             (b"x", 0, True),
             (b"x", 1, True),
         ]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_full_queue_leaves_a_client_of_3_1_1_connected_and_its_message_unanswered(broker, qos):
+    name, topic, answer = f"full{qos}", f"full/{qos}", {1: PUBACK, 2: PUBREC}[qos]
+    with broker.channel() as channel, closing(MqttWire(broker.mqtt)) as writer:
+        channel.queue_declare(name, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        channel.queue_bind(name, "amq.topic", topic.replace("/", "."))
+        writer.connect("full", user=f"{broker.vhost}:guest")
+        assert writer.packet()[0] == CONNACK
+        for number, to in enumerate([topic, topic, "other"], 1):
+            writer.publish(to, b"x", qos, number)
+        # Answers come in the order of the messages.
+        assert [writer.expect(answer) for _ in range(2)] == [1, 3]
+        channel.queue_purge(name)
+        writer.publish(topic, b"y", qos, 2, dup=True)
+        assert writer.expect(answer) == 2
+        assert channel.basic_get(name, auto_ack=True)[2] == b"y"
+        channel.queue_delete(name)
 
 
 @pytest.mark.parametrize("kind", SERVED)

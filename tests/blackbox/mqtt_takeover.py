@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 VERSIONS = [V311, V5]
 EXCHANGE = "leveret.mqtt.takeover"
 TAKEN_OVER = 0x8E
-WARNING = "taken over from connections to this server alone"
+WARNING = "session takeover limited to connections of this server"
 
 
 class Cluster(MqttPool):

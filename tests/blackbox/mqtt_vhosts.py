@@ -8,7 +8,7 @@ import ssl
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.definitions import user
 from harness.leveret import Leveret, run
 from harness.mqtt_broker import MAKE_VHOSTS, listening
@@ -28,15 +28,15 @@ class Served:
         self.rabbitmq, self.native = None, None
         mapped, self.unmapped = free_ports(2)
         self.mapped = mapped
-        authority = Authority(folder / "tls")
-        certificate, key = authority.issue("server")
-        self.worker = ssl.create_default_context(cafile=str(authority.file))
-        self.worker.load_cert_chain(*authority.issue("worker"))
-        self.stranger = ssl.create_default_context(cafile=str(authority.file))
-        self.stranger.load_cert_chain(*authority.issue("stranger"))
-        self.nobody = ssl.create_default_context(cafile=str(authority.file))
+        ca = TestCa(folder / "tls")
+        certificate, key = ca.issue("server")
+        self.worker = ssl.create_default_context(cafile=str(ca.file))
+        self.worker.load_cert_chain(*ca.issue("worker"))
+        self.stranger = ssl.create_default_context(cafile=str(ca.file))
+        self.stranger.load_cert_chain(*ca.issue("stranger"))
+        self.nobody = ssl.create_default_context(cafile=str(ca.file))
         flags = ["--mqtts", f"{LOCAL}:{mapped}", "--mqtt", f"{LOCAL}:{self.unmapped}", "--tls-cert", certificate]
-        flags += ["--tls-key", key, "--tls-verify-client", "optional", "--tls-client-ca", str(authority.file)]
+        flags += ["--tls-key", key, "--tls-verify-client", "optional", "--tls-client-ca", str(ca.file)]
         flags += ["--mqtt-port-vhosts", f"{mapped}=ported", "--mqtt-certificate-vhosts", "CN=worker=certified"]
         if kind == "leveret":
             flags += ["--definitions", str(definitions(folder))]

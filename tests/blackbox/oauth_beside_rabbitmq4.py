@@ -1,4 +1,4 @@
-"""A token lasts as long on Leveret as on RabbitMQ 4 with its plug-in, and a renewed one reaches every upstream connection of a client."""
+"""A token lasts as long on Leveret as on RabbitMQ 4 with its plugin, and a renewed one reaches every upstream connection of a client."""
 
 import contextlib
 import time

@@ -72,12 +72,12 @@ def test_wrong_tokens_are_refused_and_only_the_operator_learns_why(server, key):
     refused(server, key.sign(claims(*ALL, aud=["other"])), "not for this resource server")
     refused(server, key.sign(claims(*ALL, seconds=-1)), "has expired")
     refused(server, key.sign(claims(*ALL, nbf=int(time.time()) + 3600)), "not valid yet")
-    refused(server, key.sign(claims(*ALL), alg="none"), "algorithm is none that is accepted")
-    refused(server, key.sign(claims(*ALL), alg="HS256"), "no key with the token's kid")
-    refused(server, Key("ES256", key.name).sign(claims(*ALL)), "signature is wrong")
+    refused(server, key.sign(claims(*ALL), alg="none"), "token algorithm not allowed")
+    refused(server, key.sign(claims(*ALL), alg="HS256"), "no key for the token's kid")
+    refused(server, Key("ES256", key.name).sign(claims(*ALL)), "invalid signature")
     head, _, signature = key.sign(claims("read:*/q")).split(".")
     stolen = key.sign(claims(*ALL)).split(".")[1]
-    refused(server, f"{head}.{stolen}.{signature}", "signature is wrong")
+    refused(server, f"{head}.{stolen}.{signature}", "invalid signature")
 
 
 def test_scopes_say_what_may_be_done(server, key):
@@ -300,7 +300,7 @@ def test_without_its_service_users_with_passwords_come_in_and_tokens_are_refused
     with leveret(tmp_path, *flags("http://127.0.0.1:9/keys")) as server:
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(server, Key("ES256").sign(claims(*ALL)))
-        server.child.wait_line("keys that verify tokens could not be read")
+        server.child.wait_line("cannot load token verification keys")
         connect(server, "guest", "guest").close()
         server.stop()
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from harness import image
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import clean_environment
 from harness.leveret import ROOT, run
 from harness.patience import PATIENCE
@@ -208,7 +208,7 @@ def environment(objects, folder):
         (folder / "definitions.json").write_text("{}")
         settings["LEVERET_DEFINITIONS"] = str(folder / "definitions.json")
     if "LEVERET_TLS_CERT" in settings:
-        pair = Authority(folder).issue("leveret")
+        pair = TestCa(folder).issue("leveret")
         settings |= {"LEVERET_TLS_CERT": str(pair.certificate), "LEVERET_TLS_KEY": str(pair.key)}
     if settings.get("LEVERET_CONFIG") == CONFIG:
         (folder / "leveret.toml").write_text(objects["ConfigMap"]["data"]["leveret.toml"])

@@ -46,7 +46,7 @@ def test_messages_that_cannot_be_paged_out_stay_in_memory_and_come_in_order(tmp_
         disk.fail()
         publish(MANY)
         # A write that had begun before is behind this.
-        server.child.wait_line("messages cannot be written; they stay where they are")
+        server.child.wait_line("messages cannot be written; will retry")
         paged = metric(server, "leveret_broker_paged_messages")
         publish(MANY)
         assert metric(server, "leveret_broker_paged_messages") <= paged

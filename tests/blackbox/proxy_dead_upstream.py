@@ -53,7 +53,7 @@ def test_s7_a_client_that_comes_hears_nothing_until_an_upstream_is_back(tmp_path
             )
             with start_again(tmp_path, broker):
                 # No client is needed to find that out.
-                server.child.wait_line("upstream answers again")
+                server.child.wait_line("upstream reachable again")
                 with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
                     connection.channel()
         server.stop()
@@ -64,7 +64,7 @@ def test_s7_a_pool_that_starts_before_its_upstream_is_a_dead_broker_until_then(t
     with pool(tmp_path, broker) as server:
         assert bytes_heard(server) == CLOSED_UNHEARD
         with start_again(tmp_path, broker):
-            server.child.wait_line("upstream answers again")
+            server.child.wait_line("upstream reachable again")
             pika.BlockingConnection(pika.URLParameters(server.uri)).close()
         server.stop()
 

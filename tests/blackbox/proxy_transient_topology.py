@@ -36,7 +36,7 @@ def test_p7_what_ended_with_the_broker_is_there_before_its_clients_go_on(tmp_pat
             sender.confirm_delivery()
 
             broker.end(how)
-            server.child.wait_line("upstream still does not answer|upstream connection failed", PATIENCE)
+            server.child.wait_line("upstream still unreachable|upstream connection failed", PATIENCE)
             broker.start()
             sender.basic_publish(PIDBOX, "", b"after", mandatory=True)
             sender.basic_publish(REPLIES, "answer", b"answer", mandatory=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.leveret import run
 from harness.patience import PATIENCE
@@ -153,14 +153,14 @@ def test_a_client_that_answers_no_ping_is_given_up_and_one_that_does_is_not(tmp_
 
 
 def test_a_relay_can_have_tls_on_both_sides_and_unix_sockets_behind(tmp_path):
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("server")
+    ca = TestCa(tmp_path)
+    certificate, key = ca.issue("server")
     tls = ("--tls-cert", certificate, "--tls-key", key)
     path = str(tmp_path / "behind.sock")
     with Acceptor(socket.AF_UNIX, path) as behind:
         # Two relays in a row: what the one has in front, the other has behind.
         with relay(tmp_path / "inner", behind.url, *tls, tls=True) as (_, port):
-            context = ssl.create_default_context(cafile=authority.file)
+            context = ssl.create_default_context(cafile=ca.file)
             with RelayWire(port, tls=context) as wire:
                 accepted = behind.accept()
                 wire.send(b"in")
@@ -168,7 +168,7 @@ def test_a_relay_can_have_tls_on_both_sides_and_unix_sockets_behind(tmp_path):
                 accepted.sendall(b"out")
                 assert wire.read(3) == b"out"
             inner = f"tls://localhost:{port}"
-            with relay(tmp_path / "outer", inner, upstream_ca=str(authority.file)) as (_, outer):
+            with relay(tmp_path / "outer", inner, upstream_ca=str(ca.file)) as (_, outer):
                 # The WebSocket inside of this WebSocket is the test's own affair.
                 with RelayWire(outer) as wire:
                     wire.send(b"GET /inner HTTP/1.0\r\n\r\n")

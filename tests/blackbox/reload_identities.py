@@ -6,21 +6,21 @@ import ssl
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 
 
 def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_path, targets):
-    authority = Authority(tmp_path / "certificates")
-    certificate, key = authority.issue("server")
-    worker = authority.issue("worker")
+    ca = TestCa(tmp_path / "certificates")
+    certificate, key = ca.issue("server")
+    worker = ca.issue("worker")
     file = tmp_path / "identities.toml"
     file.write_text(entry("somebody"))
     flags = ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", "--upstream-external", file]
     flags += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
-    flags += ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    flags += ["--tls-client-ca", ca.file, "--tls-verify-client", "optional"]
     with leveret(tmp_path / "server", *flags) as server:
-        parameters = external(server, authority, worker)
+        parameters = external(server, ca, worker)
         with pytest.raises(pika.exceptions.AMQPConnectionError):
             pika.BlockingConnection(parameters)
         reload(server, file, entry("somebody") + entry("CN=worker"))
@@ -51,9 +51,9 @@ def reload(server, file, text):
     server.child.wait_line("TLS certificate loaded", behind=before)
 
 
-def external(server, authority, pair):
+def external(server, ca, pair):
     port = server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
-    context = ssl.create_default_context(cafile=authority.file)
+    context = ssl.create_default_context(cafile=ca.file)
     context.load_cert_chain(*pair)
     return pika.ConnectionParameters(
         host="127.0.0.1",

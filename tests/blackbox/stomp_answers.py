@@ -332,10 +332,38 @@ def test_a_cancelled_subscription_is_told(server, clients, amqp, name):
         'The server has canceled a subscription.\nNo more messages will be delivered for "id=\'gone\'".\n'
     )
     if server.kind != "rabbitmq":
-        # RabbitMQ closes the connection (docs/compatibility.md).
+        # RabbitMQ does not declare the queue again (docs/compatibility.md).
         client.subscribe(f"/queue/{name}", id="gone")
-        client.send(f"/queue/{name}", "x")
-        assert client.message().body == "x"
+    client.send(f"/queue/{name}-other", "x")
+    client.subscribe(f"/queue/{name}-other", id="other")
+    assert client.message().body == "x"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("how", ["ack", "nack"])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_message_of_a_cancelled_subscription_may_be_acknowledged(server, clients, amqp, name, version, how, comes_back):
+    if how == "nack" and version == "1.0":
+        pytest.skip("1.0 has no NACK")
+    if server.kind == "rabbitmq":
+        pytest.skip("RabbitMQ answers with an ERROR (docs/compatibility.md)")
+    client = clients(version)
+    client.subscribe(f"/queue/{name}", id="gone", ack="client-individual")
+    client.subscribe(f"/queue/{name}-other", id="other", ack="client-individual")
+    client.send(f"/queue/{name}", "lost")
+    lost = client.message()
+    amqp.queue_delete(name)
+    assert client.get("error").headers["subscription"] == "gone"
+    if comes_back:
+        client.subscribe(f"/queue/{name}", id="gone", ack="client-individual")
+    # Waits for the receipt.
+    client.acknowledge(lost, how)
+    for destination in [f"/queue/{name}-other", *([f"/queue/{name}"] if comes_back else [])]:
+        client.send(destination, destination)
+        message = client.message()
+        assert message.body == destination
+        client.acknowledge(message)
+    assert not client.heard("error")
 
 
 @pytest.mark.parametrize(

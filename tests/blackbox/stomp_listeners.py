@@ -10,7 +10,7 @@ import pika
 import pytest
 import websocket
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.leveret import ROOT, run
 from harness.patience import PATIENCE
@@ -48,8 +48,8 @@ def test_stompjs_works_wherever_stomp_is_served(tmp_path, compression):
 
 
 def test_stomp_is_spoken_over_tls_and_the_certificate_is_a_login(tmp_path):
-    authority = Authority(tmp_path / "tls")
-    certificate, key = authority.issue("server")
+    ca = TestCa(tmp_path / "tls")
+    certificate, key = ca.issue("server")
     definitions = tmp_path / "definitions.json"
     user = {"name": "CN=worker", "password_hash": "", "tags": ""}
     definitions.write_text(
@@ -61,16 +61,16 @@ def test_stomp_is_spoken_over_tls_and_the_certificate_is_a_login(tmp_path):
             }
         )
     )
-    worker = authority.issue("worker")
+    worker = ca.issue("worker")
     flags = ["--stomps", ANY, "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
-    flags += ["--tls-client-ca", str(authority.file), "--definitions", str(definitions)]
+    flags += ["--tls-client-ca", str(ca.file), "--definitions", str(definitions)]
     with leveret(tmp_path, *flags) as server:
-        context = ssl.create_default_context(cafile=str(authority.file))
+        context = ssl.create_default_context(cafile=str(ca.file))
         for own, expected in [(worker, "CONNECTED"), (None, "ERROR")]:
             if own:
                 context.load_cert_chain(*own)
             else:
-                context = ssl.create_default_context(cafile=str(authority.file))
+                context = ssl.create_default_context(cafile=str(ca.file))
             raw = socket.create_connection(("127.0.0.1", port(server, "stomps", "stomps")), timeout=PATIENCE)
             wire = StompWire(stream=context.wrap_socket(raw, server_hostname="localhost"))
             wire.send("CONNECT\naccept-version:1.2\nhost:/\n\n")
@@ -213,12 +213,12 @@ def converse(where, **options):
 
 
 def test_stomp_is_spoken_over_wss(tmp_path):
-    authority = Authority(tmp_path / "tls")
-    certificate, key = authority.issue("server")
+    ca = TestCa(tmp_path / "tls")
+    certificate, key = ca.issue("server")
     with leveret(tmp_path, "--web-stomps", ANY, "--wss", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
         for name, path in [("web-stomps", "/ws"), ("wss", "/ws/stomp")]:
             url = f"wss://localhost:{port(server, name, 'wss')}{path}"
-            options = {"sslopt": {"ca_certs": str(authority.file)}, "timeout": PATIENCE}
+            options = {"sslopt": {"ca_certs": str(ca.file)}, "timeout": PATIENCE}
             socket = websocket.create_connection(url, subprotocols=["v11.stomp", "v12.stomp"], **options)
             assert socket.getsubprotocol() == "v12.stomp"
             socket.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
@@ -228,16 +228,16 @@ def test_stomp_is_spoken_over_wss(tmp_path):
 
 
 def test_a_relay_speaks_tls_to_the_upstream_and_lets_clients_go_while_that_is_down(tmp_path):
-    authority = Authority(tmp_path / "tls")
-    certificate, key = authority.issue("rabbit")
+    ca = TestCa(tmp_path / "tls")
+    certificate, key = ca.issue("rabbit")
     (tls_port,) = free_ports(1)
     settings = [f"stomp.listeners.ssl.1 = 127.0.0.1:{tls_port}", "stomp.listeners.tcp = none"]
-    settings += [f"ssl_options.cacertfile = {authority.file}", f"ssl_options.certfile = {certificate}"]
+    settings += [f"ssl_options.cacertfile = {ca.file}", f"ssl_options.certfile = {certificate}"]
     settings += [f"ssl_options.keyfile = {key}", "ssl_options.verify = verify_none"]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_stomp")
     flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-stomp", f"tls://localhost:{tls_port}"]
     try:
-        with leveret(tmp_path / "front", *flags, "--upstream-ca", str(authority.file), "--stomp", ANY) as server:
+        with leveret(tmp_path / "front", *flags, "--upstream-ca", str(ca.file), "--stomp", ANY) as server:
             converse(port(server))
             wire = StompWire(port(server))
             assert wire.connect()[0] == "CONNECTED"
@@ -248,7 +248,7 @@ def test_a_relay_speaks_tls_to_the_upstream_and_lets_clients_go_while_that_is_do
             rabbitmq.start()
             converse(port(server))
             server.stop()
-        other = Authority(tmp_path / "other")
+        other = TestCa(tmp_path / "other")
         with leveret(tmp_path / "wary", *flags, "--upstream-ca", str(other.file), "--stomp", ANY) as server:
             wire = StompWire(port(server))
             assert wire.connect() is None, "nobody vouches for that certificate"

@@ -12,7 +12,7 @@ import sys
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
 from harness.frozen import frozen
@@ -90,7 +90,7 @@ def test_a_successor_that_fails_leaves_everything_as_it_is(tmp_path):
             new = ["--http", f"127.0.0.1:{taken.getsockname()[1]}", *old[2:]]
             with leveret(tmp_path / "new", *new, "--take-over", amqp=f"unix:{path}", wait=False) as failing:
                 assert failing.child.wait() == 1
-            server.child.wait_line("the successor has ended before it served; this process continues")
+            server.child.wait_line("successor exited before serving; this process continues")
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
             server.stop()
@@ -114,7 +114,7 @@ def test_the_death_of_the_old_process_does_not_keep_the_new_one_from_serving(tmp
 def test_without_a_process_to_take_over_from_it_just_starts(tmp_path):
     [amqp] = free_ports(1)
     with leveret(tmp_path, "--take-over", "--data-dir", "off", amqp=f"127.0.0.1:{amqp}") as server:
-        server.child.wait_line("take_over: no process runs with these listeners")
+        server.child.wait_line("take_over: no running process with these listeners")
         with Wire(amqp) as wire:
             wire.handshake()
         server.stop()
@@ -146,7 +146,7 @@ def test_another_user_gets_nothing(tmp_path):
         argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", STRANGER, f"leveret-takeover/0/amqp/127.0.0.1:{amqp}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
         assert (done.returncode, done.stdout) == (0, "nothing\n"), done.stderr
-        old.child.wait_line("a successor was refused.*user 65534 is another")
+        old.child.wait_line("successor refused.*user 65534 is another")
         old.stop()
 
 
@@ -234,8 +234,8 @@ OAUTH = ["--auth-backends", "internal", "--auth-backends", "oauth2", "--oauth2-r
 NAMED_FILES = {
     "access_log": ["--access-log", "access.log"],
     "oauth2_jwks": [*OAUTH, "--oauth2-jwks", "keys.json"],
-    "oauth2_jwks_ca": [*OAUTH, "--oauth2-jwks", "https://127.0.0.1:1/", "--oauth2-jwks-ca", "authority.pem"],
-    "auth_http_ca": ["--auth-backends", "internal", "--auth-backends", "http", *HTTP, "--auth-http-ca", "authority.pem"],
+    "oauth2_jwks_ca": [*OAUTH, "--oauth2-jwks", "https://127.0.0.1:1/", "--oauth2-jwks-ca", "ca.pem"],
+    "auth_http_ca": ["--auth-backends", "internal", "--auth-backends", "http", *HTTP, "--auth-http-ca", "ca.pem"],
     "upstream_external": ["--upstream-external", "identities.toml"],
 }
 
@@ -243,21 +243,21 @@ NAMED_FILES = {
 @pytest.mark.parametrize("setting", NAMED_FILES)
 def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path, targets, setting):
     """One at a time can use the data folder, so the old process has to end before the new one can serve."""
-    authority = Authority(tmp_path / "files")
-    (authority.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
-    (authority.folder / "identities.toml").write_text("")
+    ca = TestCa(tmp_path / "files")
+    (ca.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
+    (ca.folder / "identities.toml").write_text("")
     *others, name = NAMED_FILES[setting]
-    named = [*others, authority.folder / name]
+    named = [*others, ca.folder / name]
     if setting == "upstream_external":
-        certificate, key = Authority(tmp_path / "tls").issue("server")
+        certificate, key = TestCa(tmp_path / "tls").issue("server")
         named += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
-        named += ["--tls-client-ca", tmp_path / "tls" / "authority.pem"]
+        named += ["--tls-client-ca", tmp_path / "tls" / "ca.pem"]
         named += ["--spool", '{exchange = "^spooled$"}', "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
     named = [str(word) for word in ("--data-dir", tmp_path / "data", *named)]
-    assert run("config", "check", *named) == (0, "", "") and not (authority.folder / "access.log").exists()
+    assert run("config", "check", *named) == (0, "", "") and not (ca.folder / "access.log").exists()
     with replaceable(tmp_path, *named) as (server, program, callers):
         replace(program)
-        shutil.rmtree(authority.folder)
+        shutil.rmtree(ca.folder)
         assert "the successor has ended, and the server continues" in Ctl(server.http).fails("upgrade")
         server.child.wait_line(f"leveret: {setting}: ")
         code, _, told = run("config", "check", *named)
@@ -265,6 +265,55 @@ def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path,
         callers.go_on()
         assert callers.troubles == [] and running(program) == []
         server.stop()
+
+
+POLICY = {"vhost": "/", "name": "p", "pattern": "", "definition": {"max-length": 5}}
+QUEUE = {"name": "q", "vhost": "/", "durable": True, "auto_delete": False}
+
+
+def test_a_mistake_in_the_definitions_ends_the_successor_alone(tmp_path):
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        define(policies=[{**POLICY, "definition": {"max-lenght": 5}}])
+        told = Ctl(server.http).fails("upgrade")
+        assert "the successor has ended, and the server continues: exit status: 2" in told
+        callers.go_on()
+        assert callers.troubles == [] and running(program) == [server.pid]
+
+
+def test_what_the_broker_has_already_is_no_mistake(tmp_path):
+    """A queue that is there is left as it is, whatever the file says of it."""
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        Ctl(server.http)("add_vhost", "v")
+        define(policies=[{**POLICY, "vhost": "v"}], queues=[{**QUEUE, "arguments": {"x-max-length": -1}}])
+        assert "has taken over" in Ctl(server.http)("upgrade")
+        callers.go_on()
+        assert callers.refusals == []
+
+
+def test_an_upgrade_that_leaves_nobody_is_told_at_once(tmp_path):
+    """That a queue cannot be declared is found when it is known what the broker has: when the old process has ended."""
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        define(queues=[{**QUEUE, "name": "other", "arguments": {"x-max-length": -1}}])
+        assert "nobody serves; the log says why" in Ctl(server.http).fails("upgrade")
+        assert running(program) == [] and ends(server)
+
+
+@contextlib.contextmanager
+def of_definitions(tmp_path):
+    """A broker that loads a file at every start, and what writes the file."""
+    file = tmp_path / "definitions.json"
+
+    def define(queues=(QUEUE,), **sections):
+        users = [{"name": "guest", "password": "guest", "tags": "administrator"}]
+        permissions = [{"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}]
+        file.write_text(
+            json.dumps({"vhosts": [{"name": "/"}], "users": users, "permissions": permissions, "queues": list(queues), **sections})
+        )
+
+    define(policies=[POLICY])
+    flags = ("--data-dir", str(tmp_path / "data"), "--definitions", str(file), "--definitions-if", "always")
+    with replaceable(tmp_path, *flags) as (server, program, callers):
+        yield server, program, callers, define
 
 
 def test_a_reload_of_the_same_program_is_no_upgrade(tmp_path):
@@ -309,7 +358,7 @@ def test_a_file_of_the_service_manager_that_is_no_socket_is_told(tmp_path):
     amqp, http = free_ports(2)
     with (tmp_path / "file").open("w") as kept:
         server = activated(tmp_path / "leveret.log", kept, *flags(amqp, http))
-    server.wait_line("WARN.*a file descriptor of the service manager is not used.*index=0")
+    server.wait_line("WARN.*unused file descriptor from the service manager.*index=0")
     server.wait_line("^http +listening on")
     assert server.stop() == 0
 

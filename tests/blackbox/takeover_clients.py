@@ -165,7 +165,7 @@ def test_a_client_in_the_middle_of_its_login_comes_in(succession):
         # The old process stays for it.
         before = succession.now
         succession.start_successor()
-        before.child.wait_line("a successor takes over")
+        before.child.wait_line("successor takes over")
         client.send_login()
         client.expect(CONNECTION_TUNE)
         client.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, 131072, 0))

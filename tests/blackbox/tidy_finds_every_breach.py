@@ -37,20 +37,20 @@ BREACHES = {
         {
             LIB: "fn here() {}\n",
             "crates/one/src/b.rs": "fn there() {}\n",
-            "ARCHITECTURE.md": "## Where things happen\n| it | `one::here` | `one::there` | `crates/one/src/lib.rs` |\n",
+            "ARCHITECTURE.md": "## Code map\n| it | `one::here` | `one::there` | `crates/one/src/lib.rs` |\n",
         },
         "one::there is in none of the files of its row",
     ),
     "a row without the paths of its files": (
-        {LIB: "fn here() {}\n", "ARCHITECTURE.md": "## Where things happen\n| it | `one::here` | `one::here` | `one::here` |\n"},
+        {LIB: "fn here() {}\n", "ARCHITECTURE.md": "## Code map\n| it | `one::here` | `one::here` | `one::here` |\n"},
         "the paths of their files",
     ),
     "an invariant without a test": (
-        {"crates/one/tests/a.rs": "//! S1.\n", "ARCHITECTURE.md": "## What always holds\n- S1. Yes.\n- P2. Also.\n"},
+        {"crates/one/tests/a.rs": "//! S1.\n", "ARCHITECTURE.md": "## Invariants\n- S1. Yes.\n- P2. Also.\n"},
         "ARCHITECTURE.md: no head of a test names P2",
     ),
     "a test of an invariant that is not defined": (
-        {LIB: "", "tests/a.py": '"""S1 and B4."""\n', "ARCHITECTURE.md": "## What always holds\n- S1. Yes.\n"},
+        {LIB: "", "tests/a.py": '"""S1 and B4."""\n', "ARCHITECTURE.md": "## Invariants\n- S1. Yes.\n"},
         "tests/a.py:1: ARCHITECTURE.md defines no B4",
     ),
     "a sentence without a head in a document": ({"docs/a.md": "# A\n\nIt is full. Who waits is woken.\n"}, "docs/a.md:3: a sentence without a head"),
@@ -95,13 +95,13 @@ mod tests {
     "ARCHITECTURE.md": """\
 `crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.
 
-## Where things happen
+## Code map
 
 | behaviour | entry | the hops behind it | files |
 |---|---|---|---|
 | it | `one::replan` | `one::Plan` | `crates/one/src/lib.rs` |
 
-## What always holds
+## Invariants
 
 - S1. It holds.
 """,

@@ -6,7 +6,7 @@ import urllib.parse
 import pytest
 from cryptography.x509.oid import NameOID
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.definitions import permission, user
 from harness.instances import leveret
 from scenarios.catalogue import EXPECTED
@@ -18,16 +18,16 @@ CLIENTS = ["go", "java"]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("certificates"))
+def ca(tmp_path_factory):
+    return TestCa(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, authority):
-    pairs = [authority.issue("first", ["localhost"]), authority.issue("second", ["second.example"])]
+def server(tmp_path_factory, ca):
+    pairs = [ca.issue("first", ["localhost"]), ca.issue("second", ["second.example"])]
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
     folder = tmp_path_factory.mktemp("server")
-    verify = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    verify = ["--tls-client-ca", ca.file, "--tls-verify-client", "optional"]
     names = ["guest", *(f"CN={by} worker,O=Hares" for by in CLIENTS)]
     permissions = [permission(name, configure=".*", write=".*", read=".*") for name in names]
     users = [user(name, "administrator") for name in names]
@@ -39,48 +39,48 @@ def server(tmp_path_factory, authority):
         server.stop()
 
 
-def uri(server, authority, credentials="guest:guest@", host="localhost", **options):
-    query = urllib.parse.urlencode({"cacertfile": authority.file, **options}, safe="/")
+def uri(server, ca, credentials="guest:guest@", host="localhost", **options):
+    query = urllib.parse.urlencode({"cacertfile": ca.file, **options}, safe="/")
     return f"amqps://{credentials}{host}:{server.tls_port}/%2f?{query}"
 
 
 @pytest.mark.parametrize("by", CLIENTS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_answers_are_those_without_tls(drivers, server, authority, by, scenario):
-    observed = drivers[by].observe(scenario, uri(server, authority))
+def test_the_answers_are_those_without_tls(drivers, server, ca, by, scenario):
+    observed = drivers[by].observe(scenario, uri(server, ca))
     assert observed == expected_of(by, EXPECTED)[scenario]
 
 
 @pytest.mark.parametrize("by", CLIENTS)
-def test_a_name_is_answered_by_its_certificate(drivers, server, authority, by):
+def test_a_name_is_answered_by_its_certificate(drivers, server, ca, by):
     # No certificate is for the address, so that it is the name that has to fit.
-    named = lambda name: uri(server, authority, host="127.0.0.1", server_name_indication=name)
+    named = lambda name: uri(server, ca, host="127.0.0.1", server_name_indication=name)
     assert drivers[by].observe("connect", named("second.example")) == expected_of(by, EXPECTED)["connect"]
     with pytest.raises(AssertionError, match="certificate|subject alternative"):
         drivers[by].observe("connect", named("unknown.example"))
 
 
 @pytest.mark.parametrize("by", CLIENTS)
-def test_a_client_certificate_is_a_login(drivers, server, authority, by):
+def test_a_client_certificate_is_a_login(drivers, server, ca, by):
     subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, f"{by} worker")]
-    pair = authority.issue(f"{by}-worker", subject=subject)
+    pair = ca.issue(f"{by}-worker", subject=subject)
     shown = {"certfile": pair.certificate, "keyfile": pair.key}
-    external = uri(server, authority, "", auth_mechanism="external", **shown)
+    external = uri(server, ca, "", auth_mechanism="external", **shown)
     assert drivers[by].observe("connect", external) == expected_of(by, EXPECTED)["connect"]
     server.child.wait_line(f"connection opened.*CN={by} worker,O=Hares")
 
 
 @pytest.mark.parametrize("by", CLIENTS)
-def test_a_certificate_that_is_nobodys_is_no_login(drivers, server, authority, by):
-    pair = authority.issue(f"{by}-nobody")
+def test_a_certificate_that_is_nobodys_is_no_login(drivers, server, ca, by):
+    pair = ca.issue(f"{by}-nobody")
     shown = {"certfile": pair.certificate, "keyfile": pair.key}
     with pytest.raises(AssertionError, match=r"ACCESS.REFUSED|AuthenticationFailure|\(403\)|username or password"):
-        drivers[by].observe("connect", uri(server, authority, "", auth_mechanism="external", **shown))
+        drivers[by].observe("connect", uri(server, ca, "", auth_mechanism="external", **shown))
     server.check()
 
 
 @pytest.mark.parametrize("by", CLIENTS)
-def test_a_client_that_does_not_know_the_authority_stays_away(drivers, server, tmp_path, by):
+def test_a_client_that_does_not_trust_the_ca_stays_away(drivers, server, tmp_path, by):
     with pytest.raises(AssertionError, match="certificate|unable to find valid certification path"):
-        drivers[by].observe("connect", uri(server, Authority(tmp_path / "other", "other")))
+        drivers[by].observe("connect", uri(server, TestCa(tmp_path / "other", "other")))
     server.check()

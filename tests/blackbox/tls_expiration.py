@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.exposition import scrape
 from harness.management import Management, leveret
 from harness.metrics import wait_until
@@ -17,8 +17,8 @@ QUESTIONS = ["9/days", "11/days", "1/weeks", "2/WEEKS", "1/months", "11/years", 
 
 
 @pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path / "certificates")
+def ca(tmp_path):
+    return TestCa(tmp_path / "certificates")
 
 
 def tls(*pairs):
@@ -35,8 +35,8 @@ def expiring(management, within, unit):
     return sorted((each["protocol"], each["certfile"].rpartition("/")[2]) for each in body["expired"])
 
 
-def test_what_expires_in_time_is_told_with_the_listeners_that_show_it(tmp_path, authority):
-    soon, late = authority.issue("soon", days=10), authority.issue("late", ["late.example"], days=400)
+def test_what_expires_in_time_is_told_with_the_listeners_that_show_it(tmp_path, ca):
+    soon, late = ca.issue("soon", days=10), ca.issue("late", ["late.example"], days=400)
     flags = ["--amqps", "127.0.0.1:0", "--https", "127.0.0.1:0", *tls(soon, late)]
     with leveret(tmp_path / "server", *flags) as ours:
         assert expiring(ours, 9, "days") == expiring(ours, 1, "weeks") == []
@@ -45,22 +45,22 @@ def test_what_expires_in_time_is_told_with_the_listeners_that_show_it(tmp_path, 
         assert len(expiring(ours, 2, "years")) == 4
 
 
-def test_a_relays_listener_and_the_authority_of_clients_count(tmp_path, authority):
+def test_a_relays_listener_and_the_ca_of_clients_count(tmp_path, ca):
     relay = '{listen = "127.0.0.1:0", tls = "on", upstream = "tcp://127.0.0.1:1"}'
-    verify = ["--tls-verify-client", "optional", "--tls-client-ca", authority.file]
-    with leveret(tmp_path / "server", "--relay", relay, *verify, *tls(authority.issue("server", days=4000))) as ours:
-        # The authority's own certificate ends in ten years.
+    verify = ["--tls-verify-client", "optional", "--tls-client-ca", ca.file]
+    with leveret(tmp_path / "server", "--relay", relay, *verify, *tls(ca.issue("server", days=4000))) as ours:
+        # The CA certificate itself expires in ten years.
         assert expiring(ours, 9, "years") == []
         status, _, body = ours.ask("GET", f"{CHECK}/3651/days")
         [expired] = body["expired"]
         assert (status, expired["protocol"], expired["certfile_expires_on"]) == (503, "https/relay", [])
-        assert expired["cacertfile"] == str(authority.file) and len(expired["cacertfile_expires_on"]) == 1
+        assert expired["cacertfile"] == str(ca.file) and len(expired["cacertfile_expires_on"]) == 1
 
 
-def test_an_authority_that_ends_soon_is_told_in_the_log(tmp_path, authority):
-    clients = Authority(tmp_path / "clients", "clients", days=20)
+def test_a_ca_that_expires_soon_is_told_in_the_log(tmp_path, ca):
+    clients = TestCa(tmp_path / "clients", "clients", days=20)
     verify = ["--tls-verify-client", "optional", "--tls-client-ca", clients.file]
-    pair = authority.issue("server", days=90)
+    pair = ca.issue("server", days=90)
     with leveret(tmp_path / "server", "--amqps", "127.0.0.1:0", *verify, *tls(pair)) as ours:
         ours.server.child.wait_line(r"WARN.*CA certificate for clients expires within 30 days.*clients\.pem")
         assert expiring(ours, 19, "days") == [] and expiring(ours, 21, "days") == [("amqp/ssl", "server.pem")]
@@ -74,19 +74,19 @@ def test_without_tls_nothing_expires_and_a_wrong_question_is_refused(tmp_path):
         assert ours.status("GET", f"{CHECK}/1/days", user=None) == 401
 
 
-def test_a_pool_checks_its_certificates_as_well(tmp_path, authority):
-    flags = ["--upstream", "amqp://127.0.0.1:1", "--amqps", "127.0.0.1:0", *tls(authority.issue("server"))]
+def test_a_pool_checks_its_certificates_as_well(tmp_path, ca):
+    flags = ["--upstream", "amqp://127.0.0.1:1", "--amqps", "127.0.0.1:0", *tls(ca.issue("server"))]
     with leveret(tmp_path / "server", *flags) as ours:
         assert ours.status("GET", f"{CHECK}/1/months", user=None) == 503
 
 
-def test_a_reload_is_seen_by_the_check_the_metric_and_in_the_log(tmp_path, authority):
-    pair = authority.issue("server", days=29)
+def test_a_reload_is_seen_by_the_check_the_metric_and_in_the_log(tmp_path, ca):
+    pair = ca.issue("server", days=29)
     with leveret(tmp_path / "server", "--amqps", "127.0.0.1:0", *tls(pair)) as ours:
         ours.server.child.wait_line(r"WARN.*TLS certificate loaded, but it or its chain expires within 30 days")
         assert expiring(ours, 30, "days") == [("amqp/ssl", "server.pem")]
         before = expires(ours, pair)
-        authority.issue("server", days=31)
+        ca.issue("server", days=31)
         ours.server.child.send(signal.SIGHUP)
         wait_until(lambda: expiring(ours, 30, "days") == [])
         # The new one ends two days later, but for the moments between the two.
@@ -102,15 +102,15 @@ def expires(management, pair):
     return value
 
 
-def test_the_answers_are_rabbitmqs(tmp_path, authority):
-    pair = authority.issue("server", days=10)
+def test_the_answers_are_rabbitmqs(tmp_path, ca):
+    pair = ca.issue("server", days=10)
     [port, tls_port] = free_ports(2)
     settings = [
         *(f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"),
-        *(f"listeners.ssl.1 = 127.0.0.1:{tls_port}", f"ssl_options.cacertfile = {authority.file}"),
+        *(f"listeners.ssl.1 = 127.0.0.1:{tls_port}", f"ssl_options.cacertfile = {ca.file}"),
         *(f"ssl_options.certfile = {pair.certificate}", f"ssl_options.keyfile = {pair.key}"),
     ]
-    verify = ["--tls-verify-client", "optional", "--tls-client-ca", authority.file]
+    verify = ["--tls-verify-client", "optional", "--tls-client-ca", ca.file]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_management")
     try:
         theirs = Management(rabbitmq, f"http://127.0.0.1:{port}")

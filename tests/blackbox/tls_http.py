@@ -12,7 +12,7 @@ from base64 import b64encode
 import pytest
 
 from harness.browser import browser
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.ctl import Ctl
 from harness.dashboard import WATCH, Visit
 from harness.instances import leveret
@@ -26,8 +26,8 @@ STRANGERS = 300
 
 
 @pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path / "certificates")
+def ca(tmp_path):
+    return TestCa(tmp_path / "certificates")
 
 
 @contextlib.contextmanager
@@ -40,8 +40,8 @@ def over_tls(folder, pairs, *flags):
         yield server
 
 
-def believing(authority, pair=None):
-    context = ssl.create_default_context(cafile=authority.file)
+def believing(ca, pair=None):
+    context = ssl.create_default_context(cafile=ca.file)
     if pair:
         context.load_cert_chain(*pair)
     return context
@@ -69,9 +69,9 @@ def der(pair):
     return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
 
 
-def test_everything_of_the_plain_listener_is_there_over_tls_too(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
-        context = believing(authority)
+def test_everything_of_the_plain_listener_is_there_over_tls_too(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
+        context = believing(ca)
         for path in ("/healthz", "/readyz", "/metrics", "/", "/messages"):
             assert ask(server, context, path)[0] == 200, path
         status, headers, _ = ask(server, context, "/api/overview")
@@ -88,10 +88,10 @@ def test_everything_of_the_plain_listener_is_there_over_tls_too(tmp_path, author
         server.stop()
 
 
-def test_browsers_are_told_to_stay_with_tls_only_where_that_was_asked_for(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")], "--https-strict", "8760h") as server:
+def test_browsers_are_told_to_stay_with_tls_only_where_that_was_asked_for(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")], "--https-strict", "8760h") as server:
         for path, expected in [("/", 200), ("/api/overview", 401), ("/nothing", 404)]:
-            status, headers, _ = ask(server, believing(authority), path)
+            status, headers, _ = ask(server, believing(ca), path)
             assert (status, headers["strict-transport-security"]) == (expected, "max-age=31536000")
         plain = http.client.HTTPConnection(*server.http.removeprefix("http://").split(":"), timeout=PATIENCE)
         plain.request("GET", "/")
@@ -101,27 +101,27 @@ def test_browsers_are_told_to_stay_with_tls_only_where_that_was_asked_for(tmp_pa
         server.stop()
 
 
-def test_a_page_that_came_without_tls_changes_nothing_over_tls(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
+def test_a_page_that_came_without_tls_changes_nothing_over_tls(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
         path = "/api/vhosts/v"
         for scheme, expected in [("http", 403), ("https", 201)]:
             origin = f"{scheme}://localhost:{server.tls_port}"
-            status, *_ = ask(server, believing(authority), path, "PUT", Origin=origin, **AUTHORIZATION)
+            status, *_ = ask(server, believing(ca), path, "PUT", Origin=origin, **AUTHORIZATION)
             assert status == expected
         server.stop()
 
 
-def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_path, authority):
-    first, second = authority.issue("first"), authority.issue("second", ["*.wild.example"])
+def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_path, ca):
+    first, second = ca.issue("first"), ca.issue("second", ["*.wild.example"])
     with over_tls(tmp_path, [first, second]) as server:
-        context = believing(authority)
+        context = believing(ca)
         assert shown(server, context, "localhost") == der(first)
         assert shown(server, context, "a.wild.example") == der(second)
         stays = http.client.HTTPSConnection("localhost", server.tls_port, timeout=PATIENCE, context=context)
         stays.request("GET", "/healthz")
         stays.getresponse().read()
         same = stays.sock
-        authority.issue("first")
+        ca.issue("first")
         server.child.send(signal.SIGHUP)
         wait_until(lambda: shown(server, context, "localhost") == der(first))
         stays.request("GET", "/healthz")
@@ -130,14 +130,14 @@ def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_p
         server.stop()
 
 
-def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server, contextlib.ExitStack() as stack:
+def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server, contextlib.ExitStack() as stack:
         for number in range(STRANGERS):
             stranger = socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE)
             stack.enter_context(stranger)
             if number % 2:
                 stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
-        assert ask(server, believing(authority), "/healthz")[0] == 200
+        assert ask(server, believing(ca), "/healthz")[0] == 200
         # Nor does anybody who speaks without TLS, who is not answered.
         with socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE) as plain:
             plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -146,34 +146,34 @@ def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, author
         server.stop()
 
 
-def test_ctl_speaks_to_it_and_believes_only_the_authority_it_is_given(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
+def test_ctl_speaks_to_it_and_trusts_only_the_ca_it_is_given(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
         ctl = Ctl(server.https)
-        assert "guest" in ctl("--ca", authority.file, "list_users")
-        other = Authority(tmp_path / "other", "other")
+        assert "guest" in ctl("--ca", ca.file, "list_users")
+        other = TestCa(tmp_path / "other", "other")
         told = ctl.fails("--ca", other.file, "list_users")
         assert told.endswith("TLS: the server's certificate was not issued by a trusted CA")
         by_address = Ctl(f"https://127.0.0.1:{server.tls_port}")
-        assert "guest" in by_address("list_users", LEVERET_CTL_CA=str(authority.file))
+        assert "guest" in by_address("list_users", LEVERET_CTL_CA=str(ca.file))
         server.stop()
 
 
-def test_ctl_shows_a_certificate_where_one_is_required(tmp_path, authority):
-    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "required"]
-    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
+def test_ctl_shows_a_certificate_where_one_is_required(tmp_path, ca):
+    flags = ["--tls-client-ca", ca.file, "--tls-verify-client", "required"]
+    with over_tls(tmp_path, [ca.issue("server")], *flags) as server:
         ctl = Ctl(server.https)
-        certificate, key = authority.issue("operator")
-        assert "guest" in ctl("--ca", authority.file, "--cert", certificate, "--key", key, "list_users")
-        told = ctl.fails("--ca", authority.file, "list_users")
+        certificate, key = ca.issue("operator")
+        assert "guest" in ctl("--ca", ca.file, "--cert", certificate, "--key", key, "list_users")
+        told = ctl.fails("--ca", ca.file, "list_users")
         # If the server's reason does not come before its end does, it is only the end that is told.
         assert re.search("it requires a certificate of ours|reset|pipe|closed", told)
-        told = ctl.fails("--ca", authority.file, "--cert", certificate, "list_users", code=2)
+        told = ctl.fails("--ca", ca.file, "--cert", certificate, "list_users", code=2)
         assert told == "--cert and --key are needed together"
         server.stop()
 
 
-def test_health_asks_it_where_there_is_no_other_listener(tmp_path, authority):
-    certificate, key = authority.issue("server", ["broker.example"])
+def test_health_asks_it_where_there_is_no_other_listener(tmp_path, ca):
+    certificate, key = ca.issue("server", ["broker.example"])
     with over_tls(tmp_path, [(certificate, key)]) as server:
         address = f"127.0.0.1:{server.tls_port}"
         flags = ["--http", "off", "--https", address, "--tls-cert", certificate, "--tls-key", key]
@@ -210,8 +210,8 @@ class OverTls:
         self.http = f"https://127.0.0.1:{server.tls_port}"
 
 
-def test_the_dashboard_works_over_tls_and_so_does_the_page_for_messages(tmp_path, authority):
-    pair = authority.issue("server")
+def test_the_dashboard_works_over_tls_and_so_does_the_page_for_messages(tmp_path, ca):
+    pair = ca.issue("server")
     trusting = f"--ignore-certificate-errors-spki-list={pair.fingerprint}"
     wss = ["--wss", "127.0.0.1:0"]
     with over_tls(tmp_path, [pair], *wss) as server, browser(tmp_path / "browser", trusting) as window:

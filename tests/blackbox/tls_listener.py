@@ -12,7 +12,7 @@ import pika.exceptions
 import pytest
 from cryptography.x509.oid import NameOID
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.leveret import run
 from harness.patience import PATIENCE
@@ -20,8 +20,8 @@ from harness.wire import CONNECTION_START, PROTOCOL_HEADER, Wire
 
 
 @pytest.fixture
-def authority(tmp_path):
-    return Authority(tmp_path / "certificates")
+def ca(tmp_path):
+    return TestCa(tmp_path / "certificates")
 
 
 def over_tls(folder, pairs, *flags, **options):
@@ -34,8 +34,8 @@ def port_of(server):
     return int(server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1))
 
 
-def context_for(authority, pair=None):
-    context = ssl.create_default_context(cafile=authority.file)
+def context_for(ca, pair=None):
+    context = ssl.create_default_context(cafile=ca.file)
     if pair:
         context.load_cert_chain(*pair)
     return context
@@ -86,9 +86,9 @@ def round_trip(connection, body=b"hare"):
     assert channel.basic_get(queue, auto_ack=True)[2] == body
 
 
-def test_messages_of_every_size_pass_over_tls(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
-        with connected(server, context_for(authority)) as connection:
+def test_messages_of_every_size_pass_over_tls(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
+        with connected(server, context_for(ca)) as connection:
             for size in (0, 1, 16_384, 1_000_000):
                 round_trip(connection, b"x" * size)
         # The plain listener is as it was.
@@ -96,16 +96,16 @@ def test_messages_of_every_size_pass_over_tls(tmp_path, authority):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
-def test_both_versions_of_tls_are_spoken(tmp_path, authority, version):
-    context = context_for(authority)
+def test_both_versions_of_tls_are_spoken(tmp_path, ca, version):
+    context = context_for(ca)
     context.minimum_version = context.maximum_version = version
-    with over_tls(tmp_path, [authority.issue("server")]) as server, connected(server, context) as connection:
+    with over_tls(tmp_path, [ca.issue("server")]) as server, connected(server, context) as connection:
         round_trip(connection)
 
 
-def test_a_client_is_shown_the_certificate_for_the_name_it_asks_for(tmp_path, authority):
-    first, second = authority.issue("first"), authority.issue("second", ["*.wild.example"])
-    context = context_for(authority)
+def test_a_client_is_shown_the_certificate_for_the_name_it_asks_for(tmp_path, ca):
+    first, second = ca.issue("first"), ca.issue("second", ["*.wild.example"])
+    context = context_for(ca)
     context.check_hostname = False
     with over_tls(tmp_path, [first, second]) as server:
         assert shown(server, context, "localhost") == der(first)
@@ -114,65 +114,65 @@ def test_a_client_is_shown_the_certificate_for_the_name_it_asks_for(tmp_path, au
         assert shown(server, context, None) == der(first)
 
 
-def test_a_client_that_does_not_know_the_authority_is_told_apart(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
+def test_a_client_that_does_not_trust_the_ca_is_told_apart(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
-            shown(server, context_for(Authority(tmp_path / "other", "other")), "localhost")
+            shown(server, context_for(TestCa(tmp_path / "other", "other")), "localhost")
         server.child.wait_line("TLS: refused by the other side: it does not trust the CA of our certificate")
 
 
-def test_plain_bytes_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
+def test_plain_bytes_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
         plain = Wire(port_of(server))
         plain.send(PROTOCOL_HEADER)
         plain.expect_end()
         server.child.wait_line("TLS: the client does not speak TLS")
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as wrong:
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                context_for(authority).wrap_socket(wrong, server_hostname="localhost")
+                context_for(ca).wrap_socket(wrong, server_hostname="localhost")
         server.check()
 
 
-def test_a_handshake_that_is_never_finished_is_cut_off_and_holds_up_nobody(tmp_path, authority):
+def test_a_handshake_that_is_never_finished_is_cut_off_and_holds_up_nobody(tmp_path, ca):
     # What a busy machine does not need for a login.
-    with over_tls(tmp_path, [authority.issue("server")], "--handshake-timeout", "5s") as server:
+    with over_tls(tmp_path, [ca.issue("server")], "--handshake-timeout", "5s") as server:
         idle = [Wire(port_of(server)) for _ in range(50)]
         for wire in idle[::2]:
             wire.send(b"\x16\x03\x01\x02\x00\x01")
-        with connected(server, context_for(authority)) as connection:
+        with connected(server, context_for(ca)) as connection:
             round_trip(connection)
         for wire in idle:
             wire.expect_end()
         server.child.wait_line("handshake timed out")
 
 
-def test_a_drain_does_not_wait_for_handshakes(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")], "--drain-timeout", "1h") as server:
+def test_a_drain_does_not_wait_for_handshakes(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")], "--drain-timeout", "1h") as server:
         idle = Wire(port_of(server))
-        with connected(server, context_for(authority)) as connection:
+        with connected(server, context_for(ca)) as connection:
             round_trip(connection)
         server.stop()
         idle.expect_end()
 
 
-def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, authority):
-    pair = authority.issue("server")
-    with over_tls(tmp_path, [pair]) as server, connected(server, context_for(authority)) as connection:
+def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, ca):
+    pair = ca.issue("server")
+    with over_tls(tmp_path, [pair]) as server, connected(server, context_for(ca)) as connection:
         old = der(pair)
-        authority.issue("server")
+        ca.issue("server")
         pair.key.write_text("broken")
         server.child.send(signal.SIGHUP)
         server.child.wait_line(r"TLS files not reloaded.*tls_key: .*server\.key")
-        assert shown(server, context_for(authority), "localhost") == old
+        assert shown(server, context_for(ca), "localhost") == old
 
-        authority.issue("server")
+        ca.issue("server")
         assert der(pair) != old
         count = len(server.child.lines)
         server.child.send(signal.SIGHUP)
         with server.child.changed:
             told = lambda: any("TLS certificate loaded" in line for line in server.child.lines[count:])
             assert server.child.changed.wait_for(told, PATIENCE)
-        assert shown(server, context_for(authority), "localhost") == der(pair)
+        assert shown(server, context_for(ca), "localhost") == der(pair)
         round_trip(connection)
 
 
@@ -195,53 +195,53 @@ def definitions(folder, *users):
 External = pika.credentials.ExternalCredentials
 
 
-def test_a_client_certificate_is_a_login(tmp_path, authority):
+def test_a_client_certificate_is_a_login(tmp_path, ca):
     subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
-    known, unknown = authority.issue("worker", subject=subject), authority.issue("nobody")
+    known, unknown = ca.issue("worker", subject=subject), ca.issue("nobody")
     users = definitions(tmp_path, "CN=worker,O=Hares")
-    flags = ["--definitions", users, "--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
-    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
-        with connected(server, context_for(authority, known), External()) as connection:
+    flags = ["--definitions", users, "--tls-client-ca", ca.file, "--tls-verify-client", "optional"]
+    with over_tls(tmp_path, [ca.issue("server")], *flags) as server:
+        with connected(server, context_for(ca, known), External()) as connection:
             round_trip(connection)
         server.child.wait_line("connection opened.*CN=worker,O=Hares")
         with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="mechanism EXTERNAL"):
-            pika.BlockingConnection(parameters(server, context_for(authority, unknown), External()))
+            pika.BlockingConnection(parameters(server, context_for(ca, unknown), External()))
         # Without a certificate the mechanism is not even offered.
         with pytest.raises(pika.exceptions.AMQPConnectionError):
-            pika.BlockingConnection(parameters(server, context_for(authority), External()))
+            pika.BlockingConnection(parameters(server, context_for(ca), External()))
 
 
-def test_external_is_offered_to_clients_with_a_certificate_only(tmp_path, authority):
-    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
-    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
-        for pair, offered in [(authority.issue("client"), True), (None, False)]:
+def test_external_is_offered_to_clients_with_a_certificate_only(tmp_path, ca):
+    flags = ["--tls-client-ca", ca.file, "--tls-verify-client", "optional"]
+    with over_tls(tmp_path, [ca.issue("server")], *flags) as server:
+        for pair, offered in [(ca.issue("client"), True), (None, False)]:
             with socket.create_connection(("127.0.0.1", port_of(server)), timeout=PATIENCE) as plain:
-                wire = OverTls(context_for(authority, pair).wrap_socket(plain, server_hostname="localhost"))
+                wire = OverTls(context_for(ca, pair).wrap_socket(plain, server_hostname="localhost"))
                 wire.send(PROTOCOL_HEADER)
                 assert (b" EXTERNAL" in wire.expect(CONNECTION_START)) == offered
 
 
 @pytest.mark.parametrize("part, user", [("common_name", "worker"), ("subject_alternative_name", "worker.example")])
-def test_the_user_name_is_the_configured_part_of_the_certificate(tmp_path, authority, part, user):
-    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "required", "--tls-login-from", part]
-    client = authority.issue("worker", names=["worker.example"])
-    with over_tls(tmp_path, [authority.issue("server")], "--definitions", definitions(tmp_path, user), *flags) as server:
-        with connected(server, context_for(authority, client), External()) as connection:
+def test_the_user_name_is_the_configured_part_of_the_certificate(tmp_path, ca, part, user):
+    flags = ["--tls-client-ca", ca.file, "--tls-verify-client", "required", "--tls-login-from", part]
+    client = ca.issue("worker", names=["worker.example"])
+    with over_tls(tmp_path, [ca.issue("server")], "--definitions", definitions(tmp_path, user), *flags) as server:
+        with connected(server, context_for(ca, client), External()) as connection:
             round_trip(connection)
 
 
-def test_a_required_certificate_has_to_be_shown_and_good(tmp_path, authority):
-    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "required"]
-    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
+def test_a_required_certificate_has_to_be_shown_and_good(tmp_path, ca):
+    flags = ["--tls-client-ca", ca.file, "--tls-verify-client", "required"]
+    with over_tls(tmp_path, [ca.issue("server")], *flags) as server:
         for pair, reason in [
             (None, "the client has no certificate"),
-            (Authority(tmp_path / "other", "other").issue("client"), "certificate was not issued by a trusted CA"),
-            (authority.issue("late", expired=True), "certificate has expired"),
+            (TestCa(tmp_path / "other", "other").issue("client"), "certificate was not issued by a trusted CA"),
+            (ca.issue("late", expired=True), "certificate has expired"),
         ]:
             with pytest.raises((pika.exceptions.AMQPError, OSError)):
-                pika.BlockingConnection(parameters(server, context_for(authority, pair)))
+                pika.BlockingConnection(parameters(server, context_for(ca, pair)))
             server.child.wait_line(reason)
-        with connected(server, context_for(authority, authority.issue("client"))) as connection:
+        with connected(server, context_for(ca, ca.issue("client"))) as connection:
             round_trip(connection)
 
 
@@ -250,13 +250,13 @@ MISTAKES = {
     "no key": (["--tls-cert", "{server}"], "tls_key: as many certificates as keys"),
     "a missing file": (["--tls-cert", "missing.pem", "--tls-key", "{key}"], "tls_cert: missing.pem: cannot be read"),
     "another key": (["--tls-cert", "{server}", "--tls-key", "{other}"], "is not the key of the certificate"),
-    "no authority": (["--tls-verify-client", "required"], "tls-verify-client: needs tls_client_ca"),
+    "no CA": (["--tls-verify-client", "required"], "tls-verify-client: needs tls_client_ca"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_serving(tmp_path, authority, mistake):
-    server, other = authority.issue("server"), authority.issue("other")
+def test_a_mistake_is_told_before_serving(tmp_path, ca, mistake):
+    server, other = ca.issue("server"), ca.issue("other")
     flags, line = MISTAKES[mistake]
     files = {"server": server.certificate, "key": server.key, "other": other.key}
     code, _, error = run("config", "check", *(flag.format(**files) for flag in flags), cwd=tmp_path)
@@ -264,9 +264,9 @@ def test_a_mistake_is_told_before_serving(tmp_path, authority, mistake):
     assert line in error
 
 
-def test_many_handshakes_at_once_all_succeed(tmp_path, authority):
-    with over_tls(tmp_path, [authority.issue("server")]) as server:
-        context, results = context_for(authority), []
+def test_many_handshakes_at_once_all_succeed(tmp_path, ca):
+    with over_tls(tmp_path, [ca.issue("server")]) as server:
+        context, results = context_for(ca), []
         port_of(server)
 
         def client():

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child
 from harness.drivers import HOLDING
 from harness.instances import leveret
@@ -33,13 +33,13 @@ class Holder:
 
 
 def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
-    # The files are the same, what is in them comes from another authority: who believes one does not believe the other.
-    old, new = Authority(tmp_path / "old", "old"), Authority(tmp_path / "new", "new")
+    # The files are the same, what is in them is issued by another CA: a client that trusts one does not trust the other.
+    old, new = TestCa(tmp_path / "old", "old"), TestCa(tmp_path / "new", "new")
     pair = old.issue("server", ["localhost"])
     files = ["--tls-cert", pair.certificate, "--tls-key", pair.key]
     with leveret(tmp_path / "server", "--amqps", "127.0.0.1:0", *files) as server:
         port = server.child.wait_line(r"^amqps +listening on amqps://127\.0\.0\.1:(\d+)").group(1)
-        uri_of = lambda authority: f"amqps://guest:guest@localhost:{port}/%2f?cacertfile={authority.file}"
+        uri_of = lambda ca: f"amqps://guest:guest@localhost:{port}/%2f?cacertfile={ca.file}"
         holders = {by: Holder(by, uri_of(old), tmp_path) for by in CLIENTS}
         try:
             for by, holder in holders.items():

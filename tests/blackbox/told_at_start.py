@@ -7,7 +7,7 @@ import socket
 import pika
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
 from harness.health import status, wait_for_status
@@ -91,16 +91,16 @@ def test_a_privileged_port_comes_with_what_to_do(tmp_path):
     assert "ports below 1024 need CAP_NET_BIND_SERVICE" in child.output(), child.output()
 
 
-def test_a_self_signed_authority_as_the_upstreams_certificate_is_explained(tmp_path):
-    authority = Authority(tmp_path / "certificates")
-    key = authority.write_key()
+def test_a_self_signed_ca_as_the_upstreams_certificate_is_explained(tmp_path):
+    ca = TestCa(tmp_path / "certificates")
+    key = ca.write_key()
     # Leveret's own listener stands in for the broker.
-    files = ["--amqps", "127.0.0.1:0", "--tls-cert", authority.file, "--tls-key", key]
+    files = ["--amqps", "127.0.0.1:0", "--tls-cert", ca.file, "--tls-key", key]
     with leveret(tmp_path / "broker", *files) as broker:
         port = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
-        flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", authority.file]
+        flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", ca.file]
         with leveret(tmp_path / "pool", *flags) as pool:
-            pool.child.wait_line("TLS: the server's certificate is that of an authority .CA:TRUE.*basicConstraints=critical,CA:FALSE")
+            pool.child.wait_line("TLS: the server's certificate is a CA certificate .CA:TRUE.*basicConstraints=critical,CA:FALSE")
 
 
 def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_path, targets):
@@ -114,23 +114,23 @@ def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_
         assert "mistaken" not in pool.child.output()
 
 
-def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown_is_told_with_a_remedy(tmp_path):
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("server", ["localhost"])
+def test_an_upstream_whose_port_is_of_another_kind_or_whose_ca_is_unknown_is_told_with_a_remedy(tmp_path):
+    ca = TestCa(tmp_path)
+    certificate, key = ca.issue("server", ["localhost"])
     with leveret(tmp_path / "broker", "--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key) as broker:
         secured = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
             (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
             (f"amqps://localhost:{secured}", [], "was not issued by a trusted CA", "does --upstream-ca name the CA of"),
-            (f"amqps://localhost:{secured}", ["--upstream-ca", authority.file], None, None),
+            (f"amqps://localhost:{secured}", ["--upstream-ca", ca.file], None, None),
         ]):
             with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:
                 if cause is None:
-                    pool.child.wait_line("upstream answers")
+                    pool.child.wait_line("upstream reachable")
                 else:
                     pool.child.wait_line(f"WARN.*upstream connection failed.*{cause}")
-                    pool.child.wait_line(f"WARN.*no upstream answers.*{advice}")
+                    pool.child.wait_line(f"WARN.*no upstream reachable.*{advice}")
 
 
 def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
@@ -141,7 +141,7 @@ def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
     url = f"amqp://127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path / "pool", "--upstream", url) as pool:
         pool.child.wait_line(f"INFO.*mode: pool in front of {url}; no data directory")
-        pool.child.wait_line(rf'INFO.*upstream answers address="127.0.0.1:{targets.upstream.port}" product="RabbitMQ [\d.]+"')
+        pool.child.wait_line(rf'INFO.*upstream reachable address="127.0.0.1:{targets.upstream.port}" product="RabbitMQ [\d.]+"')
         pool.stop()
 
 
@@ -149,7 +149,7 @@ def test_every_place_tells_the_same_of_a_dead_upstream(tmp_path):
     [nobody] = free_ports(1)
     with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{nobody}", "--upstream", "amqp://no-such-host.invalid") as pool:
         pool.child.wait_line(f"WARN.*upstream connection failed endpoint=127.0.0.1:{nobody}")
-        pool.child.wait_line("WARN.*no upstream answers: clients are closed until one does")
+        pool.child.wait_line("WARN.*no upstream reachable: closing clients until one is")
         wait_for_status(pool.http + "/readyz", 503)
         ctl = Ctl(pool.http)
         wait_until(lambda: len(ctl.rows("list_upstreams")) == 2)
@@ -166,7 +166,7 @@ def test_an_idle_upstream_that_is_dead_is_not_called_up(tmp_path, targets):
     [nobody] = free_ports(1)
     flags = ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", "--upstream", f"amqp://127.0.0.1:{nobody}"]
     with leveret(tmp_path, *flags) as pool:
-        pool.child.wait_line(f'upstream answers address="127.0.0.1:{targets.upstream.port}"')
+        pool.child.wait_line(f'upstream reachable address="127.0.0.1:{targets.upstream.port}"')
         rows = {row[0]: row[1] for row in Ctl(pool.http).rows("list_upstreams")}
         assert rows == {f"127.0.0.1:{targets.upstream.port}": "true", f"127.0.0.1:{nobody}": "false"}
         assert status(pool.http + "/readyz") == 200

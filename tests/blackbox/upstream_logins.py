@@ -8,30 +8,30 @@ import pika.exceptions
 import pytest
 from cryptography.x509.oid import NameOID
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
-# As RabbitMQ's plug-in writes it, and Leveret.
+# As RabbitMQ's plugin writes it, and Leveret.
 IDENTITY = "CN=worker,O=Hares"
 EVERYTHING = [".*", ".*", ".*"]
 
 
 class CertificateUpstream:
-    """A RabbitMQ where a certificate is a login, and the authority behind it."""
+    """A RabbitMQ where a certificate is a login, and the CA that issued it."""
 
     def __init__(self, folder):
-        self.authority = Authority(folder / "certificates")
-        self.server = self.authority.issue("server")
+        self.ca = TestCa(folder / "certificates")
+        self.server = self.ca.issue("server")
         subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
-        self.worker = self.authority.issue("worker", subject=subject)
+        self.worker = self.ca.issue("worker", subject=subject)
         [self.tls_port] = free_ports(1)
         self.rabbit = RabbitMq(
             folder / "rabbit",
             f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}",
-            f"ssl_options.cacertfile = {self.authority.file}",
+            f"ssl_options.cacertfile = {self.ca.file}",
             f"ssl_options.certfile = {self.server.certificate}",
             f"ssl_options.keyfile = {self.server.key}",
             "ssl_options.verify = verify_peer",
@@ -56,13 +56,13 @@ def upstream(tmp_path_factory):
 
 
 def external(upstream, port, pair=None):
-    context = pika.SSLOptions(context_for(upstream.authority, pair or upstream.worker), "localhost")
+    context = pika.SSLOptions(context_for(upstream.ca, pair or upstream.worker), "localhost")
     credentials = pika.credentials.ExternalCredentials()
     return pika.ConnectionParameters("127.0.0.1", port, ssl_options=context, credentials=credentials)
 
 
-def context_for(authority, pair):
-    context = ssl.create_default_context(cafile=authority.file)
+def context_for(ca, pair):
+    context = ssl.create_default_context(cafile=ca.file)
     context.load_cert_chain(*pair)
     return context
 
@@ -82,13 +82,13 @@ def test_a_certificate_is_the_same_user_at_rabbitmq_and_through_the_pool(tmp_pat
     file.write_text(f'[{json.dumps(IDENTITY)}]\nuser = "{IDENTITY}"\npassword = "its password"\n')
     certificate, key = upstream.server
     listener = ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
-    verify = ["--tls-client-ca", upstream.authority.file, "--tls-verify-client", "required"]
+    verify = ["--tls-client-ca", upstream.ca.file, "--tls-verify-client", "required"]
     flags = ["--upstream", upstream.url, *listener, *verify, "--upstream-external", file, "--log", "trace"]
     with leveret(tmp_path, *flags) as server:
         port = int(server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1))
         assert is_worker(external(upstream, port))
         with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="no upstream user is configured for the certificate of 'CN=stranger'"):
-            is_worker(external(upstream, port, upstream.authority.issue("stranger")))
+            is_worker(external(upstream, port, upstream.ca.issue("stranger")))
         server.stop()
         assert "its password" not in server.child.output()
 

@@ -5,7 +5,7 @@ import ssl
 
 import pytest
 
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.instances import leveret
 from harness.patience import PATIENCE
 from harness.websocket import Refused, WebSocketWire
@@ -119,12 +119,12 @@ def test_strangers_are_not_believed_about_who_they_are(port):
 
 
 def test_wss_is_the_same_over_tls(tmp_path):
-    authority = Authority(tmp_path / "certificates")
-    certificate, key = authority.issue("server")
+    ca = TestCa(tmp_path / "certificates")
+    certificate, key = ca.issue("server")
     flags = ("--wss", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key)
     with leveret(tmp_path / "server", *flags) as server:
         port = int(server.child.wait_line(r"^wss +listening on wss://127\.0\.0\.1:(\d+)").group(1))
-        context = ssl.create_default_context(cafile=authority.file)
+        context = ssl.create_default_context(cafile=ca.file)
         with WebSocketWire(port, "/ws/amqp", tls=context, Sec_WebSocket_Protocol="amqp091") as wire:
             assert wire.headers["sec-websocket-protocol"] == "amqp091"
             wire.handshake().open_channel()

@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from harness.browser import browser
-from harness.certificates import Authority
+from harness.certificates import TestCa
 from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.process import descriptors
@@ -21,9 +21,9 @@ ALLOWED_BYTES = 24 << 10
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    authority = Authority(tmp_path_factory.mktemp("certificates"))
-    pair = authority.issue("server")
-    pair.context = ssl.create_default_context(cafile=authority.file)
+    ca = TestCa(tmp_path_factory.mktemp("certificates"))
+    pair = ca.issue("server")
+    pair.context = ssl.create_default_context(cafile=ca.file)
     return pair
 
 

@@ -16,7 +16,7 @@ from harness.releases import missing
 
 # A release of RabbitMQ by the name that it has as a system of a run.
 RELEASES = {"rabbitmq": "3.10", "rabbitmq4": "4"}
-# What a plug-in for WebSocket would open besides.
+# What a plugin for WebSocket would open besides.
 OTHER_PORTS = {"web_mqtt": "mqtt.listeners.tcp = none", "web_stomp": "stomp.listeners.tcp = none"}
 # Erlang's virtual machine, in which RabbitMQ does all its work.
 ERLANG = "beam.smp"

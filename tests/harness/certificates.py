@@ -31,8 +31,11 @@ class Pair:
         return base64.b64encode(hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()).decode()
 
 
-class Authority:
-    def __init__(self, folder, name="authority", days=3650):
+class TestCa:
+    # Not a class of tests, though it has the prefix of one.
+    __test__ = False
+
+    def __init__(self, folder, name="ca", days=3650):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.subject = subject_of([(NameOID.COMMON_NAME, name)])
@@ -43,7 +46,7 @@ class Authority:
         self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def write_key(self):
-        """The file of its own key, for a server that shows the authority's certificate as its own."""
+        """The file of its own key, for a server that presents the CA certificate as its own."""
         return write_key(self.folder / f"{self.file.stem}.key", self.key)
 
     def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False, days=1):

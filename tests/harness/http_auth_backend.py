@@ -1,4 +1,4 @@
-"""A service that says over HTTP who may come in, and what for, as RabbitMQ's plug-in rabbitmq_auth_backend_http asks it."""
+"""A service that says over HTTP who may come in, and what for, as RabbitMQ's plugin rabbitmq_auth_backend_http asks it."""
 
 import contextlib
 import http.server

@@ -64,7 +64,7 @@ class Management:
         return body
 
     def admin(self, *arguments):
-        """The script that RabbitMQ's management plug-in serves: exit code and output."""
+        """The script that RabbitMQ's management plugin serves: exit code and output."""
         [script] = PLUGINS.glob(ADMIN)
         # Without site packages, of which it needs none: half of its time goes into its start.
         argv = [sys.executable, "-S", script, "-H", self.host, "-P", str(self.port), *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of a RabbitMQ without these plug-ins."""
+"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of a RabbitMQ without these plugins."""
 
 import contextlib
 import os

@@ -17,7 +17,7 @@ TOOLS = "/usr/lib/rabbitmq/bin"
 # A start takes some five seconds; on a machine that is busy with other things, many times as long.
 START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
-# What Leveret has built in and RabbitMQ has as a plug-in.
+# What Leveret has built in and RabbitMQ has as a plugin.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
 ADD_USER = """
     rabbit_auth_backend_internal:exists(<<"{0}">>) orelse rabbit_auth_backend_internal:add_user(<<"{0}">>, <<"{0}">>, <<"tests">>),

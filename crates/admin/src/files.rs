@@ -52,15 +52,15 @@ pub(crate) fn assert_complete(files: &[File], also: &[&str]) {
         for attribute in ["src=\"http", "href=\"http", "src=\"//", "href=\"//", "url(", "from \"http"] {
             assert!(!file.text.contains(attribute), "{}: {attribute}", file.path);
         }
-        let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let directory = file.path.rsplit_once('/').map_or("", |(directory, _)| directory);
         for reference in file.text.split(['"', '\'']) {
             let is_file = [".js", ".css", ".svg", ".json"].iter().any(|end| reference.ends_with(end));
             let path = if !is_file {
                 continue;
             } else if let Some(name) = reference.strip_prefix("./") {
-                format!("{folder}/{name}")
+                format!("{directory}/{name}")
             } else if let Some(name) = reference.strip_prefix("../") {
-                format!("{}/{name}", folder.rsplit_once('/').map_or("", |(parent, _)| parent))
+                format!("{}/{name}", directory.rsplit_once('/').map_or("", |(parent, _)| parent))
             } else if reference.starts_with('/') {
                 reference.to_owned()
             } else {

@@ -25,12 +25,12 @@ use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
 
 use self::connections::OpenConnections;
-use self::linger::{Lingering, MoreComes};
+use self::linger::{Lingering, RequestIncomplete};
 pub(crate) use self::service::OverTls;
 use self::service::Service;
-pub(crate) use self::work::{AtWork, Work};
+pub(crate) use self::work::{ActiveRequest, ActiveRequests};
 use crate::api;
-use crate::listener::{AdminListener, Arrived};
+use crate::listener::{AcceptedStream, AdminListener};
 use crate::write_timeout::WriteTimeoutStream;
 use crate::{Source, dashboard, health, metrics, page};
 
@@ -113,13 +113,13 @@ async fn serve_within(
         tokio::select! {
             () = &mut shutdown => break,
             arrived = accept(&listener) => {
-                let work = Work::default();
+                let work = ActiveRequests::default();
                 let (caller, is_over_tls) = (arrived.caller(), arrived.is_over_tls());
                 connections.admit(work.clone(), caller.ip, |admitted| {
-                    let more_comes = MoreComes::default();
+                    let more_comes = RequestIncomplete::default();
                     let inner = router.clone();
                     let service = Service { inner, caller, is_over_tls, work, admitted, more_comes };
-                    converse(limits, arrived, service, draining.clone())
+                    serve_connection(limits, arrived, service, draining.clone())
                 });
             }
         }
@@ -128,13 +128,13 @@ async fn serve_within(
     connections.finish(limits.drain).await;
 }
 
-async fn accept(listener: &AdminListener) -> Arrived {
+async fn accept(listener: &AdminListener) -> AcceptedStream {
     loop {
         match listener.accept().await {
             Ok(arrived) => return arrived,
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tracing::warn!(%error, "cannot accept HTTP connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -149,7 +149,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected | InvalidInput)
 }
 
-async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draining: watch::Receiver<()>) {
+async fn serve_connection(
+    limits: Limits,
+    arrived: AcceptedStream,
+    service: Service,
+    mut draining: watch::Receiver<()>,
+) {
     let stream = tokio::select! {
         stream = tokio::time::timeout(limits.head, arrived.stream()) => stream,
         _ = draining.changed() => return,
@@ -157,7 +162,7 @@ async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draini
     let stream = match stream {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP connection ended"),
-        Err(_) => return tracing::debug!("HTTP connection ended: no TLS handshake in time"),
+        Err(_) => return tracing::debug!("HTTP connection ended: TLS handshake timed out"),
     };
     let stream = WriteTimeoutStream::new(stream, limits.stall);
     let stream = TokioIo::new(Lingering::new(stream, limits.linger, service.more_comes.clone()));

@@ -258,7 +258,7 @@ async fn at_the_limit_a_request_at_work_goes_on() {
         "/slow",
         get({
             let end = Arc::clone(&end);
-            async move |Extension(work): Extension<Work>| {
+            async move |Extension(work): Extension<ActiveRequests>| {
                 let _at_work = work.begin();
                 begun.send(()).unwrap();
                 end.notified().await;

@@ -13,24 +13,24 @@ use super::*;
 
 /// A certificate for localhost, and the TLS configuration of both ends that trust it.
 struct Ends {
-    folder: TempDir,
+    directory: TempDir,
     server: Arc<ServerTls>,
     client: ClientTls,
 }
 
 impl Ends {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        issue(&folder);
-        let files = CertificateFiles { certificate: path(&folder, "cert"), key: path(&folder, "key") };
+        let directory = tempfile::tempdir().unwrap();
+        issue(&directory);
+        let files = CertificateFiles { certificate: path(&directory, "cert"), key: path(&directory, "key") };
         let server = ServerTls::load(ServerTlsConfig {
             certificates: vec![files],
             client_certificates: ClientCertificates::Off,
             login_from: LoginFrom::CommonName,
         });
         let server = Arc::new(server.unwrap());
-        let client = believing(&folder);
-        Self { folder, server, client }
+        let client = believing(&directory);
+        Self { directory, server, client }
     }
 
     async fn start(&self, limits: Limits, strict: Duration) -> Server {
@@ -43,19 +43,19 @@ impl Ends {
     }
 }
 
-fn path(folder: &TempDir, name: &str) -> PathBuf {
-    folder.path().join(name)
+fn path(directory: &TempDir, name: &str) -> PathBuf {
+    directory.path().join(name)
 }
 
-fn issue(folder: &TempDir) {
+fn issue(directory: &TempDir) {
     let CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    std::fs::write(path(folder, "cert"), cert.pem()).unwrap();
-    std::fs::write(path(folder, "key"), signing_key.serialize_pem()).unwrap();
+    std::fs::write(path(directory, "cert"), cert.pem()).unwrap();
+    std::fs::write(path(directory, "key"), signing_key.serialize_pem()).unwrap();
 }
 
-fn believing(folder: &TempDir) -> ClientTls {
-    let ca = Some(path(folder, "cert"));
+fn believing(directory: &TempDir) -> ClientTls {
+    let ca = Some(path(directory, "cert"));
     let files = ClientTlsConfig { ca, certificate: None, server_name: None, verify: true };
     ClientTls::load(files).unwrap().0
 }
@@ -137,10 +137,10 @@ async fn a_reload_shows_the_new_certificate_to_new_connections_and_leaves_the_ot
     let server = ends.start(PATIENT, NEVER).await;
     let mut before = ends.connect(&server).await.unwrap();
     ask(&mut before).await;
-    issue(&ends.folder);
+    issue(&ends.directory);
     ends.server.reload().unwrap();
     assert!(ends.connect(&server).await.is_err(), "the old certificate is not shown any more");
-    let new = Ends { client: believing(&ends.folder), ..ends };
+    let new = Ends { client: believing(&ends.directory), ..ends };
     ask(&mut new.connect(&server).await.unwrap()).await;
     ask(&mut before).await;
 }

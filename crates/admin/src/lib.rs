@@ -1,7 +1,7 @@
 //! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics`, the management API under `/api`, the dashboard at `/` and a
 //! page at `/messages` to try out AMQP over WebSocket.
 //!
-//! * [`serve`] (`http`) manages the connections, with or without TLS: limits, time-outs, security headers,
+//! * [`serve`] (`http`) manages the connections, with or without TLS: limits, timeouts, security headers,
 //!   shutdown.
 //! * `health` answers the probes, `metrics` writes Prometheus' text format, `process` measures this process.
 //! * `api` is the management API under `/api`.
@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 pub use api::{
     Api, CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters,
-    DetachedSession, ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process as ApiProcess,
-    SessionInfo, TlsListener,
+    DetachedSession, ListenerInfo, MigrationError, MigrationStep, NodeInfo, Process as ApiProcess,
+    SessionInfo, TlsListener, UpgradeRefused,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

@@ -38,9 +38,9 @@ impl AdminListener {
         (self.tls.is_some() && self.strict.as_secs() > 0).then_some(self.strict)
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<Arrived> {
+    pub(crate) async fn accept(&self) -> io::Result<AcceptedStream> {
         let (stream, _) = self.listener.accept().await?;
-        Ok(Arrived { stream, tls: self.tls.clone() })
+        Ok(AcceptedStream { stream, tls: self.tls.clone() })
     }
 }
 
@@ -57,12 +57,12 @@ impl From<TcpListener> for AdminListener {
 }
 
 /// An accepted connection, before the TLS handshake.
-pub(crate) struct Arrived {
+pub(crate) struct AcceptedStream {
     stream: Stream,
     tls: Option<Arc<ServerTls>>,
 }
 
-impl Arrived {
+impl AcceptedStream {
     /// The peer's address, and whether it is on this machine.
     pub(crate) fn caller(&self) -> Caller {
         if let Stream::Unix(_) = self.stream {

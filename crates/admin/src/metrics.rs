@@ -151,7 +151,7 @@ fn write_labels<'l>(text: &mut impl Write, labels: impl Iterator<Item = (&'l str
 #[derive(Debug)]
 pub struct FamiliesOfObjects<'w> {
     families: Vec<(&'w str, MetricsWriter)>,
-    /// Those of the last object, written once for all of its samples.
+    /// The labels of the last object, written once for all of its samples.
     labels: String,
     /// The text that they become a part of.
     into: &'w mut MetricsWriter,

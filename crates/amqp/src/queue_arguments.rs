@@ -52,7 +52,7 @@ pub enum ArgumentValue {
     Exchange,
     /// The key of dead letters, which needs an exchange for them.
     DeadLetterKey,
-    /// Of streams. RabbitMQ fails with 541 on wrong values.
+    /// An argument of streams. RabbitMQ fails with 541 on wrong values.
     Unspecified,
 }
 

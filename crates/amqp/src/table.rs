@@ -307,7 +307,7 @@ impl fmt::Debug for RawTable<'_> {
     }
 }
 
-/// Of several entries with one name the first counts, as in RabbitMQ, and only that one is decoded: a lookup by name
+/// If several entries have one name, the first counts, as in RabbitMQ, and only that one is decoded: a lookup by name
 /// and an iteration over all entries find the same value.
 fn read_entries(bytes: &[u8]) -> Result<FieldTable, DecodeError> {
     let mut reader = Reader::new(bytes);

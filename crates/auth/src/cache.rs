@@ -1,4 +1,4 @@
-//! Answers of another auth backend that are used again for a while, as RabbitMQ's plug-in rabbitmq_auth_backend_cache does.
+//! Answers of another auth backend that are used again for a while, as RabbitMQ's plugin rabbitmq_auth_backend_cache does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -28,10 +28,10 @@ pub struct CacheSettings {
 /// Answers by all that was asked. Failures to answer are never stored.
 ///
 /// Each answer belongs to the generation in which it was asked for, and is found in that generation alone: an answer that
-/// arrives, or is looked up, while all are forgotten counts for nobody who asks afterwards.
+/// arrives, or is looked up, while the cache is cleared is not used for later requests.
 pub(crate) struct AnswerCache {
     settings: CacheSettings,
-    /// Made at the start, and known to nobody: what is stored of a password is of no use without it.
+    /// Random key of the password hashes, created at the start; it never leaves the process.
     key: hmac::Key,
     logins: Mutex<AnswerTable<Vec<String>>>,
     refused_logins: Mutex<AnswerTable<()>>,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{AskedUser, AuthBackends, Broker, Identity, LoginAnswer, LoginAttempt, LoginRefused};
+use broker::{AuthBackends, AuthzSubject, Broker, Identity, LoginAnswer, LoginAttempt, LoginRefused};
 
 use crate::http::HttpAuthBackend;
 use crate::oauth::OAuth2;
@@ -22,7 +22,7 @@ pub enum AuthBackend {
     Split {
         /// Checks the password.
         authn: SplitAuthBackend,
-        /// Says what the user may do.
+        /// Decides what the user may do.
         authz: SplitAuthBackend,
     },
 }
@@ -105,7 +105,7 @@ const INTERNAL: &str = "internal";
 
 /// A user whom a service has let in, and who has these tags.
 fn asked(http: HttpAuthBackend, attempt: &LoginAttempt, tags: Vec<String>) -> Identity {
-    let user = AskedUser { name: attempt.user.as_str().into(), tags, from: attempt.from, client_id: None };
+    let user = AuthzSubject { name: attempt.user.as_str().into(), tags, from: attempt.from, client_id: None };
     Identity::of_authz_backend(user, Arc::new(http))
 }
 
@@ -153,7 +153,8 @@ impl AuthBackends for AuthChain {
         if is_limited && let Err(refused) = broker.check_attempt(&attempt) {
             return LoginAnswer::Now(Err(refused));
         }
-        let mut asking = Asking { backends: Arc::clone(&self.0), at: 0, refusals: Vec::new(), is_limited };
+        let mut asking =
+            ChainLogin { backends: Arc::clone(&self.0), at: 0, refusals: Vec::new(), is_limited };
         match asking.go_on(broker, &attempt) {
             LoginAnswer::Now(outcome) => LoginAnswer::Now(outcome),
             LoginAnswer::Later(first) => {
@@ -190,11 +191,11 @@ impl AuthBackends for AuthChain {
         }
     }
 
-    fn takes_own_users(&self) -> bool {
+    fn allows_internal_users(&self) -> bool {
         self.0.iter().any(|backend| matches!(backend, AuthBackend::Internal))
     }
 
-    fn forget_answers(&self) -> bool {
+    fn clear_cache(&self) -> bool {
         let mut is_asked = false;
         for http in self.0.iter().flat_map(AuthBackend::services) {
             http.forget();
@@ -205,7 +206,7 @@ impl AuthBackends for AuthChain {
 }
 
 /// A login on its way through the auth backends.
-struct Asking {
+struct ChainLogin {
     backends: Arc<[AuthBackend]>,
     /// The auth backend whose turn it is.
     at: usize,
@@ -213,7 +214,7 @@ struct Asking {
     is_limited: bool,
 }
 
-impl Asking {
+impl ChainLogin {
     /// Asks one auth backend after the other until one accepts, all have refused, or one has to be waited for.
     fn go_on(&mut self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
         while let Some(backend) = self.backends.get(self.at).cloned() {

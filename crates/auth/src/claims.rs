@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::error::TokenError;
 use crate::token::TokenPolicy;
 
-/// Scopes of one token, as in RabbitMQ's plug-in.
+/// Scopes of one token, as in RabbitMQ's plugin.
 const MAX_SCOPES: usize = 2048;
 
 /// Bytes of all scopes of one token, once aliases and variables are replaced. They stay in memory as long as its

@@ -11,25 +11,25 @@ pub enum TokenError {
     #[error("not a JSON Web Token")]
     NotAToken,
     /// Longer than any that an authorization server makes.
-    #[error("the token is too long")]
+    #[error("token too long")]
     TooLong,
     /// No such algorithm, `none` among them, or one that this server does not verify.
-    #[error("the token's algorithm is none that is accepted")]
+    #[error("token algorithm not allowed")]
     Algorithm,
     /// The header demands an extension (RFC 7515, section 4.1.11).
-    #[error("the token demands an extension that is not known (crit)")]
+    #[error("unsupported critical header in token (crit)")]
     Critical,
     /// `kid` is not a string (RFC 7515, section 4.1.4).
-    #[error("the token's kid is not a string")]
+    #[error("token kid is not a string")]
     KeyId,
     /// No key has the identifier in the token's header, or none fits a token without one.
-    #[error("no key with the token's kid and algorithm")]
+    #[error("no key for the token's kid and algorithm")]
     UnknownKey,
     /// The signature is not that of the key.
-    #[error("the signature is wrong")]
+    #[error("invalid signature")]
     Signature,
     /// The claims are no JSON object.
-    #[error("the claims are not an object")]
+    #[error("claims are not a JSON object")]
     Claims,
     /// `aud` does not name this resource server.
     #[error("the token is not for this resource server (aud)")]
@@ -84,7 +84,7 @@ pub enum KeySetError {
     #[error("the JSON Web Key Set has more than {0} bytes")]
     TooLarge(usize),
     /// None of the keys verifies signatures with an algorithm that is accepted.
-    #[error("the JSON Web Key Set has no key to verify signatures with")]
+    #[error("the JSON Web Key Set has no usable verification key")]
     NoUsableKey,
     /// The service that has them cannot be asked.
     #[error(transparent)]
@@ -107,12 +107,12 @@ pub enum ServiceError {
     #[error("status {0}")]
     Status(u16),
     /// The answer is longer than any that is expected.
-    #[error("the answer has more than {0} bytes")]
+    #[error("response has more than {0} bytes")]
     TooLong(usize),
     /// The request cannot be written.
     #[error("{0}")]
     Request(#[source] hyper::http::Error),
-    /// The certificate authorities cannot be read.
+    /// The CA certificates cannot be read.
     #[error("{0}")]
     Tls(#[source] transport::tls::TlsError),
 }
@@ -124,10 +124,10 @@ pub(crate) enum HttpAuthBackendError {
     #[error("{0}")]
     Denied(String),
     /// The answer is neither `allow` nor `deny`.
-    #[error("the answer is neither allow nor deny")]
+    #[error("response is neither allow nor deny")]
     NoAnswer,
     /// Too many requests are under way.
-    #[error("too many requests wait for it")]
+    #[error("too many pending requests")]
     Busy,
     /// It cannot be asked.
     #[error(transparent)]

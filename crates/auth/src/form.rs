@@ -1,4 +1,4 @@
-//! Forms as RabbitMQ's plug-in writes them (`application/x-www-form-urlencoded`).
+//! Forms as RabbitMQ's plugin writes them (`application/x-www-form-urlencoded`).
 
 use std::fmt::Write as _;
 

@@ -1,12 +1,12 @@
-//! Users whom an HTTP service lets in, as RabbitMQ's plug-in rabbitmq_auth_backend_http has them.
+//! Users whom an HTTP service lets in, as RabbitMQ's plugin rabbitmq_auth_backend_http has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{
-    AskedUser, AuthzBackend, GUEST, LoginAttempt, LoginRefused, PendingVerdict, PermissionQuestion,
-    QuestionAbout, Verdict,
+    AuthzBackend, AuthzDecision, AuthzFuture, AuthzRequest, AuthzSubject, AuthzTarget, GUEST, LoginAttempt,
+    LoginRefused,
 };
 use hyper::Method;
 use parking_lot::Mutex;
@@ -47,7 +47,7 @@ const MAX_TAG: usize = 255;
 const MAX_NAME: usize = 255;
 
 /// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The way that a question travels (`auth_http.http_method`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,11 +212,11 @@ impl HttpAuthBackend {
         outcome
     }
 
-    async fn decide(&self, question: &PermissionQuestion) -> Verdict {
+    async fn decide(&self, question: &AuthzRequest) -> AuthzDecision {
         let (path, client) = match question.about {
-            QuestionAbout::VirtualHost { .. } => ("vhost", &self.service.vhost),
-            QuestionAbout::Resource { .. } => ("resource", &self.service.resource),
-            QuestionAbout::Topic { .. } => ("topic", &self.service.topic),
+            AuthzTarget::VirtualHost { .. } => ("vhost", &self.service.vhost),
+            AuthzTarget::Resource { .. } => ("resource", &self.service.resource),
+            AuthzTarget::Topic { .. } => ("topic", &self.service.topic),
         };
         let form = form_of(question);
         let cached = self.cache_key(path, &form);
@@ -224,23 +224,25 @@ impl HttpAuthBackend {
         if let Some((cache, key)) = cached
             && let Some(is_allowed) = cache.verdict(key, asked_at)
         {
-            return if is_allowed { Verdict::Allowed } else { Verdict::Refused };
+            return if is_allowed { AuthzDecision::Allowed } else { AuthzDecision::Refused };
         }
         let is_allowed = match self.service.ask(client, &self.service.questions, form).await {
             Ok(Answer::Allow(tags)) if tags.is_empty() => true,
-            Ok(Answer::Allow(_)) => return self.service.complain(path, &HttpAuthBackendError::NoAnswer),
+            Ok(Answer::Allow(_)) => {
+                return self.service.log_unreachable(path, &HttpAuthBackendError::NoAnswer);
+            }
             Ok(Answer::Deny(why)) => {
                 if let Some(why) = why {
                     tracing::info!(user = &*question.user.name, path, why, "http: access denied");
                 }
                 false
             }
-            Err(error) => return self.service.complain(path, &error),
+            Err(error) => return self.service.log_unreachable(path, &error),
         };
         if let Some((cache, key)) = cached {
             cache.store_verdict(key, is_allowed, AskedAt { now: Instant::now(), ..asked_at });
         }
-        if is_allowed { Verdict::Allowed } else { Verdict::Refused }
+        if is_allowed { AuthzDecision::Allowed } else { AuthzDecision::Refused }
     }
 
     fn cache_key(&self, path: &str, form: &str) -> Option<(&AnswerCache, AnswerKey)> {
@@ -253,7 +255,7 @@ impl AuthzBackend for HttpAuthBackend {
         MODULE
     }
 
-    fn ask(&self, question: PermissionQuestion) -> PendingVerdict {
+    fn ask(&self, question: AuthzRequest) -> AuthzFuture {
         let this = self.clone();
         Box::pin(async move { this.decide(&question).await })
     }
@@ -281,15 +283,15 @@ impl HttpService {
         Answer::parse(&body).ok_or(HttpAuthBackendError::NoAnswer)
     }
 
-    /// Tells operators now and then that the service does not answer.
-    fn complain(&self, path: &str, error: &HttpAuthBackendError) -> Verdict {
+    /// Logs periodically that the service does not answer.
+    fn log_unreachable(&self, path: &str, error: &HttpAuthBackendError) -> AuthzDecision {
         let now = Instant::now();
         let mut complained = self.complained.lock();
-        if complained.is_none_or(|last| now.saturating_duration_since(last) >= COMPLAINT_INTERVAL) {
+        if complained.is_none_or(|last| now.saturating_duration_since(last) >= LOG_INTERVAL) {
             *complained = Some(now);
-            tracing::error!(path, %error, "http: no answer about an operation, which is refused (auth_backends)");
+            tracing::error!(path, %error, "http: auth backend not responding: operation refused (auth_backends)");
         }
-        Verdict::Unanswered
+        AuthzDecision::Unanswered
     }
 }
 
@@ -311,8 +313,8 @@ impl Answer {
 }
 
 /// The fields that RabbitMQ 4 sends.
-fn form_of(question: &PermissionQuestion) -> String {
-    let AskedUser { name, tags, from, client_id } = &*question.user;
+fn form_of(question: &AuthzRequest) -> String {
+    let AuthzSubject { name, tags, from, client_id } = &*question.user;
     let form = Form::new().with("username", &**name);
     let tags = tags.join(" ");
     let with_client = |form: Form, field: &str| match client_id {
@@ -320,15 +322,15 @@ fn form_of(question: &PermissionQuestion) -> String {
         None => form,
     };
     let form = match &question.about {
-        QuestionAbout::VirtualHost { vhost } => {
+        AuthzTarget::VirtualHost { vhost } => {
             let ip = from.map_or_else(|| "unknown".to_owned(), |ip| ip.to_canonical().to_string());
             with_client(form.with("vhost", &**vhost).with("ip", ip).with("tags", tags), "client_id")
         }
-        QuestionAbout::Resource { vhost, kind, name, permission } => {
+        AuthzTarget::Resource { vhost, kind, name, permission } => {
             let form = form.with("vhost", &**vhost).with("resource", kind).with("name", &**name);
             with_client(form.with("permission", permission).with("tags", tags), "client_id")
         }
-        QuestionAbout::Topic { vhost, exchange, permission, routing_key } => {
+        AuthzTarget::Topic { vhost, exchange, permission, routing_key } => {
             let form = form.with("vhost", &**vhost).with("resource", "topic").with("name", &**exchange);
             let form =
                 form.with("permission", permission).with("tags", tags).with("routing_key", &**routing_key);
@@ -374,20 +376,20 @@ mod tests {
         let user = |client_id: Option<&str>| {
             let from = "::ffff:10.0.0.1".parse().ok();
             let tags = vec!["a".into(), "b".into()];
-            Arc::new(AskedUser { name: "u".into(), tags, from, client_id: client_id.map(Into::into) })
+            Arc::new(AuthzSubject { name: "u".into(), tags, from, client_id: client_id.map(Into::into) })
         };
-        let ask = |about, client| form_of(&PermissionQuestion { user: user(client), about });
+        let ask = |about, client| form_of(&AuthzRequest { user: user(client), about });
         let vhost: Arc<str> = "/".into();
-        let open = QuestionAbout::VirtualHost { vhost: Arc::clone(&vhost) };
+        let open = AuthzTarget::VirtualHost { vhost: Arc::clone(&vhost) };
         assert_eq!(ask(open, None), "username=u&vhost=%2F&ip=10.0.0.1&tags=a+b");
         let (name, permission) = ("q 1".into(), "configure");
-        let resource = QuestionAbout::Resource { vhost: Arc::clone(&vhost), kind: "queue", name, permission };
+        let resource = AuthzTarget::Resource { vhost: Arc::clone(&vhost), kind: "queue", name, permission };
         assert_eq!(
             ask(resource, Some("c")),
             "username=u&vhost=%2F&resource=queue&name=q+1&permission=configure&tags=a+b&client_id=c"
         );
         let (exchange, routing_key) = ("t".into(), "a.b".into());
-        let topic = QuestionAbout::Topic { vhost, exchange, permission: "write", routing_key };
+        let topic = AuthzTarget::Topic { vhost, exchange, permission: "write", routing_key };
         assert_eq!(
             ask(topic, Some("c")),
             "username=u&vhost=%2F&resource=topic&name=t&permission=write&tags=a+b&routing_key=a.b&variable_map.username=u&\

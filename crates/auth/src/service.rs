@@ -50,7 +50,7 @@ struct Connection {
 }
 
 impl ServiceClient {
-    /// A client that trusts the authorities in `files` if the URL is `https`. It makes a connection for each request.
+    /// A client that trusts the CA certificates in `files` if the URL is `https`. It makes a connection for each request.
     ///
     /// # Errors
     /// A file cannot be used.

@@ -165,7 +165,7 @@ impl CachedKeys {
                 reads.last_success = reads.last;
                 self.current.store(Arc::new(keys));
             }
-            Err(error) => tracing::warn!(%error, "keys that verify tokens could not be read (oauth2_jwks)"),
+            Err(error) => tracing::warn!(%error, "cannot load token verification keys (oauth2_jwks)"),
         }
     }
 

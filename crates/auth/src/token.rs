@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use broker::{Identity, Timestamp, TokenRights};
+use broker::{Identity, Timestamp, TokenPermissions};
 use jsonwebtoken::{Algorithm, Validation};
 use serde_json::{Map, Value};
 use sync::work;
@@ -28,7 +28,7 @@ const VERIFICATION: u32 = 200_000;
 /// The name of a user whose token has none, as in RabbitMQ.
 const UNKNOWN_USER: &str = "unknown";
 
-/// The meaning of tokens: the settings of RabbitMQ's plug-in, by its names (`auth_oauth2.*`).
+/// The meaning of tokens: the settings of RabbitMQ's plugin, by its names (`auth_oauth2.*`).
 #[derive(Debug, Clone, Default)]
 pub struct TokenPolicy {
     /// `resource_server_id`: has to be in a token's `aud`.
@@ -70,7 +70,7 @@ impl TokenPolicy {
         let tags = tags_of(&scopes);
         let scopes = scopes.into_iter().map(String::into_boxed_str).collect();
         let expires_at = Timestamp(expired_at.min(now.saturating_add(MAX_LIFETIME)).saturating_mul(1000));
-        Ok(Identity::of_token(name, TokenRights { scopes, tags, expires_at }))
+        Ok(Identity::of_token(name, TokenPermissions { scopes, tags, expires_at }))
     }
 
     fn user_name<'c>(&self, claims: &'c Map<String, Value>) -> &'c str {

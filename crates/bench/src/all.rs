@@ -67,7 +67,7 @@ enum Part {
 
 /// The results of the studies, and the first failure; the other studies run nevertheless.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct StudyResults {
     results: Vec<Results>,
     failure: Option<Error>,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Found {
 impl AllArguments {
     /// Checks all arguments, then runs the studies; a failure of one does not prevent the others. `watch`
     /// receives the share that is done, and a description of the current step.
-    pub(crate) fn run(&self, watch: Watch<'_>) -> Result<Found, Error> {
+    pub(crate) fn run(&self, watch: Watch<'_>) -> Result<StudyResults, Error> {
         let systems = self.systems.systems()?;
         let parts = self.parts()?;
         let jobs = parts.iter().map(|part| self.job(*part, &systems)).collect::<Result<Vec<_>, _>>()?;
@@ -95,14 +95,14 @@ impl AllArguments {
             }
             say(&format!("{name}: {:.0} s", began.elapsed().as_secs_f64()));
         }
-        Ok(Found { results, failure })
+        Ok(StudyResults { results, failure })
     }
 
     /// Writes one report of all studies; returns whether all expectations were met.
     ///
     /// # Errors
     /// The error of the first study that failed; the results of the others are written before.
-    pub(crate) fn write(&self, Found { results, failure }: Found) -> Result<Outcome, Error> {
+    pub(crate) fn write(&self, StudyResults { results, failure }: StudyResults) -> Result<Outcome, Error> {
         if !results.is_empty() {
             write_several(&results, "Leveret's studies", &self.outputs)?;
         }
@@ -176,7 +176,7 @@ impl AllArguments {
         study.job().map(|(job, _)| job)
     }
 
-    /// Those of the proxy study.
+    /// The brokers of the proxy study.
     fn brokers(&self, systems: &Systems) -> Result<Vec<System>, Error> {
         if self.brokers.is_empty() {
             return Ok(vec![systems[0].clone()]);
@@ -249,14 +249,14 @@ mod tests {
         all: AllArguments,
     }
 
-    fn run(arguments: &[&str]) -> Result<Found, Error> {
+    fn run(arguments: &[&str]) -> Result<StudyResults, Error> {
         Cli::parse_from([&["all"], arguments].concat()).all.run(&mut |_, _| {})
     }
 
     #[test]
     fn the_studies_that_are_wanted_become_one_report() {
-        let (broker, folder) = (FakeBroker::start(|_| Fate::Delivered), tempfile::tempdir().unwrap());
-        let path = folder.path().to_str().unwrap();
+        let (broker, directory) = (FakeBroker::start(|_| Fate::Delivered), tempfile::tempdir().unwrap());
+        let path = directory.path().to_str().unwrap();
         let system = format!("fake={}", broker.uri());
         let arguments =
             ["all", "--system", &system, "--quick", "--rounds", "1", "--only", "strategies,stream"];
@@ -265,13 +265,13 @@ mod tests {
         let results = cli.all.run(&mut |share, _| shares.push(share)).unwrap();
         assert!(shares.is_sorted() && shares.last().is_some_and(|share| *share <= 1.0), "{shares:?}");
         assert_eq!(cli.all.write(results).unwrap(), Outcome::Met);
-        let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+        let page = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
         for part in ["id=\"stream\"", "id=\"strategies\"", "href=\"#strategies\"", "Produced and consumed"] {
             assert!(page.contains(part), "{part}");
         }
-        let json = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
+        let json = std::fs::read_to_string(directory.path().join("results.json")).unwrap();
         assert!(json.contains("\"study\": \"strategies\""));
-        let csv = std::fs::read_to_string(folder.path().join("results.csv")).unwrap();
+        let csv = std::fs::read_to_string(directory.path().join("results.csv")).unwrap();
         assert!(
             csv.lines().any(|line| line.starts_with("stream,\"stream\",publishers,1,\"fake\",rate,1,")),
             "{csv}"
@@ -307,17 +307,17 @@ mod tests {
     #[test]
     fn a_study_that_fails_does_not_take_the_others_with_it() {
         let broker = FakeBroker::start(|_| Fate::Delivered);
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (system, web) = (format!("fake={}", broker.uri()), format!("gone=amqp+ws://{nobody}/"));
         let arguments = ["all", "--system", &system, "--websocket", &web, "--quick", "--rounds", "1"];
-        let rest = ["--only", "websockets,stream", "--output", folder.path().to_str().unwrap()];
+        let rest = ["--only", "websockets,stream", "--output", directory.path().to_str().unwrap()];
         let cli = Cli::parse_from([&arguments[..], &rest].concat());
         let found = cli.all.run(&mut |_, _| {}).unwrap();
         assert_eq!(found.results.len(), 1);
         let error = cli.all.write(found).unwrap_err();
         assert!(error.to_string().contains("gone") && !error.is_usage(), "{error}");
-        assert!(folder.path().join("report.html").exists());
+        assert!(directory.path().join("report.html").exists());
     }
 
     #[test]

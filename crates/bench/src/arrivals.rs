@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, PATIENCE};
+use crate::mailbox::{Mailbox, TIMEOUT};
 
 /// The interval between looks at the queue's length.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -65,7 +65,7 @@ fn watch(mailbox: &mut Mailbox, expected: &Receiver<u64>) -> Result<Arrivals, Cl
             waits_since = last.0;
             first.get_or_insert(last);
         }
-        if wanted.is_some_and(|wanted| count >= wanted || waits_since.elapsed() > PATIENCE) {
+        if wanted.is_some_and(|wanted| count >= wanted || waits_since.elapsed() > TIMEOUT) {
             break;
         }
     }

@@ -382,7 +382,7 @@ mod tests {
         let body = vec![7; 32 << 20];
         thread::scope(|scope| {
             let read = scope.spawn(move || {
-                // Several of the writer's time-outs.
+                // Several of the writer's timeouts.
                 thread::sleep(4 * POLL);
                 let mut read = Vec::new();
                 peer.read_to_end(&mut read).map(|_| read.len())

@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// Leveret's own broker or pool could not be started.
     #[error("leveret serve does not start: {cause}")]
-    Companion {
+    ManagedProcess {
         /// The cause; the process prints more on its standard error.
         #[source]
         cause: io::Error,
@@ -91,7 +91,7 @@ pub enum ClientError {
     #[error("closed by the server: {0}")]
     Closed(String),
     /// An object of this name exists, which a round would have changed and deleted.
-    #[error("{0} exists; name another, or use what exists as it is with --predeclared")]
+    #[error("{0} already exists; choose another name, or pass --predeclared to use it as it is")]
     Exists(String),
     /// The server violated the protocol, or did something that no step of the workload expects.
     #[error("protocol error: {0}")]
@@ -102,6 +102,9 @@ pub enum ClientError {
     /// The server did not answer in time.
     #[error("no answer in time: {0}")]
     TimedOut(&'static str),
+    /// The server does nothing any more, in the middle of a round that is counted in messages.
+    #[error("the system has stopped: {0}")]
+    Stopped(String),
     /// A thread of the load generator panicked; a defect of this crate.
     #[error("the {0} thread panicked")]
     Panicked(&'static str),

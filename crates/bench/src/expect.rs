@@ -36,7 +36,7 @@ impl fmt::Display for Verdict {
 }
 
 /// The results that expectations are evaluated against.
-pub(crate) trait Figures {
+pub(crate) trait MetricSource {
     /// Names of the systems, in order.
     fn systems(&self) -> Vec<&str>;
     /// A system's figure over all rounds; `None` if it was not measured.
@@ -68,7 +68,7 @@ impl Expectation {
     }
 
     /// Evaluates the results of a run. A figure that was not measured does not meet any expectation.
-    pub(crate) fn validate(&self, figures: &impl Figures) -> Verdict {
+    pub(crate) fn validate(&self, figures: &impl MetricSource) -> Verdict {
         let mut met = true;
         let mut measured = Vec::new();
         let mut validate = |name: String, value: Option<f64>, show: &dyn Fn(f64) -> String| {
@@ -245,7 +245,7 @@ mod tests {
 
     struct Fixed;
 
-    impl Figures for Fixed {
+    impl MetricSource for Fixed {
         fn systems(&self) -> Vec<&str> {
             vec!["fast", "slow"]
         }

@@ -13,7 +13,7 @@ use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;
 /// How long no message may arrive before the missing ones count as lost.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 /// The interval between looks at the queue's length.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Limit of most queues; the oldest messages are dropped first, so that no study fills a broker's memory.
@@ -75,7 +75,7 @@ impl Mailbox {
     /// Waits for `expected` messages and purges them; returns how many there were.
     pub(crate) fn empty(&mut self, expected: u64) -> Result<u64, ClientError> {
         let (mut count, mut changed) = (0, Instant::now());
-        while count < expected && changed.elapsed() < PATIENCE {
+        while count < expected && changed.elapsed() < TIMEOUT {
             let now = self.count()?;
             if now != count {
                 (count, changed) = (now, Instant::now());

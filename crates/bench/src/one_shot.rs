@@ -13,7 +13,7 @@ use crate::latency::Latencies;
 use crate::metric::Metric;
 use crate::stream::content::MessageProperties;
 use crate::study::Sample;
-use crate::study::crew::{Done, Shift, work};
+use crate::study::crew::{WorkResult, WorkerConfig, work};
 use crate::study::meter::Meter;
 use crate::uri::Uri;
 
@@ -64,7 +64,7 @@ impl OneShotMessage<'_> {
     }
 
     /// Has a crew send one message after the other; the states record how long confirms took.
-    pub(crate) fn post_for(&self, shift: Shift) -> Result<Done<Latencies>, ClientError> {
+    pub(crate) fn post_for(&self, shift: WorkerConfig) -> Result<WorkResult<Latencies>, ClientError> {
         work(
             shift,
             |_| Ok(Latencies::new()),
@@ -78,7 +78,11 @@ impl OneShotMessage<'_> {
     }
 
     /// Like [`Self::post_for`], measured; also returns how many messages were sent.
-    pub(crate) fn measure(&self, shift: Shift, meter: Meter<'_>) -> Result<(Sample, u64), ClientError> {
+    pub(crate) fn measure(
+        &self,
+        shift: WorkerConfig,
+        meter: Meter<'_>,
+    ) -> Result<(Sample, u64), ClientError> {
         let done = self.post_for(shift)?;
         let mut sample = meter.finish(done.count, done.busiest);
         done.add_to(&mut sample);

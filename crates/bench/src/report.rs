@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::expect::{Figures, Verdict};
+use crate::expect::{MetricSource, Verdict};
 use crate::latency::Percentiles;
 use crate::machine::Machine;
 use crate::metric::{Fate, LatencyPoint, Metric};
@@ -235,7 +235,7 @@ impl StreamSystem {
     }
 }
 
-impl Figures for StreamReport {
+impl MetricSource for StreamReport {
     fn systems(&self) -> Vec<&str> {
         self.systems.iter().map(|system| system.name.as_str()).collect()
     }

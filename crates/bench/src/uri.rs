@@ -26,10 +26,10 @@ pub(crate) struct Uri {
     pub(crate) tls: Option<Tls>,
 }
 
-/// The trusted authorities, and the client's certificate.
+/// The trusted CA certificates, and the client's certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tls {
-    /// Trusted authorities, as PEM; those of the system if absent.
+    /// Trusted CA certificates, as PEM; those of the system if absent.
     pub(crate) ca: Option<PathBuf>,
     /// The client's certificate and its key, as PEM.
     pub(crate) certificate: Option<(PathBuf, PathBuf)>,

@@ -12,7 +12,7 @@ use sync::{Rank, RwLock};
 use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
-use crate::manage::Book;
+use crate::manage::DefinitionBook;
 use crate::metrics::Metrics;
 use crate::paging::Paging;
 use crate::permissions::AuthorisedSession;
@@ -60,7 +60,7 @@ pub struct Broker {
     users: Users,
     attempts: Attempts,
     /// Definitions as they were entered.
-    book: Book,
+    book: DefinitionBook,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
@@ -83,7 +83,7 @@ impl Broker {
             vhosts: RwLock::default(),
             users: Users::default(),
             attempts: Attempts::default(),
-            book: Book::default(),
+            book: DefinitionBook::default(),
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
             paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
@@ -138,7 +138,7 @@ impl Broker {
         self.users.remove(user);
     }
 
-    pub(crate) fn book(&self) -> &Book {
+    pub(crate) fn book(&self) -> &DefinitionBook {
         &self.book
     }
 
@@ -158,7 +158,7 @@ impl Broker {
 
     /// Sets `watcher`, which is called with the name of each virtual host that has been deleted, before
     /// another can be created under that name. It can be set once.
-    pub fn on_vhost_gone(&self, watcher: Box<dyn Fn(&str) + Send + Sync>) {
+    pub fn on_vhost_deleted(&self, watcher: Box<dyn Fn(&str) + Send + Sync>) {
         let _ = self.vhost_watcher.set(watcher);
     }
 
@@ -192,7 +192,7 @@ impl Broker {
     }
 
     /// As [`Broker::authorised`], at the beginning of a client's session: to open the virtual host is an operation of its own,
-    /// which began with [`Broker::ask_to_open`], and is now over.
+    /// which began with [`Broker::authorise_vhost`], and is now over.
     ///
     /// # Errors
     /// As [`Broker::authorised`].

@@ -47,39 +47,47 @@ impl Compatibility {
 
     /// Whether a message that a client gives back without fault (basic.nack and basic.recover with requeue) counts as
     /// little as if it had not been delivered (quorum queues).
-    pub(crate) fn forgives_releases(self) -> bool {
+    pub(crate) fn requeue_ignores_delivery_limit(self) -> bool {
         self == Self::V4
     }
 
     /// Whether the history of a dead letter is the broker's own, and headers of that name that a client has set are not
     /// taken for it; its last death is in headers of its own, and CC stays.
-    pub(crate) fn keeps_deaths_apart(self) -> bool {
+    pub(crate) fn protects_x_death(self) -> bool {
         self == Self::V4
     }
 
     /// Whether a connection ends when its token does; otherwise it stays, without rights.
-    pub fn ends_connections_with_their_tokens(self) -> bool {
+    pub fn closes_on_token_expiry(self) -> bool {
         self == Self::V4
     }
 
     /// Whether a refusal names which permission is missing.
-    pub(crate) fn names_permissions(self) -> bool {
+    pub(crate) fn refusal_names_permission(self) -> bool {
         self == Self::V4
     }
 
     /// Whether the type of a queue that the server is to name is looked for before all else, and refused in other words.
-    pub(crate) fn looks_for_the_queue_type_first(self) -> bool {
+    pub(crate) fn checks_queue_type_first(self) -> bool {
         self == Self::V4
     }
 
     /// Whether a passive declaration is refused to those who have no permission for what it asks after.
-    pub(crate) fn hides_from_strangers(self) -> bool {
+    pub(crate) fn passive_declare_needs_permission(self) -> bool {
         self == Self::V4
     }
 
     /// Whether a queue that was declared without a type has the argument `x-queue-type`, too.
-    pub(crate) fn writes_queue_types(self) -> bool {
+    pub(crate) fn stores_queue_type_argument(self) -> bool {
         self == Self::V4
+    }
+
+    /// How the refusal of a channel writes the limit of its user.
+    pub(crate) fn channel_limit(self, limit: u64) -> String {
+        match self {
+            Self::V3_10 => format!("({limit})"),
+            Self::V4 => limit.to_string(),
+        }
     }
 
     /// How the refusal of a basic.get names the type of the queue.
@@ -91,15 +99,9 @@ impl Compatibility {
         }
     }
 
-    /// Whether a transaction is committed that has published to an exchange which has been deleted since, without those
-    /// messages; otherwise the commit is refused.
-    pub fn commits_to_deleted_exchanges(self) -> bool {
-        self == Self::V4
-    }
-
     /// Whether the right to publish with a routing key, also one in CC or BCC, and then to be called by user_id, is looked at
     /// behind all other properties; otherwise before them, and only that of the message's own key.
-    pub(crate) fn judges_properties_first(self) -> bool {
+    pub(crate) fn checks_topic_permission_last(self) -> bool {
         self == Self::V4
     }
 
@@ -118,7 +120,7 @@ impl Compatibility {
 
     /// Whether a reply queue (RabbitMQ, "Direct Reply-to") is said to be one to whoever gets from it or binds it, instead of
     /// not to exist; a message to one is never returned as unroutable, and a request that is returned has its name.
-    pub fn admits_reply_queues(self) -> bool {
+    pub fn reveals_reply_queues(self) -> bool {
         self == Self::V4
     }
 
@@ -131,7 +133,7 @@ impl Compatibility {
     /// Whether the queues of an MQTT session, also that of QoS 0, last as long as the session, and are its connection's alone
     /// if that is no longer; otherwise messages of QoS 0 do not wait for clients that are away, and all clients may use its
     /// queues.
-    pub fn ties_mqtt_queues_to_sessions(self) -> bool {
+    pub fn mqtt_queues_follow_session(self) -> bool {
         self == Self::V4
     }
 
@@ -141,7 +143,7 @@ impl Compatibility {
     }
 
     /// Whether an MQTT 5.0 client is sent its session's expiry even if it has got what it asked for.
-    pub fn tells_mqtt_session_expiry(self) -> bool {
+    pub fn always_sends_session_expiry(self) -> bool {
         self == Self::V4
     }
 
@@ -165,17 +167,17 @@ impl Compatibility {
     }
 
     /// Whether virtual hosts may be protected from deletion, and operators can lift the protection.
-    pub fn protects_vhosts(self) -> bool {
+    pub fn has_vhost_deletion_protection(self) -> bool {
         self == Self::V4
     }
 
     /// Whether metrics tell the sizes of messages.
-    pub fn tells_message_sizes(self) -> bool {
+    pub fn has_message_size_metrics(self) -> bool {
         self == Self::V4
     }
 
     /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.
-    pub fn limits_channels(self) -> bool {
+    pub fn has_global_qos(self) -> bool {
         self == Self::V3_10
     }
 }
@@ -195,7 +197,7 @@ pub(crate) struct DeliveryOrder {
 
 impl DeliveryOrder {
     /// Whether messages of several ranks may be in the queue.
-    pub(crate) fn has_ranks(self) -> bool {
+    pub(crate) fn has_priorities(self) -> bool {
         self.highest > 0
     }
 

@@ -34,7 +34,7 @@ impl DeadLetterPublish {
         let old = &dead.message;
         let properties = Properties::decode(old.properties()).unwrap_or_default();
         let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
-        let apart = queue.compatibility().keeps_deaths_apart();
+        let apart = queue.compatibility().protects_x_death();
         if apart && !old.broker_properties().is_dead_letter {
             headers.remove("x-death");
         }
@@ -78,7 +78,7 @@ impl DeadLetterPublish {
 
     /// Whether the letter has been in `queue` before and no client has rejected it since: such a letter would
     /// cycle forever and is dropped.
-    pub(crate) fn circles_to(&self, queue: &str) -> bool {
+    pub(crate) fn would_cycle(&self, queue: &str) -> bool {
         if self.reason == DeathReason::Rejected {
             return false;
         }
@@ -147,7 +147,7 @@ fn record(
     let same = |death: &FieldValue| {
         event_of(death) == Some((Some(queue.name().as_bytes()), Some(reason.name().as_bytes())))
     };
-    if queue.compatibility().keeps_deaths_apart() {
+    if queue.compatibility().protects_x_death() {
         headers.insert("x-last-death-reason", FieldValue::text(reason.name()));
         headers.insert("x-last-death-queue", FieldValue::text(&**queue.name()));
         headers.insert("x-last-death-exchange", FieldValue::text(old.exchange()));

@@ -46,8 +46,8 @@ pub enum BrokerError {
         user: String,
     },
     /// 403: another auth backend decides, and has not been asked yet. Sessions take the question
-    /// ([`crate::Identity::take_question`]) and repeat the operation; a client sees this of no operation.
-    #[error("the auth backend has not been asked")]
+    /// ([`crate::Identity::take_authz_request`]) and repeat the operation; a client sees this of no operation.
+    #[error("authorization pending")]
     Unasked,
     /// 502: the message's properties cannot be decoded.
     #[error(transparent)]

@@ -47,7 +47,7 @@ pub(crate) fn inspect<'a>(
     let foreign = foreign
         .map(|user| format!("user_id property set to '{user}' but authenticated user was '{publisher}'"));
     let foreign_user = match foreign {
-        Some(text) if !compatibility.judges_properties_first() => {
+        Some(text) if !compatibility.checks_topic_permission_last() => {
             return Err(BrokerError::precondition(text));
         }
         foreign => foreign,

@@ -91,24 +91,23 @@ pub use names::{ExchangeName, generated_name};
 pub use network::network_of;
 pub use paging::PagingStatus;
 pub use permissions::{
-    AskedUser, AuthorisedSession, AuthzBackend, Pattern, PatternError, PendingQuestion, PendingVerdict,
-    PermissionQuestion, Permissions, QuestionAbout, TooManySteps, TopicPermissions, Verdict,
-    literal_in_scope,
+    AuthorisedSession, AuthzBackend, AuthzDecision, AuthzFuture, AuthzRequest, AuthzSubject, AuthzTarget,
+    Pattern, PatternError, PendingAuthz, Permissions, TooManySteps, TopicPermissions, literal_in_scope,
 };
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
-pub use publisher::{Flushed, Publish, Publisher, Share};
+pub use publisher::{Flushed, HeldRoute, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerCapacity, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, ForeignMessage,
-    Got, Moving, Offer, PublisherHold, Queue, QueueCapacity, QueueProperties, Returned, TakenIn,
+    Got, ImportOutcome, Moving, Offer, Queue, QueueCapacity, QueueProperties, Returned, ThrottledPublisher,
 };
-pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
+pub use rates::{Count, DequeueCounts, MessageCounts, Publishing, ThroughputCounters};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
 pub use routing::{ExchangeKind, TopicIndex};
 pub use time::Timestamp;
 pub use users::{
     AuthBackends, GUEST, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
-    TokenRights, UserLimits, UserSpec,
+    TokenPermissions, UserLimits, UserSpec,
 };
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use amqp::ReplyCode;
 
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 
 /// Limits of one virtual host (RabbitMQ, "Virtual Hosts", limits); `None` is no limit.
@@ -48,9 +49,10 @@ pub(crate) fn too_many_connections(user: &str, limit: u64) -> BrokerError {
     not_allowed(format!("connection refused for user '{user}': user connection limit ({limit}) is reached"))
 }
 
-pub(crate) fn too_many_channels(user: &str, limit: u64) -> BrokerError {
+pub(crate) fn too_many_channels(user: &str, limit: u64, compatibility: Compatibility) -> BrokerError {
+    let limit = compatibility.channel_limit(limit);
     not_allowed(format!(
-        "number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        "number of channels opened for user '{user}' has reached the maximum allowed user limit of {limit}"
     ))
 }
 

@@ -26,13 +26,13 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Messages published by clients that reached at least one queue; each counts once, when it is routed.
+    /// Messages published by clients that were routed to at least one queue; each counts once, when it is routed.
     messages_routed: SharedCounter,
-    /// Messages published by clients that reached no queue, whether returned or not; each counts once.
+    /// Messages published by clients that were routed to no queue, whether returned or not; each counts once.
     messages_unroutable: SharedCounter,
-    /// Messages put into queues, dead letters and traces included; each counts once for each of its queues.
+    /// Messages enqueued, including dead letters and traces; each counts once per queue.
     messages_enqueued: SharedCounter,
-    /// Messages delivered to consumers, when they are passed to their connection; each redelivery counts again.
+    /// Messages delivered to consumers, when they are handed to their connection; each redelivery counts again.
     messages_delivered: SharedCounter,
     /// Messages delivered to consumers that do not acknowledge; also part of messages_delivered.
     messages_delivered_auto_ack: SharedCounter,
@@ -50,40 +50,38 @@ counters! {
     messages_requeued: SharedCounter,
     /// Messages that a full queue with overflow reject-publish or reject-publish-dlx refused; each queue counts.
     messages_refused: SharedCounter,
-    /// Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).
+    /// Messages of QoS 0 dropped, the oldest first, because their MQTT client was too slow (mqtt_queue_max).
     mqtt_messages_dropped: SharedCounter,
-    /// Messages passed on to the dead-letter exchange of their queue, for any reason; each hop counts.
+    /// Messages published to the dead-letter exchange of their queue, for any reason; each hop counts.
     messages_dead_lettered: SharedCounter,
     /// Messages dead-lettered because a consumer rejected them; also part of messages_dead_lettered.
     messages_dead_lettered_rejected: SharedCounter,
-    /// Messages dead-lettered because their time to live was over; also part of messages_dead_lettered.
+    /// Messages dead-lettered because their TTL expired; also part of messages_dead_lettered.
     messages_dead_lettered_expired: SharedCounter,
     /// Messages dead-lettered because a queue exceeded its maximum length; also part of messages_dead_lettered.
     messages_dead_lettered_maxlen: SharedCounter,
     /// Messages dead-lettered because they exceeded a delivery limit; also part of messages_dead_lettered.
     messages_dead_lettered_delivery_limit: SharedCounter,
-    /// Dead letters dropped because the death of one message had led to too many dead letters.
+    /// Dead letters dropped because a single message had caused too many of them.
     dead_letters_dropped: SharedCounter,
     /// Ready messages removed from their queue's memory and left on disk; each time counts.
     messages_paged_out: SharedCounter,
-    /// Bytes of the bodies of the messages of messages_paged_out.
+    /// Body bytes of messages that were paged out.
     bytes_paged_out: SharedCounter,
-    /// Paged-out messages that were read back into memory, before their delivery; each time counts.
+    /// Paged-out messages read back into memory before their delivery; each time counts.
     messages_paged_in: SharedCounter,
-    /// Bytes of the bodies of the messages of messages_paged_in.
+    /// Body bytes of paged-out messages that were read back into memory.
     bytes_paged_in: SharedCounter,
     /// Writes of a batch of messages to disk so that they can leave memory; persistent messages of durable
     /// queues need none.
     paging_writes: SharedCounter,
     /// Reads of a batch of paged-out messages from disk.
     paging_reads: SharedCounter,
-    /// Batches of publishes after which their client was not read until enough messages had left memory; each
-    /// queue counts.
+    /// Times a publisher was paused until enough messages had been paged out; each queue counts.
     paging_pauses: SharedCounter,
-    /// Times that a publisher was held, for at most 50 ms, because the backlog of its queue grew though the queue's consumers
-    /// could take more.
+    /// Times a publisher was throttled, for at most 50 ms, because its queue grew although its consumers could take more.
     publisher_holds: SharedCounter,
-    /// Failed reads and writes of messages that are paged; each is repeated within half a minute.
+    /// Failed reads and writes of paged messages; each is retried within 30 seconds.
     paging_failures: SharedCounter,
     /// Queues that exist, in all virtual hosts.
     queues: SharedGauge,
@@ -125,7 +123,7 @@ pub struct Published {
     pub routed: SharedCounter,
     /// Messages that reached none.
     pub unroutable: SharedCounter,
-    /// Those of them that were not returned.
+    /// Unroutable messages that were not returned.
     pub dropped: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedGauge,

@@ -100,7 +100,7 @@ impl Broker {
         if paging.free_next() {
             return true;
         }
-        paging.relieve(now);
+        paging.page_out_long_queues(now);
         let Some(queue) = paging.next_job() else { return self.sweep(now) };
         queue.page(now);
         true
@@ -184,7 +184,7 @@ impl Paging {
             return;
         }
         if !self.is_under_pressure.swap(true, Ordering::Relaxed) {
-            tracing::info!(used, threshold, "much memory is in use: queues page out messages");
+            tracing::info!(used, threshold, "memory use above paging watermark: paging out messages");
         } else if used <= before.saturating_add(growth(before)) {
             return;
         }
@@ -301,7 +301,7 @@ impl Paging {
     }
 
     /// Asks all long queues to page out messages, if the watermark was exceeded.
-    fn relieve(&self, now: Timestamp) {
+    fn page_out_long_queues(&self, now: Timestamp) {
         if !self.relief.swap(false, Ordering::AcqRel) {
             return;
         }

@@ -1,6 +1,10 @@
 //! Publishing: finds the queues of a message, caches routes, and hands messages over in batches.
 
+mod held;
 mod traced;
+
+pub use held::HeldRoute;
+use held::RoutedPublish;
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU64;
@@ -21,7 +25,7 @@ use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::names::ExchangeName;
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{Load, Overdraft, PublisherHold, Queue, Sender};
+use crate::queue::{Load, PublisherLoad, Queue, Sender, ThrottledPublisher};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -56,8 +60,8 @@ pub struct Flushed {
     /// [`VirtualHost::wait_for_capacity`] wakes it.
     pub full: bool,
     /// A queue whose backlog grows though its consumers could take more, after a turn's messages for it: the session accepts no
-    /// more publishes until that [wakes it](PublisherHold::wait).
-    pub hold: Option<Box<PublisherHold>>,
+    /// more publishes until that [wakes it](ThrottledPublisher::wait).
+    pub hold: Option<Box<ThrottledPublisher>>,
     /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
     /// session has to flush again in its next turn, before it processes anything more from its client.
     pub unfinished: bool,
@@ -87,12 +91,12 @@ pub struct Publisher {
     batch_bytes: usize,
     /// An earlier batch that only some queues of its route have: set when a turn ends while it is being
     /// handed over, cleared when the last queue has it.
-    handing_over: Option<Box<HandingOver>>,
+    handing_over: Option<Box<PartialFlush>>,
     /// The route of the last message.
     route: Option<Arc<Route>>,
     flushed: Flushed,
     /// Reset when it is held.
-    overdraft: Overdraft,
+    overdraft: PublisherLoad,
     /// The log position from which each queue has its message permanently, since the last flush, if the caller
     /// needs it.
     shares: Option<Vec<Share>>,
@@ -100,7 +104,7 @@ pub struct Publisher {
     reply_queue: Option<Arc<str>>,
     now: Timestamp,
     /// Messages that went through the exchange of the last route and have not been counted there yet.
-    through: Through,
+    through: ExchangeCounts,
     /// Sizes of messages that have not been counted yet; `None` if metrics do not tell sizes.
     sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
@@ -121,7 +125,7 @@ pub struct Publisher {
 }
 
 /// A batch that is being handed to the queues of its route.
-struct HandingOver {
+struct PartialFlush {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
     load: Load,
@@ -138,7 +142,7 @@ struct HandingOver {
 
 /// Messages published to an exchange, and queue entries that resulted.
 #[derive(Default)]
-struct Through {
+struct ExchangeCounts {
     published: u64,
     enqueued: u64,
 }
@@ -155,7 +159,8 @@ struct Route {
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
     storing: LastStoring,
-    /// False for a route to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to").
+    /// False for a route to nothing, or to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to"),
+    /// unless [`Compatibility::reveals_reply_queues`](crate::Compatibility::reveals_reply_queues).
     counts: bool,
     scope: RouteScope,
 }
@@ -172,7 +177,7 @@ enum RouteScope {
 
 impl Publisher {
     pub(crate) fn new(vhost: Arc<VirtualHost>, identity: Identity, grant: Arc<Grant>) -> Self {
-        let sizes = vhost.compatibility().tells_message_sizes().then(Box::default);
+        let sizes = vhost.compatibility().has_message_size_metrics().then(Box::default);
         Self {
             vhost,
             identity,
@@ -183,11 +188,11 @@ impl Publisher {
             handing_over: None,
             route: None,
             flushed: Flushed::default(),
-            overdraft: Overdraft::default(),
+            overdraft: PublisherLoad::default(),
             shares: None,
             reply_queue: None,
             now: Timestamp::default(),
-            through: Through::default(),
+            through: ExchangeCounts::default(),
             sizes,
             front_end: FrontEnd::default(),
             session: None,
@@ -246,7 +251,7 @@ impl Publisher {
         if self.is_tracer {
             return Ok(());
         }
-        if self.vhost.compatibility().judges_properties_first() {
+        if self.vhost.compatibility().checks_topic_permission_last() {
             return self.vhost.check_publish_exchange(&self.grant, publish.exchange);
         }
         let client = self.identity.client();
@@ -259,7 +264,7 @@ impl Publisher {
         let may_impersonate = || self.grant.may_impersonate(&self.identity);
         let mut inspected =
             inspect(publish.properties, self.identity.user(), may_impersonate, compatibility)?;
-        if compatibility.judges_properties_first() && !self.is_tracer {
+        if compatibility.checks_topic_permission_last() && !self.is_tracer {
             let (client, own) = (self.identity.client(), is_new.then_some(publish.routing_key));
             let copies = inspected.copies.iter().chain(&inspected.blind_copies).copied();
             for key in own.into_iter().chain(copies) {
@@ -277,6 +282,17 @@ impl Publisher {
     /// that RabbitMQ refuses; 502 malformed ones.
     pub fn publish(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.now = now;
+        let mut answerable = None;
+        let RoutedPublish { publish, inspected, route, .. } = self.find(publish, &mut answerable)?;
+        self.follow(route, publish, &inspected)
+    }
+
+    /// Checks and routes a message. `answerable` is set to its properties with the publisher's reply queue, if they ask for it.
+    fn find<'p>(
+        &mut self,
+        publish: Publish<'p>,
+        answerable: &'p mut Option<Vec<u8>>,
+    ) -> Result<RoutedPublish<'p>, BrokerError> {
         let generation = self.vhost.generation();
         let fresh = self.routes.is_fresh(generation, self.grant.renewals());
         let known = match &self.route {
@@ -291,7 +307,7 @@ impl Publisher {
         if is_new {
             self.check_route(&publish)?;
         }
-        let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
+        *answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
         let properties = answerable.as_deref().unwrap_or(publish.properties);
         let publish = Publish { properties, ..publish };
         let inspected = self.inspect(&publish, is_new)?;
@@ -301,11 +317,12 @@ impl Publisher {
             Known::ByHeaders if !copied => self.route_by_headers(&publish, inspected.headers),
             _ => None,
         };
+        let is_new = known.is_none();
         let route = match known {
             Some(route) => route,
             None => self.find_route(&publish, &inspected, generation)?,
         };
-        self.follow(route, publish, &inspected)
+        Ok(RoutedPublish { publish, inspected, route, is_new })
     }
 
     /// Adds a message to the batch, handing over the current batch first if its route is another one.
@@ -341,13 +358,16 @@ impl Publisher {
         if route.queues.is_empty() {
             if !self.is_tracer {
                 self.through.published += 1;
+            }
+            // A reply to a requester that has gone may count although there is no queue.
+            if !self.is_tracer && !route.counts {
                 self.vhost.metrics().messages_unroutable.add(1);
                 self.published().unroutable.add(1);
                 if self.front_end != FrontEnd::Amqp {
                     self.published().dropped.add(1);
                 }
             }
-            return Ok(false);
+            return Ok(route.counts);
         }
         // One message for all queues of the route.
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
@@ -408,19 +428,8 @@ impl Publisher {
         let inspected = self.inspect(&publish, false)?;
         let whole = self.find_route(&publish, &inspected, allowed_at)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
-        let queues: Vec<_> = whole.queues.iter().filter(lacks).cloned().collect();
-        let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
-        let route = Arc::new(Route {
-            exchange,
-            own_exchange: OnceLock::new(),
-            flow,
-            key,
-            storing: LastStoring::of(&queues),
-            queues,
-            counts: whole.counts,
-            scope: RouteScope::Once,
-        });
-        self.follow(route, publish, &inspected)
+        let queues = whole.queues.iter().filter(lacks).cloned().collect();
+        self.follow(Arc::new(whole.with_queues(queues, whole.counts)), publish, &inspected)
     }
 
     /// Hands the batch to its queues, and reports on everything since the last flush. If that does not fit
@@ -439,7 +448,7 @@ impl Publisher {
         }
         let mut flushed = std::mem::take(&mut self.flushed);
         if flushed.hold.is_some() {
-            self.overdraft = Overdraft::default();
+            self.overdraft = PublisherLoad::default();
         }
         flushed.refused.sort_unstable();
         flushed.refused.dedup();
@@ -480,7 +489,7 @@ impl Publisher {
             keys.dedup();
             routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
         }
-        let counts = counts || replies && self.vhost.compatibility().admits_reply_queues();
+        let counts = counts || replies && self.vhost.compatibility().reveals_reply_queues();
         // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
             _ if keys.len() > 1 || routes.by_message || replies => RouteScope::Once,
@@ -502,7 +511,7 @@ impl Publisher {
     /// Counts the messages that went through an exchange, once per batch, since other threads update the same
     /// counters.
     fn count_through(&mut self) {
-        let Through { published, enqueued } = std::mem::take(&mut self.through);
+        let ExchangeCounts { published, enqueued } = std::mem::take(&mut self.through);
         if published > 0
             && let Some(route) = &self.route
         {
@@ -557,15 +566,15 @@ impl Publisher {
         self.flushed.full |= stored_batch.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
-        self.go_on(HandingOver { route, batch, load, stored_batch, first, done: 0, letters: Vec::new() })
+        self.go_on(PartialFlush { route, batch, load, stored_batch, first, done: 0, letters: Vec::new() })
     }
 
     /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
     /// or the turn is over.
-    fn go_on(&mut self, mut handing: HandingOver) -> bool {
+    fn go_on(&mut self, mut handing: PartialFlush) -> bool {
         let last = handing.route.queues.len() - 1;
         loop {
-            self.hand_to_next(&mut handing);
+            self.append_to_next_queue(&mut handing);
             if handing.done > last {
                 break;
             }
@@ -575,7 +584,7 @@ impl Publisher {
                 return false;
             }
         }
-        let HandingOver { route, mut batch, letters, .. } = handing;
+        let PartialFlush { route, mut batch, letters, .. } = handing;
         if self.batch.is_empty() {
             // Its allocation is reused for the next batch.
             batch.clear();
@@ -595,8 +604,8 @@ impl Publisher {
     }
 
     /// Hands the batch to the next queue of its route.
-    fn hand_to_next(&mut self, handing: &mut HandingOver) {
-        let HandingOver { route, batch, load, stored_batch, first, done, letters } = handing;
+    fn append_to_next_queue(&mut self, handing: &mut PartialFlush) {
+        let PartialFlush { route, batch, load, stored_batch, first, done, letters } = handing;
         let at = *done;
         *done += 1;
         let queue = &route.queues[at];

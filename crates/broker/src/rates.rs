@@ -78,7 +78,7 @@ impl MessageCounts {
         self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
     }
 
-    /// Adds the counters of messages that left a queue, or went to a channel, in the order of [`Leaving`].
+    /// Adds the counters of messages that left a queue, or went to a channel, in the order of [`DequeueCounts`].
     fn add_leaving(&mut self, leaving: [Count; LEAVING]) {
         let [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack] = leaving;
         self.deliver += deliver;
@@ -111,7 +111,7 @@ impl AddAssign for MessageCounts {
 
 /// The amounts that one step adds to the counters of messages leaving a queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Leaving {
+pub struct DequeueCounts {
     /// Delivered to consumers that acknowledge.
     pub deliver: usize,
     /// Delivered to consumers that do not.
@@ -130,7 +130,7 @@ pub struct Leaving {
 
 const LEAVING: usize = 7;
 
-impl Leaving {
+impl DequeueCounts {
     /// The messages that one consumer took.
     pub fn delivered(taken: usize, no_ack: bool, redeliver: usize) -> Self {
         let (deliver, deliver_no_ack) = if no_ack { (0, taken) } else { (taken, 0) };
@@ -159,14 +159,14 @@ impl Leaving {
 ///
 /// No memory is allocated until something is counted, since there may be millions of idle ones.
 #[derive(Debug, Default)]
-pub struct Passing(Option<Box<Rated<{ LEAVING + 1 }>>>);
+pub struct ThroughputCounters(Option<Box<Rated<{ LEAVING + 1 }>>>);
 
-impl Passing {
+impl ThroughputCounters {
     /// Adds to the counters at `now`.
     // Each caller counts one or two kinds: inlining removes the code for the others.
     #[inline(always)]
-    pub fn add(&mut self, published: usize, leaving: Leaving, now: Timestamp) {
-        let Leaving { deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack } = leaving;
+    pub fn add(&mut self, published: usize, leaving: DequeueCounts, now: Timestamp) {
+        let DequeueCounts { deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack } = leaving;
         let counted = [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack, published];
         let present = self.0.get_or_insert_default().present(now);
         for (present, counted) in present.iter_mut().zip(counted) {
@@ -246,19 +246,19 @@ mod tests {
 
     #[test]
     fn what_rests_takes_one_word() {
-        assert_eq!(size_of::<Passing>(), size_of::<usize>());
-        assert_eq!(Passing::default().read(at(0, 0)), None);
+        assert_eq!(size_of::<ThroughputCounters>(), size_of::<usize>());
+        assert_eq!(ThroughputCounters::default().read(at(0, 0)), None);
     }
 
     #[test]
     fn what_passes_is_told_by_kind() {
-        let mut passing = Passing::default();
-        passing.add(10, Leaving::delivered(6, false, 2), at(0, 0));
-        passing.add(0, Leaving::delivered(1, true, 0), at(0, 0));
-        passing.add(0, Leaving::got(false, true), at(0, 0));
-        passing.add(0, Leaving::got(true, false), at(0, 0));
-        passing.add(0, Leaving::got_nothing(), at(0, 0));
-        passing.add(0, Leaving::acked(5), at(0, 0));
+        let mut passing = ThroughputCounters::default();
+        passing.add(10, DequeueCounts::delivered(6, false, 2), at(0, 0));
+        passing.add(0, DequeueCounts::delivered(1, true, 0), at(0, 0));
+        passing.add(0, DequeueCounts::got(false, true), at(0, 0));
+        passing.add(0, DequeueCounts::got(true, false), at(0, 0));
+        passing.add(0, DequeueCounts::got_nothing(), at(0, 0));
+        passing.add(0, DequeueCounts::acked(5), at(0, 0));
         let counts = passing.read(at(1, 0)).unwrap();
         let all = |count: Count| (count.total == count.recent).then_some(count.total);
         let kinds = [counts.publish, counts.deliver, counts.deliver_no_ack, counts.get, counts.get_no_ack];

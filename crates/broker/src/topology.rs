@@ -273,8 +273,8 @@ impl Topology {
     }
 
     /// Removes the name of a queue to be deleted, if it still has it. The thread that deletes the queue must give the result to
-    /// [`Topology::demolish`].
-    pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
+    /// [`Topology::delete_in_steps`].
+    pub(crate) fn unlink_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();
         if self.queue_names.get(name) == Some(&slot) {
             if let Some(recorder) =
@@ -287,8 +287,8 @@ impl Topology {
         Destination::queue(slot)
     }
 
-    /// Removes the name of an exchange. The result must be given to [`Topology::demolish`].
-    pub(crate) fn doom_exchange(&mut self, slot: u32) -> Destination {
+    /// Removes the name of an exchange. The result must be given to [`Topology::delete_in_steps`].
+    pub(crate) fn unlink_exchange(&mut self, slot: u32) -> Destination {
         let exchange = &mut self.exchanges[slot as usize];
         exchange.doomed = true;
         // Walks skip it from now on, though removing its bindings may take a while.
@@ -349,7 +349,7 @@ impl Topology {
 
     /// Removes up to `limit` bindings of a doomed queue or exchange, and when none is left the queue or
     /// exchange itself. Returns the number of bindings removed, and whether it is done.
-    pub(crate) fn demolish(
+    pub(crate) fn delete_in_steps(
         &mut self,
         what: Destination,
         limit: usize,
@@ -461,7 +461,7 @@ impl Topology {
             self.bindings[moved as usize].place = binding.place;
         }
         if last_of_auto_delete {
-            doomed.push(self.doom_exchange(binding.source));
+            doomed.push(self.unlink_exchange(binding.source));
         }
     }
 }

@@ -35,7 +35,7 @@ const NEAR: u64 = 2 << 30;
 pub(crate) struct Levels {
     /// [`NO_LIMIT`] for none.
     memory_limit: AtomicU64,
-    /// `None` without a data folder.
+    /// `None` without a data directory.
     disk_limit: Option<AtomicU64>,
     disk_free: AtomicU64,
 }
@@ -66,12 +66,12 @@ impl Levels {
         Some(self.memory_limit.load(Ordering::Relaxed)).filter(|limit| *limit != NO_LIMIT)
     }
 
-    /// Free bytes below which the disk alarm is raised; `None` without a data folder.
+    /// Free bytes below which the disk alarm is raised; `None` without a data directory.
     pub(crate) fn disk_limit(&self) -> Option<u64> {
         self.disk_limit.as_ref().map(|limit| limit.load(Ordering::Relaxed))
     }
 
-    /// Free bytes on the data folder's file system, as last measured.
+    /// Free bytes on the data directory's file system, as last measured.
     pub(crate) fn disk_free(&self) -> u64 {
         self.disk_free.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Measures once, so that alarms are raised before the first client connects, and continues in a thread of
-    /// its own, since a file system may be slow to respond. `folder` is the data folder, and the store of
+    /// its own, since a file system may be slow to respond. `directory` is the data directory, and the store of
     /// `broker` is in it.
     ///
     /// # Errors
@@ -96,19 +96,15 @@ impl Sampler {
         alarms: Arc<Alarms>,
         watermark: Watermark,
         disk_free_limit: ByteSize,
-        folder: Option<PathBuf>,
+        directory: Option<PathBuf>,
         broker: Arc<Broker>,
     ) -> io::Result<Self> {
         give_memory_back();
         let memory_total = limits::memory_total();
         let memory_limit = watermark.of(memory_total);
-        let levels = Arc::new(Levels::new(memory_limit, folder.as_ref().map(|_| disk_free_limit.0)));
-        tracing::info!(
-            memory_bytes = memory_limit,
-            disk_free_bytes = levels.disk_limit(),
-            "memory and disk limits"
-        );
-        let sources = System { folder, broker: Some(broker), memory_total };
+        let levels = Arc::new(Levels::new(memory_limit, directory.as_ref().map(|_| disk_free_limit.0)));
+        tracing::info!(memory_bytes = memory_limit, disk_free_bytes = levels.disk_limit(), "resource limits");
+        let sources = System { directory, broker: Some(broker), memory_total };
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources };
         let mut interval = watch.sample();
         let (alive, end) = mpsc::sync_channel(0);
@@ -132,7 +128,7 @@ impl Sampler {
 fn give_memory_back() {
     #[cfg(feature = "jemalloc")]
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
-        tracing::warn!(%error, "no background thread in jemalloc: freed memory returns late");
+        tracing::warn!(%error, "jemalloc background threads unavailable: freed memory is returned late");
     }
 }
 

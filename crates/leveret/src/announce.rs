@@ -1,4 +1,4 @@
-//! The start-up lines for scripts: one per listener, on standard output.
+//! The startup lines for scripts: one per listener, on standard output.
 
 use std::io;
 use std::sync::{Arc, OnceLock};

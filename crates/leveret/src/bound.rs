@@ -37,10 +37,7 @@ impl BoundListeners {
         let all = clients.listeners().chain(of_relays).chain(http.listeners());
         let sockets = all.map(Listener::share).collect::<Result<_, _>>().map_err(ServeError::TakeOver)?;
         for address in inherited.close_rest() {
-            tracing::warn!(
-                address,
-                "closing a socket that this process was given: no listener has its address"
-            );
+            tracing::warn!(address, "closing inherited socket: no listener configured for its address");
         }
         Ok(Self { clients, relays, http, sockets })
     }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use broker::{Broker, Definitions, LoginRefused, Section, Timestamp};
+use broker::{Broker, BrokerConfig, Definitions, LoginRefused, Section, Timestamp};
 use store::catalogue::Catalogue;
 
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
@@ -18,15 +18,36 @@ pub(crate) struct DefinitionsFile {
     definitions: Definitions,
 }
 
-/// Looks for a mistake in the files of definitions and of the first user's password.
+/// Looks for a mistake in the files of definitions and of the first user's password. If the broker has anything, the process
+/// that runs is using it: then it is not known whether queues, exchanges and bindings of the file can be declared.
 ///
 /// # Errors
 ///
 /// One of them cannot be used.
 pub(crate) fn check(config: &Config) -> Result<(), SettingError> {
-    read(config)?;
-    given_password(config)?;
-    Ok(())
+    let file = read(config)?;
+    let password = given_password(config)?;
+    let Some(DefinitionsFile { path, definitions }) = file else { return Ok(()) };
+    let compatibility = config.compatibility;
+    if !begins_with_nothing(config) {
+        return definitions.check(compatibility).map_err(|error| at_fault(&path, error));
+    }
+    let broker = Broker::new(BrokerConfig { defaults: false, compatibility, ..Default::default() });
+    let now = Timestamp::default();
+    if let Some(password) = password {
+        let first = Definitions::first(&config.default_user.0, &password, &config.default_vhost.0);
+        broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
+    }
+    broker.load(&definitions, now).map(drop).map_err(|error| at_fault(&path, error))
+}
+
+/// Whether there is no data directory, or nothing in it.
+fn begins_with_nothing(config: &Config) -> bool {
+    let Ok(directory) = config.data_dir.directory() else { return false };
+    directory.is_none_or(|directory| match std::fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    })
 }
 
 /// Reads the file named by the setting `definitions`, if any.
@@ -56,7 +77,7 @@ pub(crate) enum Before {
 }
 
 impl Before {
-    /// The contents of a data folder, from which the broker has been restored.
+    /// The contents of a data directory, from which the broker has been restored.
     pub(crate) fn of(broker: &Broker, catalogue: &Catalogue) -> Self {
         if catalogue.was_empty() {
             Self::Nothing
@@ -99,7 +120,7 @@ pub(crate) fn start_with(
     let is_untouched = matches!(before, Before::Nothing | Before::Defaults);
     let password = match given_password(config) {
         Err(error) if !is_untouched => {
-            tracing::warn!("{error}; nothing needs it any more, as the broker has users");
+            tracing::warn!("{error}; ignored: broker already has users");
             None
         }
         password => password?,
@@ -116,7 +137,7 @@ pub(crate) fn start_with(
     if is_user_made {
         let first = Definitions::first(user, password.as_deref().unwrap_or(GUEST), vhost);
         broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
-        tracing::info!(user, vhost, "first start: made an administrator and a virtual host");
+        tracing::info!(user, vhost, "first start: created administrator and virtual host");
     } else if let Some(password) = &password {
         warn_of_another_password(broker, user, password);
     }
@@ -155,14 +176,14 @@ fn report_not_loaded(file: &DefinitionsFile, before: Before) {
     if before == Before::Definitions {
         tracing::info!(
             %file,
-            "definitions not loaded: they have been, and what was changed since stays as it is (definitions_if = \"always\" loads \
-             them at every start)"
+            "definitions not loaded: already loaded at an earlier start, later changes are kept \
+             (definitions_if = \"always\" loads them at every start)"
         );
     } else {
         tracing::warn!(
             %file,
-            "definitions not loaded: none has ever been, but the broker has users, permissions or policies of its own, which they \
-             might overwrite; definitions_if = \"always\" loads them all the same, and so does `leveret ctl import_definitions`"
+            "definitions not loaded: would overwrite existing users, permissions or policies; to load them, set \
+             definitions_if = \"always\" or use `leveret ctl import_definitions`"
         );
     }
 }
@@ -190,12 +211,12 @@ fn warn_of_another_password(broker: &Broker, user: &str, password: &str) {
         Err(LoginRefused::UnknownUser) => {
             tracing::warn!(
                 user,
-                "default_user not made: that is for a broker without users of its own; use `leveret ctl add_user`"
+                "default_user ignored: broker already has users; use `leveret ctl add_user`"
             );
         }
         Err(_) => tracing::warn!(
             user,
-            "default_password has no effect: the user has another password by now; use `leveret ctl change_password`"
+            "default_password ignored: user already has another password; use `leveret ctl change_password`"
         ),
     }
 }

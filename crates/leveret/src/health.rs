@@ -25,7 +25,7 @@ pub(crate) struct HealthArguments {
     pub(crate) flags: FindingFlags,
 }
 
-/// Longer than a live server ever takes, and shorter than the time-outs of the programs that run this command.
+/// Longer than a live server ever takes, and shorter than the timeouts of the programs that run this command.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Probes the server. The exit code follows from the result.

@@ -159,7 +159,7 @@ impl fmt::Display for HostAndPort<'_> {
 
 impl HttpClient {
     /// A client that gives up on a request if its complete response takes longer than `timeout`. `files` name
-    /// the trusted authorities and the client's own certificate for TLS.
+    /// the trusted CA certificates and the client's own certificate for TLS.
     ///
     /// # Errors
     /// A file cannot be used, or the system lacks resources.

@@ -73,7 +73,7 @@ impl Logins {
     /// Reads the files again. One that cannot be used stays as it was.
     pub(crate) fn reload(&self) {
         if let Some(Err(error)) = self.tokens.as_ref().map(OAuth2::reload) {
-            tracing::error!(%error, "SIGHUP: keys that verify tokens not reloaded (oauth2_jwks)");
+            tracing::error!(%error, "SIGHUP: token verification keys not reloaded (oauth2_jwks)");
         }
     }
 }
@@ -160,7 +160,7 @@ fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
         && !client.is_over_tls()
     {
         tracing::warn!(
-            "oauth2_jwks is not https: keys can be forged on the network path, which would admit anybody"
+            "oauth2_jwks is not https: keys can be forged on the network path, which would allow anyone to log in"
         );
     }
     let clock = Arc::new(move || clock.timestamp(Instant::now()));
@@ -179,7 +179,7 @@ struct NotSet;
 
 /// The key of the cache cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("the system gives no random bytes for the cache")]
+#[error("cannot get random bytes for the cache")]
 struct NoRandomBytes;
 
 /// A client's TLS that trusts these CA certificates, or those of the system.

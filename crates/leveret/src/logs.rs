@@ -1,7 +1,7 @@
 //! Logs: human-readable lines on standard error.
 //!
-//! A thread writes them, and whoever logs does not wait for it: a pipe that nobody reads stops neither clients nor the end of
-//! the process. Panics take the same way; they, announcements and the last line before an exit wait for it, but not for long.
+//! A writer thread prints them, so logging never blocks: a full pipe stops neither clients nor the end of the process. Panics
+//! are logged in the same way; they, announcements and the last line before an exit wait for the thread, but not for long.
 
 mod repeats;
 

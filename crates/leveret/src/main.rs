@@ -10,7 +10,7 @@ mod cli;
 mod commands;
 mod config;
 mod ctl;
-mod data_folder;
+mod data_dir;
 mod definitions;
 mod descriptors;
 mod fd_passing;
@@ -167,7 +167,7 @@ fn serve(flags: Flags) -> ExitCode {
         let (inherited, unused) = service_sockets::inherit();
         let log = logs::start(&effective.config).map_err(|error| Failure::run(format!("log: {error}")))?;
         for (index, error) in unused {
-            tracing::warn!(%error, index, "a file descriptor of the service manager is not used");
+            tracing::warn!(%error, index, "unused file descriptor from the service manager");
         }
         Ok((effective, log, inherited))
     });

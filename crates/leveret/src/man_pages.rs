@@ -40,22 +40,22 @@ pub(crate) fn man(wanted: &ManPages) -> Result<(), Failure> {
     command.build();
     match &wanted.output {
         None => print(&page(&command).map_err(Failure::run)?),
-        Some(folder) => write_all(&command, folder).map_err(|error| {
-            let folder = folder.display();
-            Failure::Run(format!("{folder}: {error}"))
+        Some(directory) => write_all(&command, directory).map_err(|error| {
+            let directory = directory.display();
+            Failure::Run(format!("{directory}: {error}"))
         }),
     }
 }
 
 /// Writes a page for the command and for each of its subcommands: `leveret-config-print.1`.
-fn write_all(command: &Command, folder: &Path) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
+fn write_all(command: &Command, directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
     let name = page_name(command);
-    fs::write(folder.join(format!("{name}.1")), page(command)?)?;
+    fs::write(directory.join(format!("{name}.1")), page(command)?)?;
     command
         .get_subcommands()
         .filter(|command| !command.is_hide_set())
-        .try_for_each(|below| write_all(below, folder))
+        .try_for_each(|below| write_all(below, directory))
 }
 
 /// The page's name: `leveret-config-print` for `leveret config print`.
@@ -85,16 +85,16 @@ mod tests {
 
     #[test]
     fn every_command_that_is_shown_has_a_page_with_its_flags() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut command = CommandLine::command();
         command.build();
-        write_all(&command, folder.path()).unwrap();
-        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        write_all(&command, directory.path()).unwrap();
+        let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
         let serve = read("leveret-serve.1");
         assert!(serve.contains(".TH leveret-serve 1") && serve.contains("max\\-message\\-size"), "{serve}");
         assert!(read("leveret.1").contains("leveret\\-serve(1)"));
         assert!(read("leveret-config-print.1").contains("leveret\\-config\\-print"));
-        assert!(!folder.path().join("leveret-config-reference.1").exists());
+        assert!(!directory.path().join("leveret-config-reference.1").exists());
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Notifier {
     /// those that serve clients, so that the messages stop when no task makes progress.
     pub(crate) async fn stay_alive(self) {
         let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
-        // Half the time-out, as sd_watchdog_enabled(3) recommends.
+        // Half the timeout, as sd_watchdog_enabled(3) recommends.
         let mut ticks = tokio::time::interval(patience / 2);
         loop {
             ticks.tick().await;
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_manager_behind_a_path_hears_each_change() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         let notifier = notifier(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
         notifier.ready();

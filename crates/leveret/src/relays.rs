@@ -30,7 +30,7 @@ impl ServedRelays {
     ///
     /// # Errors
     ///
-    /// The webroot cannot be opened as a folder.
+    /// The webroot cannot be opened as a directory.
     pub(crate) fn new(config: &Config, tls: &Tls) -> Result<Self, ServeError> {
         let relays = config.relay.0.iter().enumerate().map(|(at, relay)| {
             if !relay.upstream_verify.0 {

@@ -50,7 +50,7 @@ pub(crate) struct DrainTimes {
     pub(crate) answers: Duration,
 }
 
-/// How long the upstream's answers are waited for while a successor waits for the spool's folder, and all publishers for the
+/// How long the upstream's answers are waited for while a successor waits for the spool's directory, and all publishers for the
 /// successor. Unconfirmed messages are on disk, and forwarded again.
 const ANSWERS_FOR_SUCCESSOR: Duration = Duration::from_secs(1);
 

@@ -22,19 +22,19 @@ use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, SettingError,
     VerifyClient, flag,
 };
-use crate::data_folder::{self, DataFolder};
+use crate::data_dir::{self, DataDirectory};
 use crate::descriptors;
 use crate::http::Http;
 use crate::logs::ProcessLog;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
-use crate::migration::{self, Migrator, MigratorConfig, NoSuccessor};
+use crate::migration::{self, Migrator, MigratorConfig, TakeoverError};
 use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{PagerNotifier, Pagers};
 use crate::reload::{DrainTimes, Reloader};
 use crate::setting_files::SettingFiles;
 use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
-use crate::spool::SpoolFolder;
+use crate::spool::SpoolDirectory;
 use crate::status::Status;
 use crate::takeover::{Offer, Succession, Upgrades};
 use crate::tls::Tls;
@@ -65,20 +65,20 @@ pub(crate) async fn run(
     descriptors::raise_limit();
     warn_of_ignored(&effective);
 
-    // Everything else is read before the data folder is: that may take minutes, and needs the process before this one to end.
+    // Everything else is read before the data directory is: that may take minutes, and needs the process before this one to end.
     let clock = Clock::start();
     let files = open_files(&config, clock)?;
 
-    // From the beginning: a process that takes over is watched while it reads its data folder.
+    // From the beginning: a process that takes over is watched while it reads its data directory.
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
     let (config, files) = obey_again(&effective, config, files, clock)?;
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
-    let (backend, data_folder) = open_backend(&config, &effective, &files, clock)?;
+    let (backend, data_dir) = open_backend(&config, &effective, &files, clock)?;
     let SettingFiles { tls, relays, logins, access_log, .. } = files;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
-    let spool = SpoolFolder::open(&config, &backend, clock)?;
+    let spool = SpoolDirectory::open(&config, &backend, clock)?;
     spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
     let sampler = start_sampler(&config, &server, &backend)?;
     let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
@@ -129,12 +129,12 @@ pub(crate) async fn run(
         *left = access_log.end(*left);
     }
     // After the last session has ended, so that its changes are stored.
-    drop(data_folder);
+    drop(data_dir);
     drop(spool);
-    handed_over.map_err(ServeError::NoSuccessor)
+    handed_over.map_err(ServeError::TakeoverError)
 }
 
-/// Reads and opens what the settings name besides the data folder.
+/// Reads and opens what the settings name besides the data directory.
 fn open_files(config: &Config, clock: Clock) -> Result<SettingFiles, ServeError> {
     warn_of_open_listeners(config);
     SettingFiles::open(config, clock)
@@ -186,7 +186,7 @@ async fn wait_for_end(
     status: &Status,
     reloader: &Reloader,
     migrator: &Migrator,
-) -> (DrainTimes, Result<(), NoSuccessor>) {
+) -> (DrainTimes, Result<(), TakeoverError>) {
     let reason = drain.wait().await;
     notifier.stopping(reason, reloader.drain_times(reason).total());
     status.start_draining();
@@ -234,15 +234,15 @@ fn release_of_addresses(
 }
 
 /// Time for the closes of the upstream connections when sessions have used up `drain_timeout`.
-const CLOSE_TIME: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Lets sessions end by themselves for as long as `drain_spread` and `drain_timeout`, then cuts them. A spool, and the
 /// upstream connections behind it, have what is left of that time, but at least a moment: the brokers expect a close. They have
 /// no more than a moment if a successor waits.
-async fn end_sessions(server: &Server, spool: Option<&SpoolFolder>, backend: &Backend, times: DrainTimes) {
+async fn end_sessions(server: &Server, spool: Option<&SpoolDirectory>, backend: &Backend, times: DrainTimes) {
     let drain_timeout = times.timeout;
     let end = Instant::now() + times.spread + drain_timeout;
-    let rest = || end.saturating_duration_since(Instant::now()).max(CLOSE_TIME.min(drain_timeout));
+    let rest = || end.saturating_duration_since(Instant::now()).max(CLOSE_TIMEOUT.min(drain_timeout));
     let left = server.drain(times.spread, drain_timeout).await;
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
@@ -294,14 +294,14 @@ fn embedded(backend: &Backend) -> Option<Arc<Broker>> {
 /// Starts the sampler of memory and disk for the embedded broker.
 fn start_sampler(config: &Config, server: &Server, backend: &Backend) -> Result<Option<Sampler>, ServeError> {
     let Backend::Broker(broker) = backend else { return Ok(None) };
-    let folder = config.data_dir.folder().ok().flatten().filter(|_| broker.store().is_some());
+    let directory = config.data_dir.directory().ok().flatten().filter(|_| broker.store().is_some());
     let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
     let (alarms, broker) = (Arc::clone(server.alarms()), Arc::clone(broker));
-    let sampler = Sampler::start(alarms, watermark, disk_free_limit, folder, broker);
+    let sampler = Sampler::start(alarms, watermark, disk_free_limit, directory, broker);
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 
-/// Warns at start-up about variables and parts of URLs that have no effect.
+/// Warns at startup about variables and parts of URLs that have no effect.
 fn warn_of_ignored(effective: &Effective) {
     if let Some(ignored) = &effective.ignored {
         tracing::warn!("{ignored}");
@@ -311,7 +311,7 @@ fn warn_of_ignored(effective: &Effective) {
     }
 }
 
-/// Warns at start-up about settings that remove protection or have no effect.
+/// Warns at startup about settings that remove protection or have no effect.
 fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
@@ -338,23 +338,23 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
-/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder and the auth backends that it asks
+/// Starts the backend: the pool to the upstream, or the embedded broker with its data directory and the auth backends that it asks
 /// about logins.
 fn open_backend(
     config: &Config,
     effective: &Effective,
     files: &SettingFiles,
     clock: Clock,
-) -> Result<(Backend, Option<DataFolder>), ServeError> {
+) -> Result<(Backend, Option<DataDirectory>), ServeError> {
     if config.upstream.is_empty() {
-        let (broker, folder) = start_broker(config, clock)?;
+        let (broker, directory) = start_broker(config, clock)?;
         if migration::is_outdated(config, effective).map_err(ServeError::Setting)? {
             return Err(ServeError::HasMoved);
         }
         migration::forget_if_off(config, effective).map_err(ServeError::Setting)?;
         files.logins.serve(&broker);
         log_mode(config);
-        return Ok((Backend::Broker(broker), folder));
+        return Ok((Backend::Broker(broker), directory));
     }
     log_mode(config);
     let pool_config =
@@ -372,9 +372,9 @@ fn log_mode(config: &Config) {
         return;
     }
     let upstreams: Vec<_> = config.upstream.iter().map(ToString::to_string).collect();
-    let folder =
+    let directory =
         if config.spool.0.is_empty() { "no data directory" } else { "its data directory holds the spool" };
-    tracing::info!(version, "mode: pool in front of {}; {folder}", upstreams.join(", "));
+    tracing::info!(version, "mode: pool in front of {}; {directory}", upstreams.join(", "));
 }
 
 /// Checks whether the upstream is reachable, and passes its server-properties on to clients. Logs the first result.
@@ -416,10 +416,10 @@ fn advice(config: &Config) -> &'static str {
 fn log_upstreams(pool: &Pool, advice: &str) {
     let product = pool.known_product().unwrap_or_default();
     for state in pool.addresses().into_iter().filter(|state| state.is_up == Some(true)) {
-        tracing::info!(address = state.address, product, "upstream answers");
+        tracing::info!(address = state.address, product, "upstream reachable");
     }
     if !pool.is_reachable() {
-        tracing::warn!("no upstream answers: clients are closed until one does; {advice}");
+        tracing::warn!("no upstream reachable: closing clients until one is; {advice}");
     }
 }
 
@@ -434,16 +434,16 @@ async fn close_deleted(pool: Arc<Pool>, server: Server) {
 }
 
 /// Creates the embedded broker, and the task that expires its messages and queues.
-fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
+fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataDirectory>), ServeError> {
     let watermark = config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX);
     let NewBroker { broker, changed, notifier } = NewBroker::create(watermark, config.compatibility);
     let now = clock.timestamp(Instant::now());
-    let mut folder = data_folder::fill(&broker, config, now)?;
-    if let Some(folder) = &mut folder {
-        folder.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
+    let mut directory = data_dir::fill(&broker, config, now)?;
+    if let Some(directory) = &mut directory {
+        directory.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
     }
     start_timer(&broker, changed, clock);
-    Ok((broker, folder))
+    Ok((broker, directory))
 }
 
 /// A broker that has nothing yet.
@@ -622,35 +622,35 @@ pub(crate) enum ServeError {
     /// Messages cannot be paged.
     #[error("cannot page messages: {0}")]
     Pagers(#[source] io::Error),
-    /// The folder of the setting `webroot` cannot be served.
+    /// The directory of the setting `webroot` cannot be served.
     #[error("webroot: {0}")]
     Webroot(#[source] io::Error),
     /// A file that a setting names is wrong: a mistake of the configuration.
     #[error(transparent)]
     Setting(SettingError),
-    /// The data folder cannot be used.
+    /// The data directory cannot be used.
     #[error(transparent)]
-    DataFolder(SettingError),
-    /// The folder of the spool has something else.
+    DataDirectory(SettingError),
+    /// The directory of the spool has something else.
     #[error("data_dir: {0}")]
     Spool(#[source] server::SpoolError),
     /// The place of the process before this one cannot be taken, or offered to another.
     #[error("take_over: {0}")]
     TakeOver(#[source] io::Error),
     /// The upstream does not answer this process, and may answer the one before it.
-    #[error("take_over: no upstream answers; the running process continues")]
+    #[error("take_over: no upstream reachable; the running process continues")]
     NotReady,
     /// A signal has come before the place of the process before this one was taken.
     #[error("take_over: interrupted; the running process continues")]
     Interrupted,
     /// Another process has made a pool of this broker while this one started.
     #[error(
-        "data_dir: everything has just moved to another broker; the next start is the pool in front of it"
+        "data_dir: migration to another broker just completed; the next start is the pool in front of it"
     )]
     HasMoved,
     /// A pool was to follow this process.
     #[error(transparent)]
-    NoSuccessor(NoSuccessor),
+    TakeoverError(TakeoverError),
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

@@ -1,5 +1,5 @@
-//! Files that settings name, the data folder excepted. They are read and opened before the process that runs has to end, so
-//! that a mistake there ends nobody's service.
+//! Files that settings name, the data directory excepted. They are read and opened before the running process is replaced,
+//! so that a mistake in them does not interrupt the service.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl SettingFiles {
         Ok(files)
     }
 
-    /// Looks for a mistake in these files, and in those that a broker reads with its data folder. Creates nothing.
+    /// Looks for a mistake in these files, and in those that a broker reads with its data directory. Creates nothing.
     ///
     /// # Errors
     ///

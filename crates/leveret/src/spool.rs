@@ -1,4 +1,4 @@
-//! The spool's folder: its broker, and the watch over its disk.
+//! The spool's directory: its broker, and the watch over its disk.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,54 +8,54 @@ use server::{Backend, Clock, Spool, SpoolConfig};
 
 use crate::alarms::{Levels, Sampler};
 use crate::config::{Config, SettingError, Unsuitable};
-use crate::data_folder::{self, DataFolder};
+use crate::data_dir::{self, DataDirectory};
 use crate::pagers::Pagers;
 use crate::serve::{NewBroker, ServeError, start_timer};
 
-/// The folder within `data_dir`.
+/// The directory within `data_dir`.
 const FOLDER: &str = "spool";
 
-/// The file of accepted logins within that folder.
+/// The file of accepted logins within that directory.
 const LOGINS: &str = "logins";
 
 /// Memory in bytes that messages in the spool may take before they are on disk only: while the upstream is away they are not
 /// needed in memory, and a long outage must not take more.
 const PAGING_WATERMARK: u64 = 64 << 20;
 
-/// A running spool on its folder. Dropping it writes the last changes.
-pub(crate) struct SpoolFolder {
+/// A running spool on its directory. Dropping it writes the last changes.
+pub(crate) struct SpoolDirectory {
     spool: Arc<Spool>,
     /// Raises the alarms of memory and disk.
     sampler: Sampler,
-    _folder: DataFolder,
+    _directory: DataDirectory,
 }
 
-impl SpoolFolder {
+impl SpoolDirectory {
     /// Opens the spool if there is a rule for it.
     ///
     /// # Errors
     ///
-    /// The folder cannot be used.
+    /// The directory cannot be used.
     pub(crate) fn open(config: &Config, backend: &Backend, clock: Clock) -> Result<Option<Self>, ServeError> {
         let Backend::Upstream(pool) = backend else { return Ok(None) };
-        let data_dir = config.data_dir.folder();
+        let data_dir = config.data_dir.directory();
         if config.spool.0.is_empty() {
             if let Ok(Some(data_dir)) = data_dir
                 && data_dir.join(FOLDER).exists()
             {
-                tracing::warn!(folder = %data_dir.display(), "without a spool rule, messages in its folder are not forwarded");
+                tracing::warn!(directory = %data_dir.display(), "no spool rule is set: messages in the spool are not forwarded");
             }
             return Ok(None);
         }
-        let at_fault = |error| ServeError::DataFolder(SettingError::new("data_dir", error));
-        // A rule without a folder is refused as a mistake of the configuration.
+        let at_fault = |error| ServeError::DataDirectory(SettingError::new("data_dir", error));
+        // A rule without a directory is refused as a mistake of the configuration.
         let Some(data_dir) = data_dir.map_err(at_fault)? else { return Ok(None) };
         let path = data_dir.join(FOLDER);
         let NewBroker { broker, changed, notifier } =
             NewBroker::create(PAGING_WATERMARK, Compatibility::default());
         let now = clock.timestamp(Instant::now());
-        let mut folder = data_folder::fill_spool(&broker, &path, config.disk_free_limit.0, now)?;
-        folder.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
+        let mut directory = data_dir::fill_spool(&broker, &path, config.disk_free_limit.0, now)?;
+        directory.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
         start_timer(&broker, changed, clock);
         let settings = SpoolConfig {
             rules: config.spool.0.clone(),
@@ -77,7 +77,7 @@ impl SpoolFolder {
         let alarms = Arc::clone(spool.alarms());
         let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), broker);
         let sampler = sampler.map_err(ServeError::Sampler)?;
-        Ok(Some(Self { spool, sampler, _folder: folder }))
+        Ok(Some(Self { spool, sampler, _directory: directory }))
     }
 
     /// The levels of its alarms for memory and disk.

@@ -74,7 +74,7 @@ impl Status {
         match &self.backend {
             Backend::Broker(embedded) => {
                 broker::write(embedded, out);
-                if embedded.compatibility().tells_message_sizes() {
+                if embedded.compatibility().has_message_size_metrics() {
                     broker::write_sizes(embedded.metrics(), out);
                 }
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);

@@ -1,4 +1,4 @@
-//! The TLS files, loaded at start-up and read again on SIGHUP.
+//! The TLS files, loaded at startup and read again on SIGHUP.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -5,14 +5,21 @@
 //! has accepted before. 32 of the guesses are put to a broker at a time, each in turn; A and B do not wait for any of
 //! them. A password that was just refused is refused again for a second without asking. When all upstream connections
 //! are taken, the 32 guesses keep their permits while they wait for one, so that no more than 32 stand before A there.
+//!
+//! A virtual host does not answer. Forty clients with accepted passwords want to go there: 16 of them wait for its timeout, the
+//! others for these, and the other 16 permits are for other virtual hosts. One of two nodes has frozen: eight clients that
+//! are at that node wait for its timeout, and eight of the same virtual host may go to the other one.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use amqp::Credentials;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+use crate::refusal::Refusal;
 
 /// Bounds concurrent handshakes, so that a storm of clients does not become a storm of handshakes, and keeps
 /// wrong credentials from delaying good ones.
@@ -20,12 +27,21 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(crate) struct AuthGate {
     /// Permits for credentials that a broker has accepted before.
     known: Semaphore,
+    /// The share of these that handshakes with one destination may have. A destination has an entry while there are any.
+    shares: Mutex<HashMap<Destination, Weak<Semaphore>>>,
     /// Permits for all others, which keep theirs while they wait for a connection permit.
     strangers: Semaphore,
     /// The credentials accepted last for each user, at most [`VERIFIED_MAX`].
     verified: Mutex<HashMap<String, Arc<Credentials>>>,
     /// The credentials refused last, oldest first, at most [`REFUSED_MAX`].
     refused: Mutex<VecDeque<Refused>>,
+}
+
+/// Where a handshake goes, as far as that is known before it begins. The node is one of several.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Destination {
+    pub(crate) node: Option<SocketAddr>,
+    pub(crate) virtual_host: Option<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -40,6 +56,8 @@ struct Refused {
 #[derive(Debug)]
 pub(crate) struct HandshakePermit<'d> {
     _held: Option<SemaphorePermit<'d>>,
+    /// Those of the shares of the virtual host, and of the node for it.
+    _shares: [Option<OwnedSemaphorePermit>; 2],
     /// Whether a broker has accepted the credentials before.
     pub(crate) is_known: bool,
 }
@@ -48,27 +66,67 @@ impl AuthGate {
     pub(crate) fn new() -> Self {
         Self {
             known: Semaphore::new(HANDSHAKES_AT_ONCE),
+            shares: Mutex::default(),
             strangers: Semaphore::new(HANDSHAKES_AT_ONCE),
             verified: Mutex::default(),
             refused: Mutex::default(),
         }
     }
 
-    /// Waits for permission to begin a handshake.
-    pub(crate) async fn enter(&self, credentials: &Credentials) -> HandshakePermit<'_> {
+    /// Waits for permission to begin a handshake, until `end`.
+    ///
+    /// # Errors
+    /// 320 CONNECTION_FORCED when others still have not ended theirs then.
+    pub(crate) async fn enter(
+        &self,
+        credentials: &Credentials,
+        destination: &Destination,
+        end: tokio::time::Instant,
+    ) -> Result<HandshakePermit<'_>, Refusal> {
         let is_known =
             self.verified.lock().get(&credentials.username).is_some_and(|known| **known == *credentials);
         if is_known {
-            return self.enter_known().await;
+            return self.enter_known(destination, end).await;
         }
         // The semaphore is never closed.
-        HandshakePermit { _held: self.strangers.acquire().await.ok(), is_known }
+        let held = within(end, self.strangers.acquire()).await?.ok();
+        Ok(HandshakePermit { _held: held, _shares: [None, None], is_known })
     }
 
     /// Like [`Self::enter`], with credentials that a broker had accepted when the caller arrived.
-    pub(crate) async fn enter_known(&self) -> HandshakePermit<'_> {
-        // The semaphore is never closed.
-        HandshakePermit { _held: self.known.acquire().await.ok(), is_known: true }
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub(crate) async fn enter_known(
+        &self,
+        destination: &Destination,
+        end: tokio::time::Instant,
+    ) -> Result<HandshakePermit<'_>, Refusal> {
+        let of_node = destination.node.map(|_| self.share(destination));
+        let of_virtual_host = self.share(&Destination { node: None, ..destination.clone() });
+        let permits = async {
+            // The semaphores are never closed.
+            let of_node = match of_node {
+                Some(share) => share.acquire_owned().await.ok(),
+                None => None,
+            };
+            let of_virtual_host = of_virtual_host.acquire_owned().await.ok();
+            let held = self.known.acquire().await.ok();
+            HandshakePermit { _held: held, _shares: [of_node, of_virtual_host], is_known: true }
+        };
+        within(end, permits).await
+    }
+
+    fn share(&self, destination: &Destination) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock();
+        if let Some(share) = shares.get(destination).and_then(Weak::upgrade) {
+            return share;
+        }
+        shares.retain(|_, share| share.strong_count() > 0);
+        let most = if destination.node.is_some() { HANDSHAKES_TO_NODE } else { HANDSHAKES_TO_VHOST };
+        let share = Arc::new(Semaphore::new(most));
+        shares.insert(destination.clone(), Arc::downgrade(&share));
+        share
     }
 
     /// Records that a broker has accepted these credentials.
@@ -105,17 +163,31 @@ impl AuthGate {
     }
 }
 
+/// Waits until `end`, and [`LEAST_WAIT`] in any case.
+async fn within<T>(end: tokio::time::Instant, entering: impl Future<Output = T>) -> Result<T, Refusal> {
+    let end = end.max(tokio::time::Instant::now() + LEAST_WAIT);
+    let entered = tokio::time::timeout_at(end, entering).await;
+    entered.map_err(|_| Refusal::unreachable("other logins take too long"))
+}
+
 fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
-    while refused.front().is_some_and(|oldest| now >= oldest.at + REFUSAL_HOLDS) {
+    while refused.front().is_some_and(|oldest| now >= oldest.at + REFUSAL_TTL) {
         refused.pop_front();
     }
 }
 
 /// Concurrent handshakes, of each kind. RabbitMQ spends milliseconds of CPU on each.
 pub(crate) const HANDSHAKES_AT_ONCE: usize = 32;
+/// Those of them with accepted credentials that may go to the same virtual host: half, because one that does not answer
+/// must leave some to the others, and many pools have only one.
+pub(crate) const HANDSHAKES_TO_VHOST: usize = HANDSHAKES_AT_ONCE / 2;
+/// Those of them that may go to the same one of several nodes, likewise.
+pub(crate) const HANDSHAKES_TO_NODE: usize = HANDSHAKES_TO_VHOST / 2;
+/// How long permission is waited for at least, as clients that are in try again at once.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
-pub(crate) const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+pub(crate) const REFUSAL_TTL: Duration = Duration::from_secs(1);
 /// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the last.
 pub(crate) const REFUSED_MAX: usize = 128;
 /// Users whose credentials are remembered; few proxies serve more.
@@ -132,9 +204,9 @@ mod tests {
         let (gate, now) = (AuthGate::new(), Instant::now());
         gate.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
         let refusal = |password: &str, now| gate.refusal(&Credentials::plain("user", password), now);
-        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS / 2).as_deref(), Some("no"));
-        assert_eq!(refusal("right", now + REFUSAL_HOLDS / 2), None);
-        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS), None);
+        assert_eq!(refusal("wrong", now + REFUSAL_TTL / 2).as_deref(), Some("no"));
+        assert_eq!(refusal("right", now + REFUSAL_TTL / 2), None);
+        assert_eq!(refusal("wrong", now + REFUSAL_TTL), None);
     }
 
     #[test]
@@ -148,26 +220,65 @@ mod tests {
         assert_eq!(gate.verified.lock().len(), VERIFIED_MAX);
     }
 
-    #[test]
-    fn p1_handshakes_at_once_are_few_and_unknown_credentials_keep_no_known_ones_waiting() {
+    #[tokio::test(start_paused = true)]
+    async fn p1_handshakes_at_once_are_few_and_unknown_credentials_keep_no_known_ones_waiting() {
         let (gate, mut taken) = (AuthGate::new(), Vec::new());
         let known = Arc::new(Credentials::plain("user", "right"));
         gate.verified(&known);
         for credentials in [&Credentials::plain("user", "wrong"), &*known] {
-            for _ in 0..HANDSHAKES_AT_ONCE {
-                taken.push(enter(&gate, credentials).expect("a free permit"));
+            for n in 0..HANDSHAKES_AT_ONCE {
+                let to = to(if n % 2 == 0 { "one" } else { "other" });
+                taken.push(enter(&gate, credentials, &to).expect("a free permit"));
             }
-            assert!(enter(&gate, credentials).is_none());
+            assert!(enter(&gate, credentials, &to("third")).is_none());
         }
         taken.pop();
-        assert!(enter(&gate, &known).is_some());
+        assert!(enter(&gate, &known, &to("third")).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p2_a_destination_that_does_not_answer_leaves_permits_to_the_others() {
+        let (gate, mut taken) = (AuthGate::new(), Vec::new());
+        let known = Arc::new(Credentials::plain("user", "right"));
+        gate.verified(&known);
+        for _ in 0..HANDSHAKES_TO_VHOST {
+            taken.push(enter(&gate, &known, &to("hangs")).expect("a free permit"));
+        }
+        assert!(enter(&gate, &known, &to("hangs")).is_none());
+        assert!(enter(&gate, &known, &to("answers")).is_some());
+        // Nobody waits beyond the client's end.
+        let end = tokio::time::Instant::now() + 3 * LEAST_WAIT;
+        let refusal = gate.enter(&known, &to("hangs"), end).await.unwrap_err();
+        assert!(refusal.is_outage() && tokio::time::Instant::now() == end, "{refusal:?}");
+        taken.pop();
+        assert!(enter(&gate, &known, &to("hangs")).is_some());
+        taken.clear();
+        // A node that does not answer leaves some to the others.
+        let frozen = Destination { node: Some(([10, 0, 0, 1], 1).into()), ..to("/") };
+        for _ in 0..HANDSHAKES_TO_NODE {
+            taken.push(enter(&gate, &known, &frozen).expect("a free permit"));
+        }
+        assert!(enter(&gate, &known, &frozen).is_none());
+        assert!(enter(&gate, &known, &to("/")).is_some());
+        drop(taken);
+        gate.share(&to("last"));
+        assert_eq!(gate.shares.lock().len(), 1, "nothing is remembered of the others");
+    }
+
+    fn to(virtual_host: &str) -> Destination {
+        Destination { virtual_host: Some(virtual_host.into()), ..Destination::default() }
     }
 
     /// A permit, if there is one at once.
-    fn enter<'g>(gate: &'g AuthGate, credentials: &Credentials) -> Option<HandshakePermit<'g>> {
+    fn enter<'g>(
+        gate: &'g AuthGate,
+        credentials: &Credentials,
+        to: &Destination,
+    ) -> Option<HandshakePermit<'g>> {
         let mut context = Context::from_waker(Waker::noop());
-        match std::pin::pin!(gate.enter(credentials)).poll(&mut context) {
-            Poll::Ready(permit) => Some(permit),
+        let end = tokio::time::Instant::now() + Duration::from_secs(3600);
+        match std::pin::pin!(gate.enter(credentials, to, end)).poll(&mut context) {
+            Poll::Ready(permit) => Some(permit.unwrap()),
             Poll::Pending => None,
         }
     }

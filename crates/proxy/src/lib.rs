@@ -95,7 +95,7 @@
 //! channels are placed as after the loss of a connection. A client stays, and is closed, if it has something that ends with
 //! its upstream connection: an exclusive or auto-delete queue, a transaction, or direct reply-to.
 //!
-//! # What always holds
+//! # Invariants
 //! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed,
 //!   and nothing that the broker answers with a connection error.
 //! - On a leased channel only the session sends; it also sends `channel.close-ok` to the broker, behind

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::auth_gate::{HANDSHAKES_AT_ONCE, REFUSAL_HOLDS, REFUSED_MAX, VERIFIED_MAX};
+use crate::auth_gate::{
+    HANDSHAKES_AT_ONCE, HANDSHAKES_TO_NODE, HANDSHAKES_TO_VHOST, REFUSAL_TTL, REFUSED_MAX, VERIFIED_MAX,
+};
 use crate::config::{PoolConfig, QUEUED_CLIENT_MAX, STREAM_SHARE, WAITING_BUDGET_MIN, WAITING_BUDGETS};
 use crate::pool::OPENING_MAX;
 use crate::session::{MAX_UNANSWERED_SECRETS, STAGING_BUDGET};
@@ -113,15 +115,16 @@ fn others(config: &PoolConfig) -> Vec<Row> {
             "handshakes with upstreams (`proxy::auth_gate`)",
             "none",
             &format!(
-                "{HANDSHAKES_AT_ONCE} with credentials that were accepted before, and {HANDSHAKES_AT_ONCE} with others"
+                "{HANDSHAKES_AT_ONCE} with credentials that were accepted before, {HANDSHAKES_TO_VHOST} of them to the same virtual \
+                 host and {HANDSHAKES_TO_NODE} of these to the same of several nodes, and {HANDSHAKES_AT_ONCE} with others"
             ),
-            "the login waits",
+            "the login waits for `upstream_arrival_max`",
             "another handshake's end, in order",
         ),
         row(
             "logins remembered",
             "one of a user",
-            &format!("{VERIFIED_MAX} accepted; {REFUSED_MAX} refused, for {}", time(REFUSAL_HOLDS)),
+            &format!("{VERIFIED_MAX} accepted; {REFUSED_MAX} refused, for {}", time(REFUSAL_TTL)),
             "the oldest refused one, or any accepted one, is forgotten",
             "nobody waits",
         ),

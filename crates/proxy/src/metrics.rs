@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::histogram::{Durations, Histogram};
-use crate::upstream::Remains;
+use crate::upstream::UnsettledEntries;
 
 /// Declares each metric once: the doc comment is the help text, the literal the name that Prometheus sees.
 macro_rules! pool_metrics {
@@ -83,18 +83,18 @@ pool_metrics! {
         addresses_down = "leveret_upstream_addresses_down";
         /// Bytes of clients' frames buffered for a replay until an upstream answers them.
         replay_buffer_bytes = "leveret_upstream_replay_buffer_bytes";
-        /// Bytes of transient topology remembered to be declared again after an upstream is lost.
+        /// Bytes of transient topology stored to be redeclared after an upstream connection is lost.
         bytes_remembered = "leveret_upstream_topology_bytes";
         /// Bytes sent by disconnected clients that no upstream has answered yet.
         bytes_departed = "leveret_upstream_departed_bytes";
         /// Bytes of incomplete messages buffered until their clients have sent the rest.
         bytes_staged = "leveret_upstream_staged_bytes";
-        /// Clients that are not read until their incomplete messages can be buffered.
+        /// Clients that are paused until their incomplete messages can be buffered.
         staging_waiting_clients = "leveret_upstream_staging_waiting_clients";
         /// Upstream connections that stream incomplete messages which could not be buffered.
         streams = "leveret_upstream_streaming_connections";
         /// Bytes of clients waiting for an upstream connection or for the end of an outage.
-        bytes_held = "leveret_upstream_held_bytes";
+        bytes_queued = "leveret_upstream_held_bytes";
         /// Bytes waiting for clients of the pool to read them.
         bytes_waiting = "leveret_upstream_unread_bytes";
     }
@@ -109,7 +109,7 @@ pool_metrics! {
         leases_reused = "leveret_upstream_leases_reused_total";
         /// Round trips to an upstream saved for clients.
         round_trips_saved = "leveret_upstream_round_trips_saved_total";
-        /// Logins refused from memory because an upstream had just refused the same credentials.
+        /// Logins refused from the cache because an upstream had just refused the same credentials.
         refusals_repeated = "leveret_upstream_refusals_repeated_total";
         /// Messages sent to upstreams.
         messages_to_upstreams = "leveret_upstream_sent_messages_total";
@@ -125,9 +125,9 @@ pool_metrics! {
         channels_recovered = "leveret_upstream_recovered_channels_total";
         /// Channels moved to a dedicated upstream connection because their consumers were too slow.
         channels_moved = "leveret_upstream_moved_channels_total";
-        /// Exchanges, queues and bindings declared again after an upstream connection was lost.
+        /// Exchanges, queues and bindings redeclared after an upstream connection was lost.
         declarations_repeated = "leveret_upstream_topology_restored_total";
-        /// Clients closed with 320 because their topology could not be declared again.
+        /// Clients closed with 320 because their topology could not be redeclared.
         clients_not_restored = "leveret_upstream_topology_lost_clients_total";
         /// Times a client waited because the limit of upstream connections was reached.
         connections_awaited = "leveret_upstream_awaited_connections_total";
@@ -135,7 +135,7 @@ pool_metrics! {
         channels_unconfirmed = "leveret_upstream_unconfirmed_channels_total";
         /// Messages of disconnected clients republished after their upstream connection was lost.
         messages_departed_resent = "leveret_upstream_departed_resent_messages_total";
-        /// Messages of disconnected clients that may be lost because no upstream answered in time or too much was kept.
+        /// Messages of disconnected clients that may be lost: no upstream answered in time, or a limit was reached.
         messages_departed_lost = "leveret_upstream_departed_lost_messages_total";
         /// Logins refused by an upstream.
         logins_refused = "leveret_upstream_refused_logins_total";
@@ -158,7 +158,7 @@ pool_metrics! {
 
 impl Counters {
     /// Counts messages of a departed client that are not sent again.
-    pub(crate) fn count_lost(&self, remains: &Remains) {
+    pub(crate) fn count_lost(&self, remains: &UnsettledEntries) {
         let too_large = remains.too_large.len() as u64;
         add(&self.messages_departed_lost, remains.messages + remains.lost + too_large);
     }

@@ -1,6 +1,7 @@
 //! The pool: the set of upstream connections, and access to them.
 
 pub(crate) mod background;
+mod channel_limits;
 mod connection_permits;
 mod deletions;
 mod endpoints;
@@ -24,19 +25,21 @@ use sync::{Mutex, Rank};
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
-pub(crate) use self::connection_permits::Unused;
-use self::connection_permits::{ConnectionPermit, Entered};
+use self::channel_limits::ChannelLimits;
+pub(crate) use self::channel_limits::channel_limit;
+pub(crate) use self::connection_permits::UnusedNotifier;
+use self::connection_permits::{ConnectionPermit, PermitOutcome};
 pub use self::deletions::DeletedVirtualHost;
 use self::deletions::Deletions;
 pub use self::endpoints::AddressState;
 pub(crate) use self::endpoints::Endpoint;
-use self::endpoints::{Endpoints, Reach};
+use self::endpoints::{Endpoints, Reachability};
 pub(crate) use self::guards::HandingOver;
 #[cfg(test)]
 pub(crate) use self::placement::OPENING_MAX;
-pub(crate) use self::placement::Sought;
+pub(crate) use self::placement::PlacementRequest;
 pub use self::verification::VerifiedLogin;
-use crate::auth_gate::AuthGate;
+use crate::auth_gate::{AuthGate, Destination};
 use crate::client_properties::ClientProperties;
 use crate::config::{PoolConfig, QUEUED_CLIENT_MAX};
 use crate::identities::Identities;
@@ -48,7 +51,7 @@ use crate::replay_buffer::ReplayTotals;
 use crate::session::ProxySession;
 use crate::staging::Staging;
 use crate::topology::Topologies;
-use crate::upstream::{self, Begun, Role, Upstream, UpstreamView};
+use crate::upstream::{self, LoggedInConnection, Role, Upstream, UpstreamView};
 use crate::waiting::Waiting;
 
 /// Connections to the upstream brokers, and the entry point for clients.
@@ -62,8 +65,9 @@ pub struct Pool {
     /// Remaining permits of [`PoolConfig::max_connections`]; connections being opened already hold theirs.
     permits: Arc<Semaphore>,
     /// Notifies waiters that a connection may be unused.
-    unused: Arc<Unused>,
+    unused: Arc<UnusedNotifier>,
     auth_gate: AuthGate,
+    channel_limits: ChannelLimits,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
@@ -82,8 +86,7 @@ pub struct Pool {
     draining: AtomicBool,
     /// Decides which client opens the next connection to be shared.
     opening: placement::Opening,
-    /// Whether a connection is being opened because the others are busy.
-    growing: AtomicBool,
+    growing: placement::Growing,
     /// Number of tasks that hand over departed clients' leftovers.
     handing_over: AtomicUsize,
     /// Notified when a connection was removed or a handover has ended.
@@ -114,7 +117,7 @@ pub struct Login {
     credentials: Arc<Credentials>,
     info: ClientInfo,
     /// The connection on which the login was verified, unless an open connection vouched for it.
-    begun: Option<HalfOpen>,
+    begun: Option<PermittedConnection>,
 }
 
 impl Login {
@@ -131,7 +134,7 @@ impl Login {
 }
 
 /// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is large.
-type HalfOpen = Box<(Begun, Endpoint, ConnectionPermit)>;
+type PermittedConnection = Box<(LoggedInConnection, Endpoint, ConnectionPermit)>;
 
 /// The client's end of a session.
 #[derive(Debug, Clone)]
@@ -171,6 +174,7 @@ impl Pool {
             config,
             connections: Mutex::default(),
             auth_gate: AuthGate::new(),
+            channel_limits: ChannelLimits::default(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
@@ -178,7 +182,7 @@ impl Pool {
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
-            growing: AtomicBool::new(false),
+            growing: placement::Growing::default(),
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
@@ -210,7 +214,7 @@ impl Pool {
         credentials: Credentials,
         client: ClientInfo,
     ) -> Result<Login, Refusal> {
-        let credentials = self.own_words(credentials)?;
+        let credentials = self.upstream_credentials(credentials)?;
         loop {
             if self.is_verified(&credentials) {
                 return Ok(self.avoided(credentials, client));
@@ -218,9 +222,11 @@ impl Pool {
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
             let verified = || self.is_verified(&credentials).then_some(());
-            let attempt = match Box::pin(self.enter(&credentials, false, end, verified)).await? {
-                Entered::Instead(()) => continue,
-                Entered::Begin(_handshake, permit) => {
+            // Known is only which address comes first.
+            let anywhere = Destination::default();
+            let attempt = match Box::pin(self.enter(&credentials, false, &anywhere, end, verified)).await? {
+                PermitOutcome::Instead(()) => continue,
+                PermitOutcome::Begin(_handshake, permit) => {
                     self.check_not_refused(&credentials)?;
                     self.begin(permit, &credentials, &ClientProperties::SHARED).await
                 }
@@ -263,7 +269,7 @@ impl Pool {
     }
 
     /// The credentials as the broker knows them: for a client with a certificate, the configured ones.
-    fn own_words(&self, credentials: Credentials) -> Result<Credentials, Refusal> {
+    fn upstream_credentials(&self, credentials: Credentials) -> Result<Credentials, Refusal> {
         if credentials.mechanism != Mechanism::External {
             return Ok(credentials);
         }
@@ -303,7 +309,7 @@ impl Pool {
 
     async fn verify_once(
         self: &Arc<Self>,
-        begun: Option<HalfOpen>,
+        begun: Option<PermittedConnection>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         end: tokio::time::Instant,
@@ -311,7 +317,8 @@ impl Pool {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
             // The broker accepted them a moment ago, and this connection already holds its permit.
-            let _permit = self.auth_gate.enter_known().await;
+            let destination = self.destination(None, virtual_host);
+            let _permit = Box::pin(self.auth_gate.enter_known(&destination, end)).await?;
             // Another client may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
@@ -319,9 +326,10 @@ impl Pool {
                 self.verify(begun, credentials, virtual_host).await
             };
         }
-        match Box::pin(self.enter(credentials, true, end, verified)).await? {
-            Entered::Instead(()) => Ok(()),
-            Entered::Begin(_handshake, permit) => {
+        let destination = self.destination(None, virtual_host);
+        match Box::pin(self.enter(credentials, true, &destination, end, verified)).await? {
+            PermitOutcome::Instead(()) => Ok(()),
+            PermitOutcome::Begin(_handshake, permit) => {
                 let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
                 self.verify(begun, credentials, virtual_host).await
             }
@@ -331,23 +339,23 @@ impl Pool {
     /// Whether connections to a broker are open, or one answered when it was last asked and has not lost a connection since;
     /// false before the first was asked.
     pub fn is_reachable(&self) -> bool {
-        self.endpoints.any_answers()
+        self.endpoints.any_up()
     }
 
     /// Whether a broker answers, if known. For a client that has sent nothing yet, which should see a dead
     /// broker while no upstream answers. A broker to which connections are open counts as answering. Returns
-    /// `None` before one was asked, and after the last connection was lost; call [`Self::ask_answers`] then.
+    /// `None` before one was asked, and after the last connection was lost; call [`Self::probe_endpoints`] then.
     /// Addresses that did not answer are probed in the background until they do.
     pub fn answers(&self) -> Option<bool> {
         match self.endpoints.reach() {
-            Reach::Answers => Some(true),
-            Reach::Silent => Some(false),
-            Reach::Unknown => None,
+            Reachability::Answers => Some(true),
+            Reachability::Silent => Some(false),
+            Reachability::Unknown => None,
         }
     }
 
     /// Whether a broker answers. Asks if that is not known, once for all concurrent callers.
-    pub async fn ask_answers(self: &Arc<Self>) -> bool {
+    pub async fn probe_endpoints(self: &Arc<Self>) -> bool {
         let _turn = self.asking.lock().await;
         match self.answers() {
             Some(answers) => answers,
@@ -407,9 +415,9 @@ impl Pool {
             }
             Err(error) => {
                 add(&self.counters.connect_failures, 1);
-                self.endpoints.note_cause(endpoint, &error);
-                if self.endpoints.is_silent(self, endpoint) {
-                    endpoints::warn_of(endpoint, &error);
+                self.endpoints.set_failure_cause(endpoint, &error);
+                if self.endpoints.record_no_answer(self, endpoint) {
+                    endpoints::log_failure(endpoint, &error);
                 }
                 false
             }
@@ -455,7 +463,7 @@ impl Pool {
     /// A snapshot of the pool's metrics.
     pub fn metrics(&self) -> PoolMetrics {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
-        let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
+        let upstream::LoadSum { channels, resting, own, blocked } = upstream::loads(&connections);
         let (addresses, addresses_down) = self.endpoints.count();
         let (staging_waiting_clients, streams) = self.staging.counts();
         PoolMetrics {
@@ -468,13 +476,13 @@ impl Pool {
             replay_buffer_bytes: self.replay_totals.connected.bytes(),
             bytes_departed: self.replay_totals.departed.bytes(),
             bytes_staged: self.staging.bytes(),
-            bytes_held: self.queued.bytes(),
+            bytes_queued: self.queued.bytes(),
             bytes_waiting: self.waiting.bytes(),
             total_limit_moved_channels: self.waiting.over_total_limit(),
             staging_waiting_clients,
             streams,
             staging_waits: self.staging.wait_count(),
-            clients_gave_way: self.staging.gave_way(),
+            clients_gave_way: self.staging.evicted_clients(),
             bytes_remembered: self.topologies.bytes(),
             addresses,
             addresses_down,
@@ -559,7 +567,7 @@ impl Pool {
     }
 
     /// Notifies waiters that a connection may be unused.
-    pub(crate) fn unused(&self) -> &Arc<Unused> {
+    pub(crate) fn unused(&self) -> &Arc<UnusedNotifier> {
         &self.unused
     }
 
@@ -636,7 +644,7 @@ impl Pool {
     async fn endpoints_in_order(self: &Arc<Self>) -> Vec<Endpoint> {
         let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
         if endpoints.is_empty() {
-            self.endpoints.is_nameless(self);
+            self.endpoints.retry_resolution(self);
         }
         endpoints
     }
@@ -647,18 +655,18 @@ impl Pool {
         permit: ConnectionPermit,
         credentials: &Credentials,
         announced: &ClientProperties,
-    ) -> Result<HalfOpen, Refusal> {
-        Box::pin(self.begin_near(None, permit, credentials, announced)).await
+    ) -> Result<PermittedConnection, Refusal> {
+        Box::pin(self.connect_preferring(None, permit, credentials, announced)).await
     }
 
     /// The same, at the node `near` if that answers.
-    async fn begin_near(
+    async fn connect_preferring(
         self: &Arc<Self>,
         near: Option<SocketAddr>,
         permit: ConnectionPermit,
         credentials: &Credentials,
         announced: &ClientProperties,
-    ) -> Result<HalfOpen, Refusal> {
+    ) -> Result<PermittedConnection, Refusal> {
         let mut refusal = no_upstream();
         let mut endpoints = self.endpoints_in_order().await;
         if let Some(node) = near.filter(|node| self.endpoints.is_up(*node)) {
@@ -667,7 +675,7 @@ impl Pool {
         }
         for endpoint in endpoints {
             add(&self.counters.handshakes, 1);
-            match Box::pin(Begun::login(&endpoint, credentials, announced, &self.config)).await {
+            match Box::pin(LoggedInConnection::login(&endpoint, credentials, announced, &self.config)).await {
                 Ok(begun) => {
                     self.endpoints.heard(&endpoint);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
@@ -681,13 +689,13 @@ impl Pool {
                 }
                 Err(error) => {
                     add(&self.counters.connect_failures, 1);
-                    self.endpoints.note_cause(&endpoint, &error);
-                    let is_new = error.is_outage() && self.endpoints.is_silent(self, &endpoint);
+                    self.endpoints.set_failure_cause(&endpoint, &error);
+                    let is_new = error.is_outage() && self.endpoints.record_no_answer(self, &endpoint);
                     if !error.is_outage() {
                         self.endpoints.failed(self, &endpoint);
                     }
                     if is_new {
-                        endpoints::warn_of(&endpoint, &error);
+                        endpoints::log_failure(&endpoint, &error);
                     } else {
                         tracing::warn!(%endpoint, %error, "upstream connection failed");
                     }
@@ -701,7 +709,7 @@ impl Pool {
     /// Opens the virtual host and starts the connection's task.
     async fn finish(
         self: &Arc<Self>,
-        half_open: HalfOpen,
+        half_open: PermittedConnection,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         owner: Option<Arc<ClientLink>>,
@@ -711,16 +719,13 @@ impl Pool {
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.note_cause(&endpoint, &refusal);
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };
         permit.keep();
         self.endpoints.opened(&endpoint);
-        let login = upstream::Access {
+        let login = upstream::UpstreamIdentity {
             endpoint,
             credentials: credentials.clone(),
             virtual_host: virtual_host.into(),

@@ -31,7 +31,7 @@ impl Refusal {
     }
 
     /// An outage has lasted longer than clients wait for.
-    pub(crate) fn in_vain(limit: std::time::Duration, last: Self) -> Self {
+    pub(crate) fn outage_timeout(limit: std::time::Duration, last: Self) -> Self {
         let text = match last {
             Self::Login(text) => text,
             Self::Fault(fault) => fault.text.into_owned(),
@@ -44,8 +44,8 @@ impl Refusal {
         matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
     }
 
-    /// Of the opening of a virtual host: whether the broker says that this one is not available for now, and not that it
-    /// stops itself.
+    /// Whether this is a refusal to open a virtual host because it is not available for now, not because the broker is
+    /// stopping.
     pub(crate) fn is_of_virtual_host(&self) -> bool {
         matches!(self, Self::Fault(fault) if fault.code == ReplyCode::InternalError)
     }
@@ -54,8 +54,23 @@ impl Refusal {
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Login(_) => true,
-            Self::Fault(fault) => matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed),
+            Self::Fault(fault) => {
+                matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
+                    && !self.is_connection_limit()
+            }
         }
+    }
+
+    /// Of the opening of a virtual host: whether there are as many connections to the virtual host, of the user or to the node
+    /// as there may be. The broker has accepted the credentials then. Names are in quotes in RabbitMQ's texts, and end none of
+    /// these (`rabbit_reader` of 3.10 and 4.3).
+    pub(crate) fn is_connection_limit(&self) -> bool {
+        let Self::Fault(fault) = self else { return false };
+        let limit = fault.text.strip_suffix(") is reached").and_then(|text| text.rsplit_once(" limit ("));
+        fault.code == ReplyCode::NotAllowed
+            && limit.is_some_and(|(what, most)| {
+                what.ends_with("connection") && most.bytes().all(|byte| byte.is_ascii_digit())
+            })
     }
 
     /// Converts to a fault that ends the connection.
@@ -101,6 +116,25 @@ mod tests {
             assert_eq!(announced_fault(code, text, (10, 40)).reply_text(), text);
         }
         assert_eq!(announced_fault(541, "INTERNAL_ERROR", (0, 0)).reply_text(), "INTERNAL_ERROR");
+    }
+
+    #[test]
+    fn a_limit_on_connections_is_no_verdict_on_the_login() {
+        let not_allowed = |text: &str| Refusal::Fault(Fault::new(ReplyCode::NotAllowed, text.to_owned()));
+        for text in [
+            "access to vhost '/' refused for user 'u': connection limit (1) is reached",
+            "connection refused for user 'u': user connection limit (1) is reached",
+            "connection refused: node connection limit (1000) is reached",
+        ] {
+            assert!(not_allowed(text).is_connection_limit() && !not_allowed(text).is_final(), "{text}");
+        }
+        for text in [
+            "access to vhost '/' refused for user 'u'",
+            "access to vhost '/' refused for user ': connection limit (1) is reached'",
+            "vhost connection limit (1) is reached not found",
+        ] {
+            assert!(!not_allowed(text).is_connection_limit() && not_allowed(text).is_final(), "{text}");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl ReplayBuffer {
         }
     }
 
-    /// Has messages counted only, and not kept. Methods are kept, because their replies need them.
+    /// From now on messages are only counted, not buffered. Methods are buffered, because their replies need them.
     pub(crate) fn keep_no_messages(&self) {
         self.keeps_messages.store(false, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ pub trait Resolver: Debug + Send + Sync {
 
     /// How long an answer is cached before the name is resolved again.
     fn holds(&self) -> Duration {
-        NAME_HOLDS
+        LOOKUP_TTL
     }
 }
 
@@ -35,4 +35,4 @@ impl Resolver for SystemResolver {
 
 /// The system does not report how long its answers are valid. Names of services whose instances come and go
 /// are valid for seconds.
-const NAME_HOLDS: Duration = Duration::from_secs(10);
+const LOOKUP_TTL: Duration = Duration::from_secs(10);

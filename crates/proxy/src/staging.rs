@@ -54,7 +54,7 @@ pub(crate) struct Staging {
     /// How often a client had to wait.
     wait_count: AtomicU64,
     /// Clients that were disconnected to make room.
-    gave_way: AtomicU64,
+    evicted_clients: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ impl Staging {
             state: Mutex::default(),
             staged: AtomicUsize::new(0),
             wait_count: AtomicU64::new(0),
-            gave_way: AtomicU64::new(0),
+            evicted_clients: AtomicU64::new(0),
         })
     }
 
@@ -136,8 +136,8 @@ impl Staging {
     }
 
     /// How many clients were disconnected to make room.
-    pub(crate) fn gave_way(&self) -> u64 {
-        self.gave_way.load(Ordering::Relaxed)
+    pub(crate) fn evicted_clients(&self) -> u64 {
+        self.evicted_clients.load(Ordering::Relaxed)
     }
 
     /// How often a client had to wait.
@@ -192,7 +192,7 @@ impl Staging {
     fn attend(self: &Arc<Self>) {
         let staging = self.clone();
         background::run(async move {
-            let step = (staging.patience / CHECKS_IN_PATIENCE).max(STEP_MIN);
+            let step = (staging.patience / CHECKS_PER_TIMEOUT).max(STEP_MIN);
             loop {
                 tokio::time::sleep(step).await;
                 if !staging.press(transport::now()) {
@@ -310,11 +310,11 @@ impl BudgetShare {
             self.staged = staged;
         }
         let wanted = staged.saturating_sub(ALWAYS);
-        (wanted == self.counted && !self.waits) || self.resettle(wanted, link, now)
+        (wanted == self.counted && !self.waits) || self.reconcile(wanted, link, now)
     }
 
     #[cold]
-    fn resettle(&mut self, wanted: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
+    fn reconcile(&mut self, wanted: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
         let had_capacity = self.holds();
         if wanted > self.counted {
             // More room, unless it is already waited for.
@@ -338,7 +338,7 @@ impl BudgetShare {
         }
         (self.counted, self.waits) = (wanted, false);
         if !had_capacity || !self.holds() {
-            self.hold_anew();
+            self.reset_progress();
         }
         true
     }
@@ -349,7 +349,7 @@ impl BudgetShare {
     }
 
     /// Forgets progress and warnings: they refer to what the client has held so far.
-    fn hold_anew(&mut self) {
+    fn reset_progress(&mut self) {
         self.came = 0;
         self.warned = None;
         self.waited &= self.holds();
@@ -396,7 +396,7 @@ impl BudgetShare {
         self.waits = false;
         // It was not read meanwhile.
         self.excused = Some(now);
-        self.hold_anew();
+        self.reset_progress();
         Some(grant)
     }
 
@@ -418,7 +418,7 @@ impl BudgetShare {
         state.serve(&self.staging);
         drop(state);
         if !self.holds() {
-            self.hold_anew();
+            self.reset_progress();
         }
     }
 
@@ -446,7 +446,7 @@ impl BudgetShare {
         let is_enough =
             std::mem::take(&mut self.came) >= if self.streams { STREAM_PROGRESS } else { STAGED_PROGRESS };
         // The bytes that arrive may belong to other messages than the one that holds the room.
-        let is_old = |began| now.saturating_duration_since(began) > patience * EXCUSED_FOR;
+        let is_old = |began| now.saturating_duration_since(began) > patience * MAX_EXCUSES;
         let progresses = is_enough && (self.streams || !began.is_some_and(is_old));
         // It can complete nothing while it is not read.
         let since = if began.is_none() || !is_read || progresses {
@@ -465,11 +465,12 @@ impl BudgetShare {
 
     /// Whether an overdue client was warned a while ago that it will give way, so that it is disconnected now.
     /// The first call warns it: it may not have been read until a moment ago.
-    pub(crate) fn gives_way(&mut self, now: Instant) -> bool {
+    pub(crate) fn must_be_evicted(&mut self, now: Instant) -> bool {
         let warned = *self.warned.get_or_insert(now);
-        let gives_way = now.saturating_duration_since(warned) >= self.staging.patience / WARNINGS_IN_PATIENCE;
-        add(&self.staging.gave_way, u64::from(gives_way));
-        gives_way
+        let must_be_evicted =
+            now.saturating_duration_since(warned) >= self.staging.patience / WARNINGS_PER_TIMEOUT;
+        add(&self.staging.evicted_clients, u64::from(must_be_evicted));
+        must_be_evicted
     }
 
     /// Releases everything when the client is gone.
@@ -502,11 +503,11 @@ pub(crate) const STREAM_PROGRESS: usize = 64 * 1024;
 pub(crate) const STAGED_PROGRESS: usize = 256 * 1024;
 /// How many times the patience progress may excuse an incomplete message: by then the largest one would be
 /// complete.
-const EXCUSED_FOR: u32 = 5;
+const MAX_EXCUSES: u32 = 5;
 /// A client gives way only if it was warned the patience divided by this ago, and could be read both then and now.
-const WARNINGS_IN_PATIENCE: u32 = 8;
+const WARNINGS_PER_TIMEOUT: u32 = 8;
 /// How often the wait queue is attended to within the patience.
-const CHECKS_IN_PATIENCE: u32 = 4;
+const CHECKS_PER_TIMEOUT: u32 = 4;
 /// Lower bound of the step, for a patience of zero in tests.
 const STEP_MIN: Duration = Duration::from_millis(1);
 

@@ -28,7 +28,7 @@ use sync::{Mutex, Rank};
 
 use self::change::Node;
 pub(crate) use self::declarer::Declarer;
-use self::others::{OtherBindings, VHOSTS_MAX};
+use self::others::{UntrackedBindings, VHOSTS_MAX};
 use self::vhost::Vhost;
 use crate::link::ClientLink;
 
@@ -52,7 +52,7 @@ pub(crate) struct Topologies {
 struct TopologyState {
     vhosts: HashMap<Box<str>, Vhost>,
     /// Bindings in virtual hosts that are not among these, and that are not remembered. At most [`VHOSTS_MAX`].
-    others: HashMap<Box<str>, OtherBindings>,
+    others: HashMap<Box<str>, UntrackedBindings>,
     /// Number of torn virtual hosts.
     torn: usize,
 }
@@ -193,12 +193,12 @@ impl Topologies {
     }
 
     /// A binding was made that is not remembered.
-    fn bound_otherwise(&self, virtual_host: &str, from: &Node) {
+    fn note_untracked_binding(&self, virtual_host: &str, from: &Node) {
         let mut state = self.state.lock();
         if let Some(vhost) = state.vhosts.get_mut(virtual_host) {
-            vhost.bound_otherwise(from);
+            vhost.note_untracked_binding(from);
         } else if !from.is_built_in() {
-            state.others_of(virtual_host).insert(from);
+            state.untracked_bindings(virtual_host).insert(from);
         }
     }
 
@@ -231,7 +231,7 @@ impl Topologies {
             state.torn -= usize::from(vhost.is_torn());
             let others = state.vhosts.remove(virtual_host).map(Vhost::into_others).unwrap_or_default();
             if !others.is_empty() {
-                *state.others_of(virtual_host) = others;
+                *state.untracked_bindings(virtual_host) = others;
             }
         }
         self.any.store(!state.vhosts.is_empty(), Ordering::Release);
@@ -242,7 +242,7 @@ impl Topologies {
 
 impl TopologyState {
     /// The bindings that are not remembered in a virtual host of which nothing else is known.
-    fn others_of(&mut self, virtual_host: &str) -> &mut OtherBindings {
+    fn untracked_bindings(&mut self, virtual_host: &str) -> &mut UntrackedBindings {
         if self.others.len() >= VHOSTS_MAX && !self.others.contains_key(virtual_host) {
             self.others.clear();
         }

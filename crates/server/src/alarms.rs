@@ -3,7 +3,7 @@
 //! As in RabbitMQ (<https://www.rabbitmq.com/docs/alarms>), a connection is blocked by the first message that
 //! it publishes while an alarm is raised, and is notified then if it supports `connection.blocked`; a
 //! connection that only consumes is not affected. Blocked connections are woken when the last alarm is cleared;
-//! raising one wakes nobody.
+//! raising one wakes no connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use transport::Outbox;
 pub enum Resource {
     /// Memory.
     Memory,
-    /// Space on the disk of the data folder.
+    /// Space on the disk of the data directory.
     Disk,
     /// The room that its limits leave a spool.
     Spool,

@@ -36,7 +36,7 @@ pub(crate) struct LoginRequest {
 pub(crate) enum BackendLogin {
     Broker(Identity),
     Upstream(proxy::Login),
-    /// Of an AMQP client in front of a spool, about which the upstream has not decided yet.
+    /// The login of an AMQP client in front of a spool, whose credentials the upstream has not verified yet.
     Pending(PendingLogin),
 }
 
@@ -88,7 +88,7 @@ impl Backend {
         }
     }
 
-    /// Whether the backend serves a client that has not sent anything yet; `None` if only [`Self::ask_answers`]
+    /// Whether the backend serves a client that has not sent anything yet; `None` if only [`Self::probe_endpoints`]
     /// can find out.
     pub(crate) fn answers(&self) -> Option<bool> {
         match self {
@@ -98,10 +98,10 @@ impl Backend {
     }
 
     /// Like [`Self::answers`], but asks the upstream if that is not known.
-    pub(crate) async fn ask_answers(&self) -> bool {
+    pub(crate) async fn probe_endpoints(&self) -> bool {
         match self {
             Self::Broker(_) => true,
-            Self::Upstream(pool) => pool.ask_answers().await,
+            Self::Upstream(pool) => pool.probe_endpoints().await,
         }
     }
 
@@ -167,9 +167,9 @@ impl Backend {
     }
 
     /// Asks whether a user may open a virtual host of the embedded broker, if another auth backend decides about that.
-    pub(crate) async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
+    pub(crate) async fn authorise_vhost(&self, identity: &Identity, vhost: &str) {
         if let Self::Broker(broker) = self {
-            broker.ask_to_open(identity, vhost).await;
+            broker.authorise_vhost(identity, vhost).await;
         }
     }
 
@@ -230,7 +230,7 @@ impl Backend {
         outbox: Arc<Outbox>,
     ) -> Result<Box<dyn BackendSession>, Fault> {
         let Self::Upstream(pool) = self else {
-            let text = "this server is not in front of the client's broker any more";
+            let text = "upstream changed: the client's broker is not served here any more";
             return Err(Fault::new(ReplyCode::ConnectionForced, text));
         };
         let side = client_side(request, outbox);

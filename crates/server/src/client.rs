@@ -11,9 +11,9 @@ use transport::{Intent, Outbox, Peer, Protocol};
 use crate::access::AccessRecord;
 use crate::amqp::connection::ConnectionState;
 use crate::limits::ConnectionLease;
-use crate::registry::{Arrival, ClientSession, OpenConnection, RegisteredConnection};
+use crate::registry::{ConnectionEndpoints, ClientSession, OpenConnection, RegisteredConnection};
 use crate::server::{AcceptedConnection, Shared};
-use crate::websocket::Carriage;
+use crate::websocket::FrameMapping;
 
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
 pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ pub(crate) struct ConnectionCore {
     /// Another auth backend than the broker's own list has let the user in. Set by the login.
     pub(crate) user_is_external: bool,
     /// Where the connection came from and to.
-    pub(crate) arrival: Arrival,
+    pub(crate) arrival: ConnectionEndpoints,
     /// Deadline of the login, or of the end of the connection.
     pub(crate) deadline: Option<Instant>,
     /// The client has used up its receive rate and is not read until then.
@@ -87,7 +87,7 @@ impl ConnectionCore {
             lease,
             external,
             user_is_external: false,
-            arrival: Arrival { peer, local, tls: transport.tls, websocket: transport.websocket },
+            arrival: ConnectionEndpoints { peer, local, tls: transport.tls, websocket: transport.websocket },
             deadline: Some(since + shared.config.handshake_timeout),
             rested_until: None,
             end: None,
@@ -153,7 +153,7 @@ impl ConnectionCore {
 
     /// Whether the client may be handed over to another process: the state of TLS and of WebSocket is in this one.
     pub(crate) fn may_be_handed_over(&self) -> bool {
-        let Arrival { tls, websocket, .. } = self.arrival;
+        let ConnectionEndpoints { tls, websocket, .. } = self.arrival;
         !tls && !websocket && !self.depends_on_upstream && self.shared.hands_over()
     }
 
@@ -255,7 +255,7 @@ impl Waiter for OutboxWaiter {
 /// A protocol's part of a client's connection. Its methods are called as those of [`Protocol`] are.
 pub(crate) trait ProtocolState: Send + Sized + 'static {
     /// How its bytes travel in WebSocket messages.
-    const CARRIAGE: Carriage;
+    const CARRIAGE: FrameMapping;
 
     /// A connection that was accepted at `now` and has received nothing yet.
     fn new(core: ConnectionCore, now: Instant) -> Self;

@@ -62,7 +62,7 @@ pub use mqtt::{
     DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,
     RetainedState, RetainedStatus,
 };
-pub use network::{Network, NotNetwork};
+pub use network::{Network, ParseNetworkError};
 pub use preface::{Preface, TrustedProxies};
 pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, ClientSession, OpenConnection, canonical};
@@ -71,5 +71,5 @@ pub use server::{DepartingClient, MAX_CLIENT_STATE, MAX_UNSPLIT_MESSAGE, ResumeE
 pub use spool::{
     ForwardingMode, ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolSelection, SpoolStatus,
 };
-pub use upstream::sharing::{SharedBindingStatus, SharedCounts, SharedQueueStatus, SharedTotals};
+pub use upstream::sharing::{MultiplexedBindingStatus, MultiplexedCounts, MultiplexedQueueStatus, MultiplexedTotals};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

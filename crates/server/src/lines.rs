@@ -26,7 +26,7 @@ impl LineTarget {
     /// Looks whether lines can be written here, and creates nothing.
     ///
     /// # Errors
-    /// The file cannot be opened, or its folder is missing.
+    /// The file cannot be opened, or its directory is missing.
     pub fn check(&self) -> io::Result<()> {
         let Self::File(path) = self else { return Ok(()) };
         match std::fs::metadata(path) {
@@ -34,15 +34,15 @@ impl LineTarget {
                 OpenOptions::new().append(true).open(path).map(drop)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                std::fs::metadata(folder.unwrap_or(Path::new("."))).map(drop)
+                let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+                std::fs::metadata(directory.unwrap_or(Path::new("."))).map(drop)
             }
             other => other.map(drop),
         }
     }
 }
 
-/// Says how a log fares. Called by its thread.
+/// Callbacks for dropped lines and write errors of a log, called by its thread.
 pub trait LineReport: Send + 'static {
     /// The line that gives the number of lines that were dropped, with its line feed.
     fn dropped(&self, lines: u64) -> String;
@@ -81,7 +81,7 @@ struct WaitingLines {
     dropped: u64,
     /// Entries that have been queued since the start.
     queued: u64,
-    /// Of these, those that the thread is done with: they are written and flushed, or could not be.
+    /// Entries that the thread is done with: they were written and flushed, or writing failed.
     flushed: u64,
     /// Set when the thread is to end after the last entry. Later lines are not accepted.
     ending: bool,

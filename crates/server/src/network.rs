@@ -29,17 +29,17 @@ impl Network {
 /// A text that is not a network: its address or the length of its prefix is invalid.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[error("'{0}' is not a network (such as 10.0.0.0/8, fd00::/8 or 192.0.2.1)")]
-pub struct NotNetwork(String);
+pub struct ParseNetworkError(String);
 
 fn v4(ip: Ipv4Addr) -> u128 {
     u128::from(ip.to_bits())
 }
 
 impl FromStr for Network {
-    type Err = NotNetwork;
+    type Err = ParseNetworkError;
 
-    fn from_str(text: &str) -> Result<Self, NotNetwork> {
-        let wrong = || NotNetwork(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, ParseNetworkError> {
+        let wrong = || ParseNetworkError(text.to_owned());
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),

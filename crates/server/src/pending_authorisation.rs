@@ -15,21 +15,21 @@ pub(crate) const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten
 /// An operation whose permission has not been asked for yet fails, and has changed nothing. The session then discards that
 /// outcome, reads nothing from its client until the answer is there, and repeats the operation.
 #[derive(Default)]
-pub(crate) struct OpenQuestion {
+pub(crate) struct PendingAuthorisation {
     /// Set by [`Self::ask`], cleared by [`Self::take_answered`].
     request: Option<BackendRequest<()>>,
     /// An operation has failed, perhaps since it is yet to be asked about, and is not over.
     has_failed: bool,
 }
 
-impl OpenQuestion {
+impl PendingAuthorisation {
     /// Called when an operation has failed; `is_unasked` if that is because its permission has not been asked for yet.
     /// Returns whether its outcome is to be discarded, since the auth backend is now asked; the outbox is nudged when it has
     /// answered.
     pub(crate) fn ask(&mut self, is_unasked: bool, identity: &Identity, outbox: &Arc<Outbox>) -> bool {
         // A question that it has left is of no use if it has failed for another reason.
         self.has_failed = true;
-        let Some(question) = Some(identity).filter(|_| is_unasked).and_then(Identity::take_question) else {
+        let Some(question) = Some(identity).filter(|_| is_unasked).and_then(Identity::take_authz_request) else {
             return false;
         };
         self.request = Some(BackendRequest::new(outbox, question));

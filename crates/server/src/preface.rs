@@ -42,7 +42,7 @@ impl TrustedProxies {
 
 /// A connection that has passed its preface.
 #[derive(Debug)]
-pub(crate) struct Passed {
+pub(crate) struct PrefaceOutcome {
     pub(crate) stream: Stream,
     /// The user name of a verified client certificate.
     pub(crate) external: Option<Arc<str>>,
@@ -88,10 +88,10 @@ impl Preface {
     }
 
     /// Performs the TLS handshake if the listener uses TLS.
-    pub(crate) async fn secure(&self, stream: Stream) -> Result<Passed, PrefaceError> {
-        let Some(tls) = &self.tls else { return Ok(Passed { stream, external: None }) };
+    pub(crate) async fn secure(&self, stream: Stream) -> Result<PrefaceOutcome, PrefaceError> {
+        let Some(tls) = &self.tls else { return Ok(PrefaceOutcome { stream, external: None }) };
         let accepted = tls.accept(stream).await?;
-        Ok(Passed { stream: accepted.stream, external: accepted.login })
+        Ok(PrefaceOutcome { stream: accepted.stream, external: accepted.login })
     }
 }
 

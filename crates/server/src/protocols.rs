@@ -12,7 +12,7 @@ use crate::mqtt::MqttConnection;
 use crate::relay::TextRule;
 use crate::server::{AcceptedConnection, Shared, run};
 use crate::stomp::StompConnection;
-use crate::websocket::{Granted, join};
+use crate::websocket::{AcceptedUpgrade, join};
 
 /// A protocol of clients: its names, its listeners, its place in WebSockets, and how a connection is built.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct ClientProtocol {
     /// Starts the task of a connection.
     pub(crate) start: fn(Arc<Shared>, Stream, AcceptedConnection),
     /// Starts the task of a connection over WebSocket, which is pinged at this interval.
-    pub(crate) start_in_websocket: fn(Arc<Shared>, Stream, AcceptedConnection, Granted, Duration),
+    pub(crate) start_in_websocket: fn(Arc<Shared>, Stream, AcceptedConnection, AcceptedUpgrade, Duration),
 }
 
 /// A kind of listener: its names, and the layers below its protocol.
@@ -169,7 +169,7 @@ fn start_in_websocket<P: ProtocolState>(
     shared: Arc<Shared>,
     stream: Stream,
     accepted: AcceptedConnection,
-    granted: Granted,
+    granted: AcceptedUpgrade,
     ping_interval: Duration,
 ) {
     tokio::spawn(join::<P, _>(shared, stream, accepted, granted, ping_interval));

@@ -33,7 +33,7 @@ pub(crate) struct Registry {
 /// A connection that a client has opened.
 pub struct OpenConnection {
     id: u64,
-    arrival: Arrival,
+    arrival: ConnectionEndpoints,
     protocol: &'static str,
     user: Box<str>,
     vhost: Box<str>,
@@ -58,7 +58,7 @@ pub struct OpenConnection {
 
 /// The two ends of a connection and how it was made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Arrival {
+pub(crate) struct ConnectionEndpoints {
     pub(crate) peer: Peer,
     /// The server's end; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
@@ -67,7 +67,7 @@ pub(crate) struct Arrival {
     pub(crate) websocket: bool,
 }
 
-impl Arrival {
+impl ConnectionEndpoints {
     /// The server's port; `None` for a Unix socket.
     pub(crate) fn port(&self) -> Option<u16> {
         self.local.map(|local| local.port())
@@ -75,9 +75,9 @@ impl Arrival {
 }
 
 /// The properties of a connection that is being opened.
-pub(crate) struct Opening<'a> {
+pub(crate) struct NewConnection<'a> {
     pub(crate) id: u64,
-    pub(crate) arrival: Arrival,
+    pub(crate) arrival: ConnectionEndpoints,
     /// The protocol with its version, as RabbitMQ names it.
     pub(crate) protocol: &'static str,
     pub(crate) user: &'a str,
@@ -183,8 +183,8 @@ impl Drop for RegisteredConnection {
 }
 
 impl OpenConnection {
-    pub(crate) fn new(opening: Opening<'_>) -> Arc<Self> {
-        let Opening { id, arrival, protocol, mechanism, connected_at, negotiated, .. } = opening;
+    pub(crate) fn new(opening: NewConnection<'_>) -> Arc<Self> {
+        let NewConnection { id, arrival, protocol, mechanism, connected_at, negotiated, .. } = opening;
         Arc::new(Self {
             id,
             arrival,
@@ -465,9 +465,9 @@ mod tests {
 
     fn opened(registry: &Arc<Registry>, id: u64) -> RegisteredConnection {
         let outbox = Arc::new(Outbox::new(0));
-        registry.register(OpenConnection::new(Opening {
+        registry.register(OpenConnection::new(NewConnection {
             id,
-            arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
+            arrival: ConnectionEndpoints { peer: Peer::Unix, local: None, tls: false, websocket: false },
             protocol: "AMQP 0-9-1",
             user: "u",
             vhost: "/",

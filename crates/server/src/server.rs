@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use transport::{Ended, Listener, Outbox, Peer, Stream, drive};
 
-use self::drain::Departures;
+use self::drain::DrainSchedule;
 pub use self::succession::{DepartingClient, MAX_CLIENT_STATE, ResumeError};
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
@@ -40,7 +40,7 @@ use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::spool::Spool;
 use crate::upstream::sharing::{
-    MultiplexedSubscriptions, SharedBindingStatus, SharedQueueStatus, SharedTotals,
+    MultiplexedSubscriptions, MultiplexedBindingStatus, MultiplexedQueueStatus, MultiplexedTotals,
 };
 use crate::websocket::{self, WebSocketConfig};
 
@@ -121,7 +121,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
     /// Set when the drain begins.
-    departures: OnceLock<Departures>,
+    departures: OnceLock<DrainSchedule>,
     /// Set when the drain has asked every client to leave: those that come later leave at once.
     all_must_leave: AtomicBool,
     /// Where clients continue when this server drains, if they can.
@@ -231,7 +231,7 @@ impl Server {
         preface: Preface,
         relay: Option<Arc<Relay>>,
     ) {
-        self.accept_from(listener, Entrance { preface, websocket: None, protocol, relay });
+        self.accept_from(listener, ListenerContext { preface, websocket: None, protocol, relay });
     }
 
     /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
@@ -265,10 +265,10 @@ impl Server {
     pub fn listen_websocket(&self, listener: Listener, preface: Preface, config: WebSocketConfig) {
         let websocket = Some(Arc::new(config));
         let protocol = FrontEnd::default();
-        self.accept_from(listener, Entrance { preface, websocket, protocol, relay: None });
+        self.accept_from(listener, ListenerContext { preface, websocket, protocol, relay: None });
     }
 
-    fn accept_from(&self, listener: Listener, entrance: Entrance) {
+    fn accept_from(&self, listener: Listener, entrance: ListenerContext) {
         let shared = Arc::clone(&self.shared);
         let accepting = tokio::spawn(async move {
             while !shared.is_draining() {
@@ -338,17 +338,17 @@ impl Server {
     }
 
     /// The queues that live subscriptions share upstream, in no order.
-    pub fn shared_queues(&self) -> Vec<SharedQueueStatus> {
+    pub fn multiplexed_queues(&self) -> Vec<MultiplexedQueueStatus> {
         self.shared.subscriptions.status()
     }
 
     /// All shared queues together.
-    pub fn shared_totals(&self) -> SharedTotals {
+    pub fn multiplexed_totals(&self) -> MultiplexedTotals {
         self.shared.subscriptions.totals()
     }
 
     /// The binding keys of the shared queue with this name upstream; `None` if no queue has it.
-    pub fn shared_bindings(&self, queue: &str) -> Option<Vec<SharedBindingStatus>> {
+    pub fn multiplexed_bindings(&self, queue: &str) -> Option<Vec<MultiplexedBindingStatus>> {
         self.shared.subscriptions.bindings(queue)
     }
 
@@ -436,7 +436,7 @@ impl Shared {
 
 /// Settings of a listener for its clients.
 #[derive(Clone)]
-struct Entrance {
+struct ListenerContext {
     preface: Preface,
     /// Set if clients use WebSocket; its routes then decide the protocol.
     websocket: Option<Arc<WebSocketConfig>>,
@@ -470,7 +470,7 @@ impl AcceptedConnection {
     }
 }
 
-fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer) {
+fn accept(shared: &Arc<Shared>, entrance: &ListenerContext, stream: Stream, peer: Peer) {
     let id = shared.next_id();
     shared.metrics.connections_opened.add(1);
     match shared.counter.enter(entrance.counted_ip(peer)) {
@@ -505,7 +505,7 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
     }
 }
 
-impl Entrance {
+impl ListenerContext {
     fn transport(&self) -> Transport {
         let Self { preface, websocket, protocol, .. } = self;
         Transport { protocol: *protocol, websocket: websocket.is_some(), tls: preface.tls.is_some() }
@@ -520,7 +520,7 @@ impl Entrance {
 }
 
 /// Takes a connection through its preface, within the time limit of the login.
-async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut accepted: AcceptedConnection) {
+async fn receive(shared: Arc<Shared>, entrance: ListenerContext, stream: Stream, mut accepted: AcceptedConnection) {
     let deadline = accepted.since + shared.config.handshake_timeout;
     // Boxed: the state of a TLS handshake is large and needed only briefly.
     let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut accepted));
@@ -541,7 +541,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ac
 }
 
 /// Starts the task of a connection that has passed its preface.
-fn enter(shared: Arc<Shared>, entrance: &Entrance, stream: Stream, accepted: AcceptedConnection) {
+fn enter(shared: Arc<Shared>, entrance: &ListenerContext, stream: Stream, accepted: AcceptedConnection) {
     if let Some(config) = entrance.websocket.clone() {
         tokio::spawn(websocket::run(shared, config, stream, accepted));
     } else if let Some(relay) = entrance.relay.clone() {
@@ -577,7 +577,7 @@ pub(crate) fn run<P: ProtocolState>(
 ) -> impl Future<Output = ()> + Send + 'static {
     let AcceptedConnection { id, peer, .. } = accepted;
     let (mut connection, outbox) = accepted.into_client::<P>(&shared);
-    let listed = Listed::new(&shared, id, &outbox);
+    let listed = ConnectionListEntry::new(&shared, id, &outbox);
     async move {
         let config = &shared.config;
         let ended =
@@ -599,12 +599,12 @@ pub(crate) fn reason_of(reason: Option<&str>, ended: Ended) -> String {
 }
 
 /// A connection's entry in the list of all, removed however its task ends.
-pub(crate) struct Listed {
+pub(crate) struct ConnectionListEntry {
     shared: Arc<Shared>,
     key: usize,
 }
 
-impl Listed {
+impl ConnectionListEntry {
     /// `id` is the connection's number.
     pub(crate) fn new(shared: &Arc<Shared>, id: u64, outbox: &Arc<Outbox>) -> Self {
         let key = shared.connections.lock().insert((id, Arc::clone(outbox)));
@@ -616,7 +616,7 @@ impl Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for ConnectionListEntry {
     fn drop(&mut self) {
         self.shared.metrics.connections_closed.add(1);
         let mut connections = self.shared.connections.lock();

@@ -15,7 +15,7 @@ use crate::access::Transport;
 use crate::backend::{Backend, Clock};
 use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
-use crate::registry::{Arrival, OpenConnection, Opening};
+use crate::registry::{ConnectionEndpoints, OpenConnection, NewConnection};
 use crate::server::{AcceptedConnection, Server, ServerConfig, Shared};
 use crate::upstream::client::AmqpClient;
 
@@ -90,9 +90,9 @@ pub(crate) fn amqp_client(shared: &Arc<Shared>, id: u64, user: &str) -> AmqpClie
     let capabilities = Capabilities { consumer_cancel_notify: true, ..Capabilities::default() };
     let client_properties = FieldTable::new();
     let inner = InnerOutbox::new(1 << 20);
-    let view = OpenConnection::new(Opening {
+    let view = OpenConnection::new(NewConnection {
         id,
-        arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
+        arrival: ConnectionEndpoints { peer: Peer::Unix, local: None, tls: false, websocket: false },
         protocol: "",
         user,
         vhost: "/",

@@ -42,7 +42,7 @@ struct Backlog {
     key: DestinationKey,
     /// Messages that it has, those in memory included.
     messages: u64,
-    /// Those in memory or in flight.
+    /// Messages in memory or in flight.
     loaded: usize,
     /// Destinations whose messages are to move here as soon as no earlier one is in flight.
     awaited: usize,

@@ -34,7 +34,7 @@ pub(crate) struct Deferred<T> {
     ready: [VecDeque<DestinationKey>; 2],
     /// Messages that were read from the main queue.
     main: DeferredSize,
-    /// Those that were loaded from backlogs.
+    /// Messages that were loaded from backlogs.
     loaded: DeferredSize,
 }
 

@@ -68,7 +68,7 @@ pub enum EnvelopeError {
     #[error("version {0} is unknown")]
     Version(u8),
     /// It ends within the named part.
-    #[error("it ends within '{0}'")]
+    #[error("truncated at '{0}'")]
     Short(&'static str),
     /// The named part is not a text.
     #[error("'{0}' is not UTF-8")]

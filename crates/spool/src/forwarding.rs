@@ -250,7 +250,7 @@ impl<T> Forwarding<T> {
             && self.has_capacity_on(channel)
             && let Some(item) = self.take_deferred(channel)
         {
-            // Those that waited come first: they are older.
+            // Deferred messages go first: they are older.
             match self.refused_exchanges.known_refusal(&item.envelope, now) {
                 None => return Some(self.launch(channel, item)),
                 Some(refusal) => {

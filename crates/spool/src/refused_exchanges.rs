@@ -10,7 +10,7 @@ use crate::refusal::MessageRefusal;
 
 /// How long a refusal of an exchange holds for further messages without asking the broker: a queue full of messages for a
 /// deleted exchange would take a round trip for each otherwise.
-pub(crate) const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+pub(crate) const REFUSAL_TTL: Duration = Duration::from_secs(1);
 
 /// Refusals that are remembered at once.
 const MAX_REFUSALS: usize = 64;
@@ -40,7 +40,7 @@ struct RefusedExchange {
     is_active: bool,
     /// Confirms since the last refusal.
     confirms: u32,
-    /// Those that end it.
+    /// Confirms in a row that end it.
     needed: u32,
 }
 
@@ -145,7 +145,7 @@ impl RefusedExchanges {
         }
         let Some(is_for_all_keys) = refusal.holds_for_all_keys() else { return };
         let routing_key = (!is_for_all_keys).then(|| envelope.routing_key().into());
-        let (exchange, until) = (envelope.exchange().into(), now + REFUSAL_HOLDS);
+        let (exchange, until) = (envelope.exchange().into(), now + REFUSAL_TTL);
         self.refusals.push(KnownRefusal { exchange, routing_key, refusal: refusal.clone(), until });
     }
 

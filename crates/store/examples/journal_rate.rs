@@ -1,6 +1,6 @@
 //! Measures the journal's speed, beside a plain loop of write and fdatasync on the same disk.
 //!
-//! `cargo run --release -p store --example journal_rate -- /tmp/folder`
+//! `cargo run --release -p store --example journal_rate -- /tmp/directory`
 
 use std::io::Write;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use store::disk::{Disk, RealDisk};
 use store::journal::{Entry, Journal, JournalSettings, QueueId, Range, open};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args().nth(1).ok_or("name a folder that may be filled and emptied")?;
-    let disk = Arc::new(RealDisk::new(format!("{folder}/journal-rate"))?);
+    let directory = std::env::args().nth(1).ok_or("name a directory that may be filled and emptied")?;
+    let disk = Arc::new(RealDisk::new(format!("{directory}/journal-rate"))?);
     let mut out = std::io::stdout();
     let (committer, _) = open(disk.clone(), JournalSettings::default(), Box::new(()))?;
     let journal = committer.journal().clone();
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (rate, cores) = flood(&journal)?;
     writeln!(out, "in groups, with settling: {rate:.0}/s, {cores:.2} cores")?;
     running.close()?;
-    disk.remove_folder("")?;
+    disk.remove_dir("")?;
     Ok(())
 }
 

@@ -20,5 +20,5 @@ pub use facade::{
     AnswerQueue, Appended, CheckReport, DiskPoint, Recovered, RecoveredQueue, Retirement, Rounds,
     RunningStore, Store, StoreError, StoreSettings, StoredLocation, StoredQueue, check, repair,
 };
-pub use lock::{FolderLock, LockError};
+pub use lock::{DirectoryLock, LockError};
 pub use waiters::{WaitList, Waiter};

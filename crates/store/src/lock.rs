@@ -1,6 +1,6 @@
-//! Locks a data folder for one process.
+//! Locks a data directory for one process.
 //!
-//! The folder itself is locked, which no operation on the files in it undoes; so is the file `lock`, which names the
+//! The directory itself is locked, which no operation on the files in it undoes; so is the file `lock`, which names the
 //! owning process, and which earlier versions lock alone.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -8,15 +8,15 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Holds the lock of a data folder until it is dropped or the process ends, however that happens.
+/// Holds the lock of a data directory until it is dropped or the process ends, however that happens.
 #[derive(Debug)]
-pub struct FolderLock {
+pub struct DirectoryLock {
     /// Open for the lifetime of the lock.
-    _folder: File,
+    _directory: File,
     _file: File,
 }
 
-/// The reason why a data folder cannot be locked.
+/// The reason why a data directory cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process holds the lock.
@@ -30,16 +30,16 @@ pub enum LockError {
     Io(io::Error),
 }
 
-impl FolderLock {
-    /// Locks the data folder, which must exist.
+impl DirectoryLock {
+    /// Locks the data directory, which must exist.
     ///
     /// # Errors
     /// Another process holds the lock; or the lock's file cannot be opened or written.
-    pub fn take(folder: &Path) -> Result<Self, LockError> {
+    pub fn take(directory: &Path) -> Result<Self, LockError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let itself = File::open(folder).map_err(LockError::Io)?;
-        let mut file = options.open(folder.join(FILE)).map_err(LockError::Io)?;
+        let itself = File::open(directory).map_err(LockError::Io)?;
+        let mut file = options.open(directory.join(FILE)).map_err(LockError::Io)?;
         let locked = match itself.try_lock() {
             // Some network file systems can lock only files.
             Err(TryLockError::Error(_)) | Ok(()) => file.try_lock(),
@@ -61,7 +61,7 @@ impl FolderLock {
             writeln!(file, "{}", std::process::id())
         };
         write(&mut file).map_err(LockError::Io)?;
-        Ok(Self { _folder: itself, _file: file })
+        Ok(Self { _directory: itself, _file: file })
     }
 }
 
@@ -74,16 +74,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_had_by_one_at_a_time() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let first = FolderLock::take(folder.path()).expect("free");
-        let second = FolderLock::take(folder.path()).expect_err("taken");
+    fn a_directory_is_had_by_one_at_a_time() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = DirectoryLock::take(directory.path()).expect("free");
+        let second = DirectoryLock::take(directory.path()).expect_err("taken");
         assert_eq!(second.to_string(), format!("in use by process {}", std::process::id()));
-        // Removing the lock's file does not open the folder to a second broker.
-        std::fs::remove_file(folder.path().join(FILE)).expect("removed");
-        let second = FolderLock::take(folder.path()).expect_err("still taken");
+        // Removing the lock's file does not open the directory to a second broker.
+        std::fs::remove_file(directory.path().join(FILE)).expect("removed");
+        let second = DirectoryLock::take(directory.path()).expect_err("still taken");
         assert!(matches!(second, LockError::Taken { pid: None }), "{second}");
         drop(first);
-        FolderLock::take(folder.path()).expect("free again");
+        DirectoryLock::take(directory.path()).expect("free again");
     }
 }

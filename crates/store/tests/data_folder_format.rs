@@ -1,12 +1,12 @@
-//! Whole data folders, which every later version has to open: definitions, journal and queue segments.
+//! Whole data directories, which every later version has to open: definitions, journal and queue segments.
 //!
 //! | fixture | journal | queue segments |
 //! |---|---|---|
-//! | `data_folder_1` | version 1 | version 2 |
-//! | `data_folder_2` | version 2 | version 2 |
+//! | `data_dir_1` | version 1 | version 2 |
+//! | `data_dir_2` | version 2 | version 2 |
 //!
 //! A new version of a format gets a fixture beside the old ones, which becomes the last in `FIXTURES`:
-//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format` writes it. Existing ones are never written again.
+//! `LEVERET_FIXTURE=write cargo test -p store --test data_dir_format` writes it. Existing ones are never written again.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use store::journal::{Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Rounds, Store, StoreSettings, check};
 
 #[test]
-fn a_data_folder_of_any_version_holds_what_was_put_in() {
+fn a_data_directory_of_any_version_holds_what_was_put_in() {
     for (fixture, journal, segments) in FIXTURES {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
         if std::env::var("LEVERET_FIXTURE").is_ok_and(|wanted| wanted == "write") && !path.exists() {
@@ -32,7 +32,7 @@ fn a_data_folder_of_any_version_holds_what_was_put_in() {
 }
 
 #[test]
-fn a_data_folder_of_today_holds_what_was_put_in() {
+fn a_data_directory_of_today_holds_what_was_put_in() {
     let disk = from_text(&to_text(&filled()));
     holds_what_was_put_in(&disk);
 }
@@ -45,9 +45,9 @@ fn the_last_fixture_has_the_versions_of_today() {
 
 /// The versions in the headers of the first file of the journal and of the first queue segment.
 fn versions(disk: &SimDisk) -> (u8, u8) {
-    let version = |folder: &str, at: u64| {
+    let version = |directory: &str, at: u64| {
         let path =
-            disk.files().into_iter().find(|file| file.starts_with(folder) && file.ends_with(".segment"));
+            disk.files().into_iter().find(|file| file.starts_with(directory) && file.ends_with(".segment"));
         let mut version = [0];
         let file = disk.open(&path.expect("a segment")).expect("a file");
         file.read_at(&mut version, at).expect("readable");
@@ -159,7 +159,8 @@ fn from_text(text: &str) -> SimDisk {
         let words: Vec<&str> = line.split(' ').collect();
         match (&words[..], &file) {
             (["file", path, len], _) => {
-                disk.create_folder(path.rsplit_once('/').map_or("", |(folder, _)| folder)).expect("a folder");
+                disk.create_dir(path.rsplit_once('/').map_or("", |(directory, _)| directory))
+                    .expect("a directory");
                 let opened = disk.open(path).expect("a file");
                 opened.set_len(len.parse().expect("a length")).expect("a length");
                 file = Some(opened);
@@ -177,7 +178,7 @@ fn from_text(text: &str) -> SimDisk {
 }
 
 /// The fixtures, with the versions of their journals and queue segments.
-const FIXTURES: [(&str, u8, u8); 2] = [("data_folder_1.txt", 1, 2), ("data_folder_2.txt", 2, 2)];
+const FIXTURES: [(&str, u8, u8); 2] = [("data_dir_1.txt", 1, 2), ("data_dir_2.txt", 2, 2)];
 const DEFINITIONS: [(Section, &[u8], &[u8]); 4] = [
     (Section::VirtualHosts, b"/", b"a virtual host"),
     (Section::Queues, b"/\0q", b"a queue"),

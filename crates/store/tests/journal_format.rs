@@ -68,7 +68,7 @@ fn a_journal_of_version_1_is_read() {
 
 fn read(journal: &[(usize, &str)]) -> (Committer, RecoveredJournal) {
     let disk = SimDisk::new(1, 1 << 20);
-    disk.create_folder("journal").unwrap();
+    disk.create_dir("journal").unwrap();
     let file = disk.open(PATH).unwrap();
     file.set_len(SEGMENT).unwrap();
     for (at, hex) in journal {

@@ -87,6 +87,25 @@ fn what_does_not_fit_is_not_waited_for() {
     assert!(run.store.journal().segments().len() > 8 && run.store.has_capacity(), "{}", run.describe());
 }
 
+/// The first message is needed by all queues, what follows it in its segment by none.
+#[test]
+fn a_segment_with_a_few_messages_of_many_queues_is_retired_if_their_copies_fit() {
+    for (body, is_retired) in [(20_000, true), (100_000, false)] {
+        let mut run = Run::with_queues(40, 5, DEFINITIONS + 32 * SEGMENT, 4 * SEGMENT);
+        run.publish_to_all(&vec![1; body]);
+        let first = run.store.journal().segments()[0].first;
+        while run.free() - run.limit > 10 * SEGMENT {
+            run.publish_to_all(&[2; 2_000]);
+            for queue in &mut run.queues {
+                queue.stored.settle(&[Range::one(queue.next)]);
+            }
+            run.rounds.step();
+        }
+        run.work();
+        assert_eq!(run.store.journal().segments()[0].first > first, is_retired, "{body}: {}", run.describe());
+    }
+}
+
 #[test]
 fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
     let run = Run::with(1, 40 * SEGMENT, 4 * SEGMENT);

@@ -1,4 +1,4 @@
-//! Damage in each part of a data folder: it is reported with its location, it costs only itself, and the folder can be
+//! Damage in each part of a data directory: it is reported with its location, it costs only itself, and the directory can be
 //! opened again.
 
 use std::sync::Arc;
@@ -56,15 +56,15 @@ fn a_damaged_byte_in_a_queues_segment_costs_that_message_while_the_broker_runs()
     assert_eq!(store.journal().figures().unreadable.load(Ordering::Relaxed), 1);
 }
 
-/// Flips a byte of the message at `position`, which lies in `folder`.
-fn damaged(folder: &str, position: u64) {
+/// Flips a byte of the message at `position`, which lies in `directory`.
+fn damaged(directory: &str, position: u64) {
     let disk = SimDisk::new(2, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
     while let Retirement::Done = rounds.retire() {}
     rounds.close().expect("closed");
     drop((store, rounds));
-    let (file, offset) = place_of(&disk, folder, position);
+    let (file, offset) = place_of(&disk, directory, position);
     flip(&disk, &file, offset);
     let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
     let report = check(&dynamic).expect("readable");
@@ -204,21 +204,21 @@ fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on(
 
 #[test]
 fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
-    let segments = |disk: &SimDisk, folder: &str| {
+    let segments = |disk: &SimDisk, directory: &str| {
         let files = disk.files().into_iter();
         let mut used: Vec<_> =
-            files.filter(|file| file.starts_with(folder) && file.ends_with(".segment")).collect();
+            files.filter(|file| file.starts_with(directory) && file.ends_with(".segment")).collect();
         used.retain(|file| is_in_use(disk, file));
         used
     };
     let of_journal = segments(&filled_and_closed(), "journal/").len();
     let of_queue = segments(&filled_and_closed(), "queues/").len();
     assert!(of_journal >= 2 && of_queue >= 1);
-    for (folder, count) in [("journal/", of_journal), ("queues/", of_queue)] {
+    for (directory, count) in [("journal/", of_journal), ("queues/", of_queue)] {
         for at in 0..count {
             for cut in [false, true] {
                 let disk = filled_and_closed();
-                let file = segments(&disk, folder)[at].clone();
+                let file = segments(&disk, directory)[at].clone();
                 match cut {
                     false => disk.remove(&file).expect("removed"),
                     // Half of its contents.
@@ -234,11 +234,11 @@ fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
 }
 
 #[test]
-fn a_folder_that_is_gone_is_refused() {
-    for folder in ["journal", "queues"] {
+fn a_directory_that_is_gone_is_refused() {
+    for directory in ["journal", "queues"] {
         let disk = filled_and_closed();
-        disk.remove_folder(folder).expect("removed");
-        is_refused_and_repaired(&disk, folder);
+        disk.remove_dir(directory).expect("removed");
+        is_refused_and_repaired(&disk, directory);
     }
 }
 
@@ -362,16 +362,16 @@ fn body(position: u64) -> Vec<u8> {
     format!("<message {position}>").repeat(50).into_bytes()
 }
 
-/// The file in `folder`, and the offset, of a byte of a message.
-fn place_of(disk: &SimDisk, folder: &str, position: u64) -> (String, u64) {
+/// The file in `directory`, and the offset, of a byte of a message.
+fn place_of(disk: &SimDisk, directory: &str, position: u64) -> (String, u64) {
     let body = body(position);
-    for file in disk.files().into_iter().filter(|file| file.starts_with(folder)) {
+    for file in disk.files().into_iter().filter(|file| file.starts_with(directory)) {
         let bytes = read(disk, &file);
         if let Some(at) = bytes.windows(body.len()).position(|window| window == body) {
             return (file, at as u64 + 20);
         }
     }
-    panic!("no message {position} in {folder}")
+    panic!("no message {position} in {directory}")
 }
 
 fn read(disk: &SimDisk, path: &str) -> Vec<u8> {

@@ -54,7 +54,7 @@ pub fn figures() -> Vec<LockFigures> {
 }
 
 impl Measured {
-    /// Those of a lock of this rank that protects a `T`.
+    /// The counters of a lock of this rank that protects a `T`.
     pub(crate) fn of<T>(rank: u8) -> Self {
         let mut names = names().lock();
         Self(names.entry((rank, type_name::<T>())).or_insert_with(|| Box::leak(Box::default())))

@@ -27,7 +27,7 @@ macro_rules! ranks {
 }
 
 ranks! {
-    Book,
+    DefinitionBook,
     DeadLettersTurn,
     Users,
     Policies,
@@ -52,8 +52,8 @@ ranks! {
     ReplayBytes,
     IncompleteMessages,
     MultiplexedSubscriptions,
-    SharedQueue,
-    SharedInbox,
+    MultiplexedQueue,
+    SubscriberInbox,
     Leaf,
 }
 

@@ -82,7 +82,7 @@ fn watch(runtime: Handle) -> bool {
     true
 }
 
-/// Looks again and again while turns block, and sleeps otherwise.
+/// Polls while turns block, and sleeps otherwise.
 fn look_after() {
     let mut unused = 0;
     loop {

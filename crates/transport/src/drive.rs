@@ -77,7 +77,7 @@ pub trait Protocol {
     fn next_deadline(&self) -> Option<Instant>;
     /// The next action. Queried after each of the calls above.
     fn intent(&self) -> Intent;
-    /// Whether the write time-out is running. It is not while the peer has said that it will not read for a time that
+    /// Whether the write timeout is running. It is not while the peer has said that it will not read for a time that
     /// only it knows (AMQP's `connection.blocked`); when it applies again it starts from the beginning.
     fn write_timeout_applies(&self) -> bool {
         true
@@ -91,7 +91,7 @@ pub enum Ended {
     Finished,
     /// The peer closed its side and the protocol has no more to do.
     Eof,
-    /// The peer took nothing for the write time-out.
+    /// The peer took nothing for the write timeout.
     WriteTimeout,
     /// The socket failed.
     Io(io::Error),
@@ -248,7 +248,7 @@ struct Connection<'c, S, P> {
     unflushed: bool,
     /// Time since when the socket has taken nothing of `writing`, or of the stream's own buffer.
     stuck_since: Option<Instant>,
-    /// The write time-out did not apply when last asked.
+    /// The write timeout did not apply when last asked.
     write_timeout_suspended: bool,
     /// The peer closed its side.
     eof: bool,
@@ -583,7 +583,7 @@ mod tests {
         }
     }
 
-    /// Has no write time-out before its deadline.
+    /// Has no write timeout before its deadline.
     struct Suspended(Lines);
 
     impl Protocol for Suspended {

@@ -26,7 +26,7 @@ impl InnerOutbox {
         &self.outbox
     }
 
-    /// Has `waker` woken once there is something to read, a nudge or room. One wake-up uses it up.
+    /// Wakes `waker` once there is something to read, a nudge or space to write. It is removed when woken.
     pub fn register(&self, waker: &Waker) {
         self.outbox.register(&Context::from_waker(waker));
     }

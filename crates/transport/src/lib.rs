@@ -15,7 +15,7 @@
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
-//! the bytes written to it; a peer that takes nothing for the write time-out is disconnected.
+//! the bytes written to it; a peer that takes nothing for the write timeout is disconnected.
 //!
 //! Never add knowledge of any protocol here.
 

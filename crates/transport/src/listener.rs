@@ -42,7 +42,7 @@ impl Drop for SocketFile {
 /// wait, for as long as this lives, also when the listener has gone: the file of a Unix socket stays as well.
 #[derive(Debug)]
 pub struct SharedSockets {
-    /// Of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
+    /// The file of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
     file: Option<Arc<SocketFile>>,
     sockets: Vec<OwnedFd>,
 }
@@ -58,7 +58,7 @@ impl SharedSockets {
         self.file.is_some()
     }
 
-    /// Says whose the file of a Unix socket is: that of another process, which may accept now, is not removed.
+    /// Sets whether the file of a Unix socket is ours: the file of another process, which may accept now, is not removed.
     pub fn set_own(&self, is_own: bool) {
         if let Some(file) = &self.file {
             file.is_own.store(is_own, Ordering::Relaxed);
@@ -161,8 +161,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_file_left_behind_is_replaced_and_a_live_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "the standard library leaves the file");
 
@@ -175,8 +175,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_that_is_no_socket_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         std::fs::write(&path, "precious").unwrap();
         let bound = Listener::bind_unix(&path, &Inherited::default()).await;
         assert_eq!(bound.unwrap_err().kind(), io::ErrorKind::AddrInUse);
@@ -185,8 +185,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_that_is_given_to_another_keeps_its_file_and_its_clients() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
         let client = UnixStream::connect(&path).await.unwrap();
         let inherited = Inherited::default();
@@ -205,8 +205,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_comes_when_the_listener_has_gone_waits_for_the_next_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
         let shared = before.share().unwrap();
         drop(before);
@@ -223,8 +223,8 @@ mod tests {
 
     #[tokio::test]
     async fn who_was_given_a_socket_and_ends_leaves_the_file_to_whom_it_belongs() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
         let inherited = Inherited::default();
         inherited.add(before.share().unwrap().sockets()[0].try_clone().unwrap()).unwrap();
@@ -234,8 +234,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_whose_file_is_gone_is_bound_anew() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let inherited = Inherited::default();
         inherited.add(std::os::unix::net::UnixListener::bind(&path).unwrap().into()).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -20,7 +20,7 @@ pub(crate) struct HandshakeTurns(OnceLock<Semaphore>);
 /// The handshakes of clients.
 pub(crate) static ACCEPTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
 
-/// Those with servers, which do not wait for strangers'.
+/// Handshakes with servers, which do not wait for those with clients.
 pub(crate) static CONNECTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
 
 /// Limits to `turns` how many connections of this process run at the same time that have more to do than fits into one

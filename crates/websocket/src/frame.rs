@@ -84,7 +84,7 @@ impl FrameHeader {
         }
         let opcode = Opcode::from_bits(first & 0x0f).ok_or(WebSocketFault::protocol("unknown opcode"))?;
         if compressed && !matches!(opcode, Opcode::Text | Opcode::Binary) {
-            return Err(WebSocketFault::protocol("compression told elsewhere than where a message begins"));
+            return Err(WebSocketFault::protocol("RSV1 set on a continuation or control frame"));
         }
         let fin = first & FIN != 0;
         if opcode.is_control() && !fin {

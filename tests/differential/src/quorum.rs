@@ -19,7 +19,7 @@ pub(crate) fn wait_for_quorum_queues(link: &mut Link) -> io::Result<()> {
         link.open_channel(CHANNEL);
         link.send(CHANNEL, confirm::Select { no_wait: false });
         let mut arguments = FieldTable::new();
-        arguments.insert("x-queue-type", FieldValue::LongString(b"quorum".to_vec().into()));
+        arguments.insert("x-queue-type", FieldValue::LongString(b"quorum".to_vec()));
         arguments.insert("x-max-length", FieldValue::I32(1));
         let arguments = arguments.encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();

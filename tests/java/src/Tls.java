@@ -33,7 +33,7 @@ final class Tls {
         }
         SSLContext context = SSLContext.getInstance("TLS");
         KeyManager[] own = query.containsKey("certfile") ? own(query.get("certfile"), query.get("keyfile")) : null;
-        context.init(own, authority(query.get("cacertfile")).getTrustManagers(), null);
+        context.init(own, trusted(query.get("cacertfile")).getTrustManagers(), null);
         factory.useSslProtocol(context);
         if (query.containsKey("server_name_indication")) {
             SNIHostName name = new SNIHostName(query.get("server_name_indication"));
@@ -64,10 +64,10 @@ final class Tls {
         return keys.getKeyManagers();
     }
 
-    private static TrustManagerFactory authority(String file) throws Exception {
+    private static TrustManagerFactory trusted(String file) throws Exception {
         KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
         store.load(null);
-        store.setCertificateEntry("authority", certificate(file));
+        store.setCertificateEntry("ca", certificate(file));
         TrustManagerFactory trust = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
         trust.init(store);
         return trust;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::Bytes;
 use tokio::sync::Notify;
 
-use crate::http::AtWork;
+use crate::http::ActiveRequest;
 use crate::pieces::{Pieces, PiecewiseBody};
 
 /// Counts the bytes of responses that have not been sent yet.
@@ -24,13 +24,13 @@ pub(super) struct Answers {
 struct CountedPiece {
     bytes: Vec<u8>,
     all: Arc<Answers>,
-    /// Of the last piece: keeps the connection from being closed to make room until the response is sent.
-    _at_work: Option<AtWork>,
+    /// Set on the last piece. Prevents eviction of the connection until the response is sent.
+    _at_work: Option<ActiveRequest>,
 }
 
 impl Answers {
     /// Counts each piece of a response until it is dropped, once it has been written or abandoned.
-    pub(super) fn keep(self: &Arc<Self>, pieces: Pieces, at_work: Option<AtWork>) -> PiecewiseBody {
+    pub(super) fn keep(self: &Arc<Self>, pieces: Pieces, at_work: Option<ActiveRequest>) -> PiecewiseBody {
         let mut pieces = pieces.into_pieces().peekable();
         let mut counted = Vec::new();
         let mut at_work = at_work;
@@ -89,7 +89,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::http::Work;
+    use crate::http::ActiveRequests;
 
     #[tokio::test]
     async fn a_piece_of_an_answer_counts_until_the_last_of_it_is_gone() {
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_is_at_work_until_the_last_piece_is_gone() {
-        let (answers, work) = (Arc::new(Answers::default()), Work::default());
+        let (answers, work) = (Arc::new(Answers::default()), ActiveRequests::default());
         let mut written = Pieces::from(vec![0; 9]);
         written.append(Pieces::from(vec![0; 7]));
         let mut body = answers.keep(written, Some(work.begin()));

@@ -150,7 +150,7 @@ impl Call {
     pub(super) fn check_awaited(&self) -> Result<(), ApiError> {
         match self.is_abandoned.load(Ordering::Relaxed) {
             false => Ok(()),
-            true => Err(ApiError::not_yet("nobody waits for the answer")),
+            true => Err(ApiError::not_yet("request cancelled")),
         }
     }
 
@@ -230,8 +230,8 @@ impl Call {
     }
 
     /// Removes a definition; 404 if it does not exist.
-    pub(super) fn undefine(&self, section: Section, names: &[&str]) -> ApiAnswer {
-        if !self.broker()?.undefine(section, names, self.now()) {
+    pub(super) fn delete_definition(&self, section: Section, names: &[&str]) -> ApiAnswer {
+        if !self.broker()?.delete_definition(section, names, self.now()) {
             return Err(ApiError::not_found());
         }
         self.defined(Reply::no_content())

@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::process::{CertificateFile, TlsListener};
 
 /// `GET /api/health/checks/certificate-expiration/{within}/{unit}`: succeeds if no listener has a certificate,
-/// including its chain and the authorities for client certificates, that expires within that time.
+/// including its chain and the CA certificates for client certificates, that expires within that time.
 pub(super) fn expiration(call: &Call) -> ApiAnswer {
     let within = seconds(call.at("within"), call.at("unit"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs);
@@ -39,7 +39,7 @@ fn seconds(within: &str, unit: &str) -> Result<i64, ApiError> {
     Ok(within.saturating_mul(unit))
 }
 
-/// One object for each certificate of a listener that expires before `end`, or whose listener's authorities do.
+/// One object for each certificate of a listener that expires before `end`, or whose listener's CA certificates do.
 /// The object is that of RabbitMQ, where a listener has one certificate.
 fn expired(node: &str, listeners: &[TlsListener], end: i64) -> Vec<Value> {
     let mut expired = Vec::new();

@@ -11,12 +11,12 @@ use super::Api;
 use super::call::Reply;
 use super::error::ApiError;
 
-/// Returns once everything that a reply waits for is on disk, or fails after `DISK_TIME`.
+/// Returns once everything that a reply waits for is on disk, or fails after `DISK_TIMEOUT`.
 pub(super) async fn wait(api: &Api, reply: &Reply) -> Result<(), ApiError> {
     let of_broker = || api.broker.as_ref().and_then(|broker| broker.store());
     let Some(store) = reply.store.as_ref().or_else(of_broker) else { return Ok(()) };
     let woken = Arc::new(Woken::default());
-    tokio::time::timeout(DISK_TIME, wait_for(store, reply.until, &woken))
+    tokio::time::timeout(DISK_TIMEOUT, wait_for(store, reply.until, &woken))
         .await
         .map_err(|_| ApiError::not_yet("the change is in effect but not on disk, and may be lost in a crash"))
 }
@@ -71,7 +71,7 @@ impl Waiter for Parked {
 
 /// Time for the disk to take a change. A write takes milliseconds, but a full disk may be freed in the
 /// meantime.
-const DISK_TIME: Duration = Duration::from_secs(30);
+const DISK_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
-use super::process::{MigrationStep, NoMigration};
+use super::process::{MigrationError, MigrationStep};
 use super::sessions;
 
 /// `GET /api/leveret/clients`.
@@ -43,11 +43,11 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
 }
 
 /// `DELETE /api/leveret/auth-cache`: as `rabbitmqctl clear_auth_backend_cache`, and for what sessions have been told, too.
-pub(super) fn forget_answers(call: &Call) -> ApiAnswer {
-    if !call.broker()?.forget_answers() {
+pub(super) fn clear_cache(call: &Call) -> ApiAnswer {
+    if !call.broker()?.clear_cache() {
         return Err(ApiError::bad_request("auth_backends has no http: there are no answers to forget"));
     }
-    tracing::info!(user = call.user.name(), "the answers of auth_backends were forgotten");
+    tracing::info!(user = call.user.name(), "auth_backends cache cleared");
     Ok(Reply::no_content())
 }
 
@@ -73,8 +73,8 @@ pub(super) fn connections(call: &Call) -> ApiAnswer {
 }
 
 /// `GET /api/leveret/multiplexed-queues`.
-pub(super) fn shared_queues(call: &Call) -> ApiAnswer {
-    objects(call, call.api.process.shared_queues(), "name")
+pub(super) fn multiplexed_queues(call: &Call) -> ApiAnswer {
+    objects(call, call.api.process.multiplexed_queues(), "name")
 }
 
 /// `GET /api/leveret/spool`.
@@ -158,14 +158,14 @@ pub(super) fn environment(call: &Call) -> ApiAnswer {
 
 /// `POST /api/leveret/drain`: responds once the drain has begun.
 pub(super) fn drain(call: &Call) -> ApiAnswer {
-    tracing::info!(user = call.user.name(), "asked over HTTP to shut down");
+    tracing::info!(user = call.user.name(), "shutdown requested over HTTP");
     call.api.process.drain();
     Ok(Reply::no_content())
 }
 
 /// `POST /api/leveret/upgrade`: responds once the successor has been started.
 pub(super) fn upgrade(call: &Call) -> ApiAnswer {
-    tracing::info!(user = call.user.name(), "asked over HTTP for an upgrade");
+    tracing::info!(user = call.user.name(), "upgrade requested over HTTP");
     call.api.process.upgrade().map(Reply::json).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
@@ -202,8 +202,8 @@ pub(super) fn finish_migration(call: &Call) -> ApiAnswer {
 fn steer_migration(call: &Call, step: MigrationStep<'_>) -> ApiAnswer {
     let step = call.api.process.steer_migration(step);
     step.map(Reply::json).map_err(|error| match error {
-        NoMigration::Refused(_) => ApiError::bad_request(error.to_string()),
-        NoMigration::OtherMove(_) => ApiError::conflict(error.to_string()),
+        MigrationError::Refused(_) => ApiError::bad_request(error.to_string()),
+        MigrationError::OtherMove(_) => ApiError::conflict(error.to_string()),
     })
 }
 

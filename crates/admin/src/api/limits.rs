@@ -40,7 +40,7 @@ pub(super) fn clear_of_vhost(call: &Call) -> ApiAnswer {
         return call.defined(Reply::no_content());
     }
     if limits.is_empty() {
-        return call.undefine(Section::Parameters, &[call.at("vhost"), OF_VHOST[0], OF_VHOST[1]]);
+        return call.delete_definition(Section::Parameters, &[call.at("vhost"), OF_VHOST[0], OF_VHOST[1]]);
     }
     put_of_vhost(call, limits)?;
     call.defined(Reply::no_content())

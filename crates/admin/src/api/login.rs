@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{
-    Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, PendingQuestion, VirtualHost,
+    Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, PendingAuthz, VirtualHost,
 };
 
 use super::error::ApiError;
@@ -34,7 +34,7 @@ struct Level {
 
 /// The users that may use a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum RequiredTag {
     /// Everybody, logged in or not.
     Everybody,
     /// Users with a tag of the management plugin. If the path names a virtual host, they need access to it or
@@ -52,7 +52,7 @@ pub(super) enum Who {
     Administrator,
 }
 
-/// Tells operators, and them alone, why somebody is not let in. The address is unknown over a Unix socket.
+/// Logs why a login was refused, which the client is not told. The address is unknown over a Unix socket.
 fn log_refusal(user: &str, peer: Caller, why: &str) {
     let peer = peer.ip.map_or_else(|| "unix".to_owned(), |ip| ip.to_string());
     tracing::warn!(peer, user, why, "HTTP login refused");
@@ -104,7 +104,7 @@ impl User {
             administrator,
         };
         if !level.policymaker && !level.monitoring && !has("management") {
-            log_refusal(identity.user(), peer, "none of its tags allows the management API");
+            log_refusal(identity.user(), peer, "user has no management tag");
             return Err(ApiError::not_authorised("Not management user"));
         }
         Ok(Self { identity: Some(identity), tags, level })
@@ -127,15 +127,15 @@ impl User {
     }
 
     /// The questions to the user's auth backend that the last operation has left.
-    pub(super) fn take_question(&self) -> Option<PendingQuestion> {
-        self.identity.as_ref()?.take_question()
+    pub(super) fn take_authz_request(&self) -> Option<PendingAuthz> {
+        self.identity.as_ref()?.take_authz_request()
     }
 
     /// Like [`Self::check`]; asks the user's auth backend if it has one.
     pub(super) async fn check_asking(
         &self,
         broker: Option<&Broker>,
-        who: Who,
+        who: RequiredTag,
         vhost: Option<&str>,
     ) -> Result<(), ApiError> {
         let check = || self.check(broker, who, vhost);
@@ -149,7 +149,7 @@ impl User {
     pub(super) fn check(
         &self,
         broker: Option<&Broker>,
-        who: Who,
+        who: RequiredTag,
         vhost: Option<&str>,
     ) -> Result<(), ApiError> {
         let level = self.level;
@@ -168,29 +168,29 @@ impl User {
             if allowed { Ok(()) } else { Err(ApiError::not_authorised(reason)) }
         };
         match who {
-            Who::Anyone => refuse_stranger(level.administrator || member()),
-            Who::AnyoneMonitors => refuse_stranger(level.monitoring || member()),
+            RequiredTag::Anyone => refuse_stranger(level.administrator || member()),
+            RequiredTag::AnyoneMonitors => refuse_stranger(level.monitoring || member()),
             // RabbitMQ informs administrators when the virtual host does not exist.
-            Who::Member if !is_there() && (level.administrator || conceals) => {
+            RequiredTag::Member if !is_there() && (level.administrator || conceals) => {
                 Err(ApiError::missing("vhost_not_found"))
             }
-            Who::Member if level.administrator => refuse(member(), "Access refused."),
-            Who::Member => refuse_stranger(member()),
-            Who::Policymaker if conceals && level.policymaker => {
+            RequiredTag::Member if level.administrator => refuse(member(), "Access refused."),
+            RequiredTag::Member => refuse_stranger(member()),
+            RequiredTag::Policymaker if conceals && level.policymaker => {
                 refuse_stranger(level.administrator || member())
             }
-            Who::Policymaker => refuse(
+            RequiredTag::Policymaker => refuse(
                 level.administrator || (level.policymaker && member()),
                 "User not authorised to access object",
             ),
-            Who::Everybody => Ok(()),
-            Who::Monitoring => refuse(level.monitoring, "Not monitor user"),
-            Who::Administrator => refuse(level.administrator, "Not administrator user"),
+            RequiredTag::Everybody => Ok(()),
+            RequiredTag::Monitoring => refuse(level.monitoring, "Not monitor user"),
+            RequiredTag::Administrator => refuse(level.administrator, "Not administrator user"),
         }
     }
 
     /// Whether the user may see all virtual hosts, everybody's connections and consumers, and the node.
-    pub(super) fn sees_everything(&self) -> bool {
+    pub(super) fn is_monitor(&self) -> bool {
         self.level.monitoring
     }
 
@@ -202,7 +202,7 @@ impl User {
 
     /// Whether this user may see that there is such a virtual host, and its figures.
     pub(super) fn sees(&self, vhost: &VirtualHost, broker: &Broker) -> bool {
-        self.sees_everything() || self.may_open(Some(broker), vhost.name())
+        self.is_monitor() || self.may_open(Some(broker), vhost.name())
     }
 
     fn may_open(&self, broker: Option<&Broker>, vhost: &str) -> bool {
@@ -212,7 +212,7 @@ impl User {
 
     /// Whether the user may see connections of `user`.
     pub(super) fn sees_connections_of(&self, user: &str) -> bool {
-        self.sees_everything() || self.name() == user
+        self.is_monitor() || self.name() == user
     }
 
     /// Whether the user may close connections of `user`. Monitoring users may only close their own.

@@ -170,7 +170,7 @@ impl WantedMessages {
 
 /// Takes one message and acknowledges it.
 pub(super) fn take_one(call: &Call, authorised: &AuthorisedSession, queue: &Queue) -> Option<Got> {
-    let got = fetch(call, queue, true, Instant::now() + LOAD_TIME);
+    let got = fetch(call, queue, true, Instant::now() + LOAD_TIMEOUT);
     trace(call, authorised, queue, got.iter().map(|got| &got.delivery));
     got
 }
@@ -201,7 +201,7 @@ impl TracedConnection for Request {
 
 /// Takes messages, each with the number of messages then left in the queue.
 fn take(call: &Call, queue: &Queue, wanted: &WantedMessages) -> Vec<(Delivery, u64)> {
-    let deadline = Instant::now() + LOAD_TIME;
+    let deadline = Instant::now() + LOAD_TIMEOUT;
     let (mut taken, mut bytes) = (Vec::new(), 0);
     while taken.len() < wanted.count
         && bytes < MAX_BYTES
@@ -254,4 +254,4 @@ const MAX_MESSAGES: usize = 10_000;
 const MAX_BYTES: usize = 32 << 20;
 
 /// Time for messages to be read from disk.
-const LOAD_TIME: Duration = Duration::from_secs(10);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(10);

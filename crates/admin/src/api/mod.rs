@@ -58,7 +58,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 pub use process::{
     CertificateFile, ChangePermit, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
-    ListenerInfo, MigrationStep, NoMigration, NoUpgrade, NodeInfo, Process, SessionInfo, TlsListener,
+    ListenerInfo, MigrationError, MigrationStep, NodeInfo, Process, SessionInfo, TlsListener, UpgradeRefused,
 };
 pub(crate) use request::{Caller, for_monitors, is_local, router};
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
-use super::login::Who;
+use super::login::RequiredTag;
 use super::routes::{Action, ROUTES, Route, Served, Size, Verb};
 
 /// `GET /api/openapi.json`.
@@ -49,7 +49,7 @@ fn operation(route: &Route, action: &Action) -> Value {
         "tags": [route.path.split('/').next().unwrap_or_default()], "responses": responses(route, action),
     });
     let Some(described) = operation.as_object_mut() else { return operation };
-    if action.who != Who::Everybody {
+    if action.who != RequiredTag::Everybody {
         described.insert("security".to_owned(), json!([{"basic": []}]));
     }
     let query = query_parameters(route, action);

@@ -40,7 +40,7 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
     put("mode", json!(if call.api.broker.is_some() { "broker" } else { "proxy" }));
     // RabbitMQ counts them for everybody alike.
     put("churn_rates", churn(call));
-    if call.user.sees_everything() {
+    if call.user.is_monitor() {
         put("node", json!(node.name));
         put("listeners", listeners(call, &node.name));
         put("contexts", contexts(call, &node.name));
@@ -48,7 +48,7 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
     }
     if let Ok(broker) = call.broker() {
         put("exchange_types", exchange_types(call));
-        if call.user.sees_everything() {
+        if call.user.is_monitor() {
             put("message_stats", message_stats(call, broker));
             put("queue_totals", queue_totals(call, broker));
         } else {

@@ -42,7 +42,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/parameters/{component}/{vhost}/{name}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Parameters, &names(call))
+    call.delete_definition(Section::Parameters, &names(call))
 }
 
 /// `GET /api/global-parameters`.
@@ -70,7 +70,7 @@ pub(super) fn set_global(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/global-parameters/{name}`.
 pub(super) fn clear_global(call: &Call) -> ApiAnswer {
-    call.undefine(Section::GlobalParameters, &[call.at("name")])
+    call.delete_definition(Section::GlobalParameters, &[call.at("name")])
 }
 
 fn names(call: &Call) -> [&str; 3] {

@@ -36,7 +36,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/permissions/{vhost}/{user}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Permissions, &[call.at("vhost"), call.at("user")])
+    call.delete_definition(Section::Permissions, &[call.at("vhost"), call.at("user")])
 }
 
 /// `GET /api/topic-permissions`, and those of a virtual host, of a user, or both.
@@ -74,7 +74,7 @@ pub(super) fn set_topic(call: &Call) -> ApiAnswer {
 pub(super) fn clear_topic(call: &Call) -> ApiAnswer {
     let (vhost, user) = (call.at("vhost"), call.at("user"));
     if !call.at("exchange").is_empty() {
-        return call.undefine(Section::TopicPermissions, &[vhost, user, call.at("exchange")]);
+        return call.delete_definition(Section::TopicPermissions, &[vhost, user, call.at("exchange")]);
     }
     let broker = call.broker()?;
     let entries = broker.definitions_of(Section::TopicPermissions, &[vhost, user]);
@@ -82,7 +82,7 @@ pub(super) fn clear_topic(call: &Call) -> ApiAnswer {
         return Err(ApiError::not_found());
     }
     for exchange in entries.iter().filter_map(|entry| entry["exchange"].as_str()) {
-        broker.undefine(Section::TopicPermissions, &[vhost, user, exchange], call.now());
+        broker.delete_definition(Section::TopicPermissions, &[vhost, user, exchange], call.now());
     }
     call.defined(Reply::no_content())
 }

@@ -3,7 +3,7 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{ApiAnswer, Call, Reply, number, object, require, text};
+use super::call::{ApiAnswer, Call, Reply, object, require, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -40,7 +40,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/policies/{vhost}/{name}`.
 pub(super) fn clear(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Policies, &[call.at("vhost"), call.at("name")])
+    call.delete_definition(Section::Policies, &[call.at("vhost"), call.at("name")])
 }
 
 /// `GET /api/operator-policies`, and those of a virtual host.
@@ -72,7 +72,7 @@ pub(super) fn set_operator(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/operator-policies/{vhost}/{name}`.
 pub(super) fn clear_operator(call: &Call) -> ApiAnswer {
-    call.undefine(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
+    call.delete_definition(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
 }
 
 /// The policy in the body, with defaults for omitted members.
@@ -80,8 +80,8 @@ fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
     let mut body = call.object()?;
     require(&body, &["pattern", "definition"])?;
     let priority = match body.get("priority") {
-        None | Some(Value::Null) => 0,
-        Some(given) => number(given).ok_or_else(|| ApiError::bad_request("priority is not a number"))?,
+        None => 0,
+        Some(given) => given.as_i64().ok_or_else(|| ApiError::bad_request("priority is not an integer"))?,
     };
     let mut entry = Map::new();
     entry.insert("pattern".to_owned(), text(&body, "pattern", "")?.into());

@@ -48,10 +48,10 @@ pub trait Process: Send + Sync + 'static {
     fn upstream_connections(&self) -> Vec<Value>;
 
     /// The queues that subscriptions share upstream, as objects; empty without an upstream.
-    fn shared_queues(&self) -> Vec<Value>;
+    fn multiplexed_queues(&self) -> Vec<Value>;
 
     /// The binding keys of the shared queue with this name, as objects; `None` if there is no such queue.
-    fn shared_bindings(&self, queue: &str) -> Option<Vec<Value>>;
+    fn multiplexed_bindings(&self, queue: &str) -> Option<Vec<Value>>;
 
     /// The MQTT sessions without a connection that are known here in front of an upstream.
     fn detached_sessions(&self) -> Vec<DetachedSession>;
@@ -123,7 +123,7 @@ pub trait Process: Send + Sync + 'static {
     /// # Errors
     ///
     /// Why there cannot be one.
-    fn upgrade(&self) -> Result<Value, NoUpgrade>;
+    fn upgrade(&self) -> Result<Value, UpgradeRefused>;
 
     /// This process, its version, and what has become of the last upgrade, as an object.
     fn upgrade_status(&self) -> Value;
@@ -140,7 +140,7 @@ pub trait Process: Send + Sync + 'static {
     /// # Errors
     ///
     /// Why it cannot be taken.
-    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration>;
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, MigrationError>;
 }
 
 /// Has clones, one for each change that is under way.
@@ -162,7 +162,7 @@ pub enum MigrationStep<'a> {
 
 /// Why a step of a move is not taken, in words for operators.
 #[derive(Debug, thiserror::Error)]
-pub enum NoMigration {
+pub enum MigrationError {
     /// It is wrong, or not the time for it.
     #[error("{0}")]
     Refused(Box<dyn std::error::Error + Send + Sync>),
@@ -174,7 +174,7 @@ pub enum NoMigration {
 /// Why no successor is started, in words for operators.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct NoUpgrade(pub Box<dyn std::error::Error + Send + Sync>);
+pub struct UpgradeRefused(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// A client's open connection.
 pub trait ClientConnection: Send + Sync {
@@ -329,7 +329,7 @@ pub struct TlsListener {
     pub listener: ListenerInfo,
     /// The certificates it presents, chosen by the server name that the client requests.
     pub certificates: Vec<CertificateFile>,
-    /// The authorities that it trusts for client certificates, if it requests any.
+    /// The CA certificates that it trusts for client certificates, if it requests any.
     pub ca: Option<CertificateFile>,
 }
 
@@ -357,7 +357,7 @@ pub struct NodeInfo {
     pub memory_limit: Option<u64>,
     /// Whether they are blocked for this reason.
     pub memory_alarm: bool,
-    /// Bytes free on the data folder's file system.
+    /// Bytes free on the data directory's file system.
     pub disk_free: Option<u64>,
     /// Free bytes below which publishers are blocked.
     pub disk_free_limit: Option<u64>,

@@ -10,7 +10,7 @@ use super::consumers::consumers_of_queue;
 use super::error::ApiError;
 use super::listing::list_sorted;
 use super::overview::columns;
-use super::snapshot::{Listed, of_vhost};
+use super::snapshot::{CollectedItem, of_vhost};
 use super::stats;
 
 /// `GET /api/queues`, and those of a virtual host.
@@ -18,16 +18,16 @@ pub(super) fn all(call: &Call) -> ApiAnswer {
     let broker = call.broker()?;
     let vhosts = call.vhosts()?;
     let queues = call.api.queues.get(broker);
-    let show = |listed: &Listed| show(call, listed);
+    let show = |listed: &CollectedItem| show(call, listed);
     if let [vhost] = &vhosts[..] {
-        return list_sorted(call, of_vhost(&queues, vhost.name()), Listed::key, show);
+        return list_sorted(call, of_vhost(&queues, vhost.name()), CollectedItem::key, show);
     }
     if vhosts.len() == broker.vhosts().len() {
-        return list_sorted(call, &queues, Listed::key, show);
+        return list_sorted(call, &queues, CollectedItem::key, show);
     }
     let seen = vhosts.iter().flat_map(|vhost| of_vhost(&queues, vhost.name()));
-    let seen: Vec<Listed> = seen.cloned().collect();
-    list_sorted(call, &seen, Listed::key, show)
+    let seen: Vec<CollectedItem> = seen.cloned().collect();
+    list_sorted(call, &seen, CollectedItem::key, show)
 }
 
 /// `GET /api/queues/{vhost}/{name}`.
@@ -102,14 +102,14 @@ pub(super) fn act(call: &Call) -> ApiAnswer {
     }
 }
 
-fn find(call: &Call) -> Result<Listed, ApiError> {
+fn find(call: &Call) -> Result<CollectedItem, ApiError> {
     let vhost = call.vhost()?;
     let queue = vhost.find_queue(call.at("name")).ok_or_else(ApiError::not_found)?;
-    Ok(Listed { vhost, queue })
+    Ok(CollectedItem { vhost, queue })
 }
 
-fn show(call: &Call, listed: &Listed) -> Value {
-    let Listed { vhost, queue } = listed;
+fn show(call: &Call, listed: &CollectedItem) -> Value {
+    let CollectedItem { vhost, queue } = listed;
     let properties = queue.properties();
     let (view, counts) = queue.view_counted(call.now());
     let mut shown = Map::new();
@@ -160,7 +160,7 @@ fn show(call: &Call, listed: &Listed) -> Value {
 }
 
 /// The fields of quorum queues of RabbitMQ 4.
-fn put_priorities(listed: &Listed, put: &mut impl FnMut(&str, Value) -> Option<Value>) {
+fn put_priorities(listed: &CollectedItem, put: &mut impl FnMut(&str, Value) -> Option<Value>) {
     let Some(PriorityCounts { by_priority, returned }) = listed.queue.priorities() else { return };
     let limit = listed.queue.delivery_limit();
     put("delivery_limit", limit.map_or_else(|| json!("unlimited"), |limit| json!(limit)));
@@ -173,7 +173,7 @@ fn put_priorities(listed: &Listed, put: &mut impl FnMut(&str, Value) -> Option<V
 fn put_policies(
     call: &Call,
     vhost: &VirtualHost,
-    listed: &Listed,
+    listed: &CollectedItem,
     put: &mut impl FnMut(&str, Value) -> Option<Value>,
 ) {
     let Some(broker) = &call.api.broker else { return };

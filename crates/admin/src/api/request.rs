@@ -22,9 +22,9 @@ use super::Api;
 use super::call::{Call, Reply};
 use super::durable;
 use super::error::ApiError;
-use super::login::{User, Who};
+use super::login::{RequiredTag, User};
 use super::routes::{self, Action, Found, Size};
-use crate::http::{OverTls, Work};
+use crate::http::{ActiveRequests, OverTls};
 use crate::pieces::PiecewiseBody;
 
 /// The peer of a connection.
@@ -56,9 +56,9 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
 /// Middleware for routes outside the API: lets a request pass if its user may see everything in the API.
 pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    let user = log_in(&api, &head, Who::Monitoring).await;
+    let user = log_in(&api, &head, RequiredTag::Monitoring).await;
     let checked = match user {
-        Ok(user) => user.check_asking(api.broker.as_deref(), Who::Monitoring, None).await,
+        Ok(user) => user.check_asking(api.broker.as_deref(), RequiredTag::Monitoring, None).await,
         Err(error) => Err(error),
     };
     match checked {
@@ -92,12 +92,14 @@ async fn answer(
     let user = log_in(&api, head, action.who).await?;
     user.check_asking(api.broker.as_deref(), action.who, found.vhost()).await?;
     // From here on the connection of a logged-in user is not closed to make room for others.
-    let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
-    let at_work = work.map(Work::begin);
+    let work = head.extensions.get::<ActiveRequests>().filter(|_| action.who != RequiredTag::Everybody);
+    let at_work = work.map(ActiveRequests::begin);
     let is_change = !matches!(head.method, Method::GET | Method::HEAD) && !found.route.path.starts_with(OWN);
-    // Those who may change definitions do it one at a time. Queues, exchanges, bindings and messages are not theirs alone.
-    let is_definition = is_change && matches!(action.who, Who::Policymaker | Who::Administrator);
-    // Those who wait for their turn to change definitions may hold permits of their own alone.
+    // Definitions are changed by one request at a time. Queues, exchanges, bindings and messages are not definitions here:
+    // users without a tag change them, too.
+    let is_definition =
+        is_change && matches!(action.who, RequiredTag::Policymaker | RequiredTag::Administrator);
+    // Requests that wait for their turn to change definitions have permits of their own.
     let permits = if is_definition { &api.large_definitions } else { &api.large_messages };
     let (body, _large) = read(head, action, body, permits).await?;
     let Found { route, names } = found;
@@ -110,7 +112,7 @@ async fn answer(
     let is_safe = matches!(head.method, Method::GET | Method::HEAD);
     loop {
         let changing = match is_definition {
-            true => Some(begin_changing(&api, CHANGE_TIME).await?),
+            true => Some(begin_changing(&api, CHANGE_TIMEOUT).await?),
             false => None,
         };
         // Not while it waits for its turn: the end of a move does not wait as long for the permits.
@@ -118,7 +120,7 @@ async fn answer(
             true => Some(api.process.begin_change().ok_or_else(|| ApiError::not_yet(MOVED))?),
             false => None,
         };
-        let thread = thread(&api, &head.method, ANSWER_TIME).await?;
+        let thread = thread(&api, &head.method, ANSWER_TIMEOUT).await?;
         let (answers, until_sent, of_thread) = (Arc::clone(&api.answers), at_work.clone(), permit.clone());
         let running = Arc::clone(&call);
         let outcome = tokio::task::spawn_blocking(move || {
@@ -135,12 +137,12 @@ async fn answer(
         });
         let outcome = outcome.await.map_err(|error| {
             // Not the path itself, which may hold a password.
-            tracing::error!(%error, path = route.path, "a request of the management API failed");
+            tracing::error!(%error, path = route.path, "management API request failed");
             ApiError::internal()
         })?;
         // Without the answers of the user's auth backend nothing was changed, and a list lacks virtual hosts.
         if (is_safe || outcome.is_err())
-            && let Some(question) = call.user.take_question()
+            && let Some(question) = call.user.take_authz_request()
         {
             drop(permit);
             question.await;
@@ -153,7 +155,7 @@ async fn answer(
     }
 }
 
-/// Tells the thread that makes an answer when the request is dropped, because its connection has ended.
+/// Notifies the thread that produces a response when the request is dropped, because its connection has ended.
 #[derive(Default)]
 struct WaitingClient {
     is_gone: Arc<AtomicBool>,
@@ -191,10 +193,10 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
     }
 }
 
-async fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
+async fn log_in(api: &Api, head: &request::Parts, who: RequiredTag) -> Result<User, ApiError> {
     let caller = caller(&head.headers, &head.extensions);
     match &api.broker {
-        _ if who == Who::Everybody => Ok(User::operator()),
+        _ if who == RequiredTag::Everybody => Ok(User::operator()),
         Some(broker) => User::log_in(broker, &head.headers, caller).await,
         None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
@@ -275,10 +277,10 @@ async fn read<'a>(
     }
     let permit = match action.size == Size::Large && announced.is_none_or(|announced| announced > USUAL_BODY)
     {
-        true => Some(permit_for_large(permits, LARGE_TIME).await?),
+        true => Some(permit_for_large(permits, LARGE_BODY_TIMEOUT).await?),
         false => None,
     };
-    match tokio::time::timeout(BODY_TIME, Limited::new(body, most).collect()).await {
+    match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, most).collect()).await {
         Err(_) => Err(ApiError::too_slow()),
         Ok(Ok(collected)) => Ok((collected.to_bytes(), permit)),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
@@ -353,18 +355,18 @@ const USUAL_BODY: usize = 1 << 20;
 const LARGE_BODY: usize = 64 << 20;
 
 /// Time for a body to arrive: 64 MiB at 18 Mbit/s.
-const BODY_TIME: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time to wait until a large body may be read: those before it have to arrive, and an import has its turn to wait for.
-const LARGE_TIME: Duration = Duration::from_secs(60);
+const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time to wait for a permit, and for room for a response: requests take moments, and clients read their responses within
 /// moments, or have stalled.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time to wait for changes of definitions by others: an import of a large file takes many seconds, and who waits holds no
 /// permit.
-const CHANGE_TIME: Duration = Duration::from_secs(60);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 #[path = "request_tests.rs"]

@@ -6,7 +6,7 @@ use broker::Compatibility;
 use percent_encoding::percent_decode_str;
 
 use super::call::{ApiAnswer, Call};
-use super::login::Who::{
+use super::login::RequiredTag::{
     self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
 };
 use super::{
@@ -51,7 +51,7 @@ pub(super) enum Back {
 /// One method of a path.
 pub(super) struct Action {
     pub(super) verb: Verb,
-    pub(super) who: Who,
+    pub(super) who: RequiredTag,
     pub(super) size: Size,
     /// The response is a list, which can be requested in pages.
     pub(super) is_list: bool,
@@ -146,7 +146,7 @@ fn matched(pattern: &'static str, parts: &[&str]) -> Option<Vec<(&'static str, S
     rest.next().is_none().then_some(names)
 }
 
-const fn action(verb: Verb, who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn action(verb: Verb, who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     let size = match verb {
         Verb::Get | Verb::Delete => Size::Nothing,
         Verb::Put | Verb::Post => Size::Usual,
@@ -154,36 +154,36 @@ const fn action(verb: Verb, who: Who, run: fn(&Call) -> ApiAnswer, about: &'stat
     Action { verb, who, size, is_list: false, run, about }
 }
 
-const fn get(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn get(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Get, who, run, about)
 }
 
-const fn list(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn list(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { is_list: true, ..action(Verb::Get, who, run, about) }
 }
 
-const fn put(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn put(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Put, who, run, about)
 }
 
-const fn post(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn post(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Post, who, run, about)
 }
 
-const fn large(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn large(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Large, ..post(who, run, about) }
 }
 
 /// A `POST` that takes no body.
-const fn bare(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn bare(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Nothing, ..post(who, run, about) }
 }
 
-const fn delete(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn delete(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Delete, who, run, about)
 }
 
-const fn delete_with_body(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+const fn delete_with_body(who: RequiredTag, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Usual, ..delete(who, run, about) }
 }
 
@@ -268,7 +268,7 @@ pub(super) static ROUTES: &[Route] = &[
     route("operator-policies", &[list(Anyone, policies::all_operator, "Operator policies")]),
     route("operator-policies/{vhost}", &[list(Anyone, policies::all_operator, "Operator policies of a virtual host")]),
     route("operator-policies/{vhost}/{name}", &[
-        get(Policymaker, policies::one_operator, "An operator policy"),
+        get(Administrator, policies::one_operator, "An operator policy"),
         put(Administrator, policies::set_operator, "Set an operator policy"),
         delete(Administrator, policies::clear_operator, "Clear an operator policy"),
     ]),
@@ -358,7 +358,7 @@ pub(super) static ROUTES: &[Route] = &[
     route("vhosts/{vhost}", &[
         get(Administrator, vhosts::one, "A virtual host"),
         put(Administrator, vhosts::set, "Add or change a virtual host"),
-        delete(Administrator, vhosts::remove, "Delete a virtual host with all that is in it"),
+        delete(Administrator, vhosts::remove, "Delete a virtual host and everything in it"),
     ]),
     route("vhosts/{vhost}/start/{node}", &[bare(Administrator, vhosts::start, "Nothing, for virtual hosts do not fail")]),
     since_4(route("vhosts/{vhost}/deletion/protection", &[
@@ -381,28 +381,28 @@ pub(super) static ROUTES: &[Route] = &[
     route("permissions/{vhost}/{user}", &[
         get(Administrator, permissions::one, "Permissions of a user in a virtual host"),
         put(Administrator, permissions::set, "Grant permissions"),
-        delete(Administrator, permissions::clear, "Take permissions away"),
+        delete(Administrator, permissions::clear, "Clear permissions"),
     ]),
     route("topic-permissions", &[list(Administrator, permissions::all_topic, "Topic permissions")]),
     route("topic-permissions/{vhost}/{user}", &[
         list(Administrator, permissions::all_topic, "Topic permissions of a user in a virtual host"),
-        put(Administrator, permissions::set_topic, "Restrict topics"),
-        delete(Administrator, permissions::clear_topic, "Lift all restrictions of topics"),
+        put(Administrator, permissions::set_topic, "Set topic permissions"),
+        delete(Administrator, permissions::clear_topic, "Clear all topic permissions"),
     ]),
     route("topic-permissions/{vhost}/{user}/{exchange}", &[
         list(Administrator, permissions::all_topic, "Topic permissions of a user in a virtual host"),
-        put(Administrator, permissions::set_topic, "Restrict topics"),
-        delete(Administrator, permissions::clear_topic, "Lift the restrictions of topics of an exchange"),
+        put(Administrator, permissions::set_topic, "Set topic permissions"),
+        delete(Administrator, permissions::clear_topic, "Clear the topic permissions of an exchange"),
     ]),
     route("aliveness-test/{vhost}", &[get(Member, health::aliveness, "Declare, publish and get")]),
-    anywhere("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
-    anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
-    anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "Somebody listens on a port")]),
+    anywhere("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
+    anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
+    anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "A listener uses this port")]),
     until_3_10(anywhere("health/checks/protocol-listener/{protocol}", &[
-        get(Anyone, health::protocol, "Somebody listens for a protocol"),
+        get(Anyone, health::protocol, "A listener serves this protocol"),
     ])),
     since_4(anywhere("health/checks/protocol-listener/{protocols}", &[
-        get(Anyone, health::protocols, "Somebody listens for each of these protocols, with commas between them"),
+        get(Anyone, health::protocols, "A listener serves each of these protocols, separated by commas"),
     ])),
     anywhere("health/checks/certificate-expiration/{within}/{unit}", &[
         get(Anyone, certificates::expiration, "No certificate of a listener expires within so many days, weeks, months or years"),
@@ -434,17 +434,17 @@ pub(super) static ROUTES: &[Route] = &[
     since_4(route("health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{pattern}", &[
         get(Anyone, health::fine, "The same for queues of a virtual host by a pattern"),
     ])),
-    route("healthchecks/node", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
-    route("healthchecks/node/{node}", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
+    route("healthchecks/node", &[get(Anyone, health::alarms_of_node, "No alarm is in effect")]),
+    route("healthchecks/node/{node}", &[get(Anyone, health::alarms_of_node, "No alarm is in effect")]),
     route("leveret/auth-cache", &[
-        delete(Administrator, leveret::forget_answers, "Ask the service of auth_backends again about all users"),
+        delete(Administrator, leveret::clear_cache, "Clear the cache of auth_backends: the service is asked again about all users"),
     ]),
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
-    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::shared_queues, "Queues of multiplexed subscriptions upstream")]),
+    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::multiplexed_queues, "Queues of multiplexed subscriptions upstream")]),
     anywhere("leveret/multiplexed-queues/{name}/bindings", &[
-        list(Monitoring, sessions::shared_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
+        list(Monitoring, sessions::multiplexed_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
     ]),
     anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
     anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
@@ -457,10 +457,10 @@ pub(super) static ROUTES: &[Route] = &[
     ]),
     anywhere("leveret/spool/parked", &[
         list(Administrator, leveret::parked, "Messages that the upstream has refused permanently"),
-        delete(Administrator, leveret::purge_parked, "Drop them, all or those of a user or virtual host"),
+        delete(Administrator, leveret::purge_parked, "Drop parked messages, all or those of a user or virtual host"),
     ]),
     anywhere("leveret/spool/parked/requeue", &[
-        bare(Administrator, leveret::requeue_parked, "Forward them again, all or those of a user or virtual host"),
+        bare(Administrator, leveret::requeue_parked, "Forward parked messages again, all or those of a user or virtual host"),
     ]),
     anywhere("leveret/spool/waiting", &[
         delete(Administrator, leveret::purge_waiting, "Drop the messages of a user that are not forwarded"),
@@ -470,19 +470,19 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
     anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down gracefully, as SIGTERM does")]),
     anywhere("leveret/upgrade", &[
-        get(Administrator, leveret::upgrade_status, "This process, and what has become of the last upgrade"),
-        bare(Administrator, leveret::upgrade, "Start the program on the disk, which takes this process's place"),
+        get(Administrator, leveret::upgrade_status, "This process, and the result of the last upgrade"),
+        bare(Administrator, leveret::upgrade, "Upgrade in place to the binary on the disk"),
     ]),
     anywhere("leveret/migration", &[
         get(Administrator, leveret::migration, "Migration of all messages to another broker, or from there"),
-        post(Administrator, leveret::start_migration, "Begin it, or go on with it"),
-        delete(Administrator, leveret::stop_migration, "End it; messages that have moved stay there"),
+        post(Administrator, leveret::start_migration, "Start or resume a migration"),
+        delete(Administrator, leveret::stop_migration, "Stop a migration; messages that have moved stay there"),
     ]),
     anywhere("leveret/migration/cut-over", &[
         post(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
     ]),
     anywhere("leveret/migration/finish", &[
-        post(Administrator, leveret::finish_migration, "Go on after the cut-over: the last definitions are copied"),
+        post(Administrator, leveret::finish_migration, "Continue after the cut-over: the last definitions are copied"),
     ]),
 ];
 

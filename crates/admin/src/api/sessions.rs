@@ -16,8 +16,8 @@ pub(super) fn sessions(call: &Call) -> ApiAnswer {
 }
 
 /// `GET /api/leveret/multiplexed-queues/{name}/bindings`.
-pub(super) fn shared_bindings(call: &Call) -> ApiAnswer {
-    let bindings = call.api.process.shared_bindings(call.at("name")).ok_or_else(ApiError::not_found)?;
+pub(super) fn multiplexed_bindings(call: &Call) -> ApiAnswer {
+    let bindings = call.api.process.multiplexed_bindings(call.at("name")).ok_or_else(ApiError::not_found)?;
     objects(call, bindings, "key")
 }
 

@@ -9,12 +9,12 @@ use sync::pace::pace;
 
 /// A queue and its virtual host.
 #[derive(Clone)]
-pub(super) struct Listed {
+pub(super) struct CollectedItem {
     pub(super) vhost: Arc<VirtualHost>,
     pub(super) queue: Arc<Queue>,
 }
 
-impl Listed {
+impl CollectedItem {
     /// The sort key of lists.
     pub(super) fn key(&self) -> (&str, &str) {
         (self.vhost.name(), self.queue.name())
@@ -29,7 +29,7 @@ pub(super) struct Snapshot {
 
 struct StoredSnapshot {
     stamp: u64,
-    queues: Arc<[Listed]>,
+    queues: Arc<[CollectedItem]>,
     /// Number of times the queues have been walked.
     #[cfg(test)]
     walks: u64,
@@ -37,7 +37,7 @@ struct StoredSnapshot {
 
 impl Snapshot {
     /// All queues in order. They are walked only if one has been created or deleted since the last call.
-    pub(super) fn get(&self, broker: &Broker) -> Arc<[Listed]> {
+    pub(super) fn get(&self, broker: &Broker) -> Arc<[CollectedItem]> {
         let mut last = self.last.lock();
         // Read before the walk, so that a change during it causes another walk.
         let stamp = stamp(broker);
@@ -49,13 +49,13 @@ impl Snapshot {
         let mut queues = Vec::new();
         for vhost in broker.vhosts() {
             let all = vhost.all_queues();
-            queues.extend(all.into_iter().map(|queue| Listed { vhost: Arc::clone(&vhost), queue }));
+            queues.extend(all.into_iter().map(|queue| CollectedItem { vhost: Arc::clone(&vhost), queue }));
         }
         queues.sort_unstable_by(|one, other| {
             pace(COMPARED);
             one.key().cmp(&other.key())
         });
-        let queues: Arc<[Listed]> = queues.into();
+        let queues: Arc<[CollectedItem]> = queues.into();
         *last = Some(StoredSnapshot {
             stamp,
             queues: Arc::clone(&queues),
@@ -81,7 +81,7 @@ fn stamp(broker: &Broker) -> u64 {
 }
 
 /// The queues of one virtual host, which are adjacent.
-pub(super) fn of_vhost<'q>(queues: &'q [Listed], vhost: &str) -> &'q [Listed] {
+pub(super) fn of_vhost<'q>(queues: &'q [CollectedItem], vhost: &str) -> &'q [CollectedItem] {
     let start = queues.partition_point(|listed| listed.vhost.name() < vhost);
     let end = queues.partition_point(|listed| listed.vhost.name() <= vhost);
     &queues[start..end]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::call::Call;
 use super::listing::list_sorted;
 use super::login::User;
-use super::snapshot::Listed;
+use super::snapshot::CollectedItem;
 use super::*;
 
 mod channels;
@@ -93,11 +93,11 @@ impl Process for Quiet {
         Vec::new()
     }
 
-    fn shared_queues(&self) -> Vec<Value> {
+    fn multiplexed_queues(&self) -> Vec<Value> {
         Vec::new()
     }
 
-    fn shared_bindings(&self, _: &str) -> Option<Vec<Value>> {
+    fn multiplexed_bindings(&self, _: &str) -> Option<Vec<Value>> {
         None
     }
 
@@ -179,8 +179,8 @@ impl Process for Quiet {
 
     fn drain(&self) {}
 
-    fn upgrade(&self) -> Result<Value, NoUpgrade> {
-        Err(NoUpgrade("a test has no successor".into()))
+    fn upgrade(&self) -> Result<Value, UpgradeRefused> {
+        Err(UpgradeRefused("a test has no successor".into()))
     }
 
     fn upgrade_status(&self) -> Value {
@@ -195,12 +195,12 @@ impl Process for Quiet {
         (!self.has_moved.load(Ordering::Relaxed)).then(ChangePermit::default)
     }
 
-    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, MigrationError> {
         match step {
             MigrationStep::CutOver(named) if !named.is_empty() => {
-                Err(NoMigration::OtherMove("a test moves nothing there".into()))
+                Err(MigrationError::OtherMove("a test moves nothing there".into()))
             }
-            _ => Err(NoMigration::Refused("a test moves nothing".into())),
+            _ => Err(MigrationError::Refused("a test moves nothing".into())),
         }
     }
 }
@@ -272,11 +272,11 @@ fn a_page_of_a_hundred_thousand_queues_costs_that_page() {
     let page = |number: &str| {
         let query = [("page", number), ("page_size", "100")];
         let call = call(&api, &[], &query, &json!({}));
-        let show = |listed: &Listed| {
+        let show = |listed: &CollectedItem| {
             looked_at.set(looked_at.get() + 1);
             json!({"name": &**listed.queue.name()})
         };
-        shown(list_sorted(&call, &api.queues.get(&broker), Listed::key, show))
+        shown(list_sorted(&call, &api.queues.get(&broker), CollectedItem::key, show))
     };
     let first = page("1");
     assert_eq!(

@@ -40,13 +40,18 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
     let mut entry = Map::new();
     entry.insert("name".to_owned(), name.into());
     entry.insert("tags".to_owned(), tags(&body)?);
-    for key in ["password", "password_hash", "hashing_algorithm"] {
-        if let Some(Value::String(given)) = body.get(key) {
-            entry.insert(key.to_owned(), given.as_str().into());
-        }
-    }
-    if entry.contains_key("password") && entry.contains_key("password_hash") {
+    if body.contains_key("password") && body.contains_key("password_hash") {
         return Err(ApiError::bad_request("both_password_and_password_hash_are_provided"));
+    }
+    for key in ["password", "password_hash", "hashing_algorithm"] {
+        match body.get(key) {
+            None => {}
+            Some(Value::String(given)) => drop(entry.insert(key.to_owned(), given.as_str().into())),
+            // RabbitMQ stores this, and so a user whom no password lets in.
+            Some(Value::Null) if key == "hashing_algorithm" => {}
+            // Not taken for none, with which the user would lose the password. It is not quoted, as it may be one.
+            Some(_) => return Err(ApiError::bad_request(format!("{key} is not a string"))),
+        }
     }
     let limits = before.as_ref().map_or_else(|| json!({}), |before| before["limits"].clone());
     entry.insert("limits".to_owned(), limits);
@@ -56,7 +61,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/users/{user}`.
 pub(super) fn remove(call: &Call) -> ApiAnswer {
-    let reply = call.undefine(Section::Users, &[call.at("user")])?;
+    let reply = call.delete_definition(Section::Users, &[call.at("user")])?;
     close_connections(call, call.at("user"));
     Ok(reply)
 }
@@ -76,7 +81,7 @@ pub(super) fn remove_many(call: &Call) -> ApiAnswer {
         return Err(ApiError::bad_request(json!(["no_such_user", missing])));
     }
     for name in names {
-        broker.undefine(Section::Users, &[name], call.now());
+        broker.delete_definition(Section::Users, &[name], call.now());
         close_connections(call, name);
     }
     call.defined(Reply::no_content())

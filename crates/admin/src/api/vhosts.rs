@@ -78,12 +78,12 @@ fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
 /// `DELETE /api/vhosts/{vhost}`.
 pub(super) fn remove(call: &Call) -> ApiAnswer {
     let name = call.at("vhost");
-    if call.compatibility().protects_vhosts() && is_protected(call, name) {
+    if call.compatibility().has_vhost_deletion_protection() && is_protected(call, name) {
         return Err(ApiError::precondition_failed(format!(
             "Refusing to delete virtual host '{name}' because it is protected from deletion"
         )));
     }
-    let reply = call.undefine(Section::VirtualHosts, &[name])?;
+    let reply = call.delete_definition(Section::VirtualHosts, &[name])?;
     for connection in call.api.process.connections() {
         if connection.vhost() == name {
             connection.close(&format!("vhost '{name}' is down"));

@@ -18,7 +18,7 @@ use tokio::time::Sleep;
 pub(super) struct Lingering<S> {
     stream: S,
     bound: Duration,
-    more: MoreComes,
+    more: RequestIncomplete,
     /// Runs once the writing side is closed.
     until: Option<Pin<Box<Sleep>>>,
 }
@@ -26,9 +26,9 @@ pub(super) struct Lingering<S> {
 /// Set when the client is in the middle of sending a request. Shutdown of the stream then completes only once
 /// the client has closed it too, or the bound has passed.
 #[derive(Debug, Clone, Default)]
-pub(super) struct MoreComes(Arc<AtomicBool>);
+pub(super) struct RequestIncomplete(Arc<AtomicBool>);
 
-impl MoreComes {
+impl RequestIncomplete {
     pub(super) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -42,7 +42,7 @@ impl MoreComes {
 const PIECE: usize = 4096;
 
 impl<S> Lingering<S> {
-    pub(super) fn new(stream: S, bound: Duration, more: MoreComes) -> Self {
+    pub(super) fn new(stream: S, bound: Duration, more: RequestIncomplete) -> Self {
         Self { stream, bound, more, until: None }
     }
 }
@@ -106,8 +106,8 @@ mod tests {
 
     use super::*;
 
-    fn more_comes() -> MoreComes {
-        let more = MoreComes::default();
+    fn more_comes() -> RequestIncomplete {
+        let more = RequestIncomplete::default();
         more.set();
         more
     }
@@ -132,13 +132,13 @@ mod tests {
         let (mine, mut theirs) = tokio::io::duplex(16);
         theirs.write_all(&[7; 10]).await.unwrap();
         let hour = Duration::from_hours(1);
-        Lingering::new(mine, hour, MoreComes::default()).shutdown().await.unwrap();
+        Lingering::new(mine, hour, RequestIncomplete::default()).shutdown().await.unwrap();
     }
 
     #[tokio::test]
     async fn several_buffers_are_written_at_once() {
         let (mine, mut theirs) = tokio::io::duplex(16);
-        let mut stream = Lingering::new(mine, Duration::from_millis(10), MoreComes::default());
+        let mut stream = Lingering::new(mine, Duration::from_millis(10), RequestIncomplete::default());
         assert!(stream.is_write_vectored());
         let buffers = [&b"head "[..], b"body"].map(IoSlice::new);
         assert_eq!(stream.write_vectored(&buffers).await.unwrap(), 9);

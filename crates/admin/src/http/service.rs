@@ -18,8 +18,8 @@ use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 
 use super::connections::Admitted;
-use super::linger::MoreComes;
-use super::work::Work;
+use super::linger::RequestIncomplete;
+use super::work::ActiveRequests;
 use crate::api::Caller;
 
 /// The router as seen by one connection: adds the connection's details to each request.
@@ -28,10 +28,10 @@ pub(super) struct Service {
     pub(super) inner: TowerToHyperService<Router>,
     pub(super) caller: Caller,
     pub(super) is_over_tls: bool,
-    pub(super) work: Work,
+    pub(super) work: ActiveRequests,
     pub(super) admitted: Admitted,
     /// Set if the client sends bytes that no handler reads.
-    pub(super) more_comes: MoreComes,
+    pub(super) more_comes: RequestIncomplete,
 }
 
 /// Request extension that marks a request received over TLS.
@@ -76,7 +76,7 @@ fn is_probe(path: &str) -> bool {
 }
 
 fn busy() -> Response {
-    let text = "all connections are at work, and this one is for /healthz, /readyz and /metrics\n";
+    let text = "too many connections: only /healthz, /readyz and /metrics are served\n";
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
@@ -132,7 +132,7 @@ impl SharedBody {
         if is_asked_for || self.size_hint().lower() > MAX_UNREAD_BODY {
             return false;
         }
-        tokio::time::timeout(LEFT_TIME, self.drain()).await == Ok(true)
+        tokio::time::timeout(REMAINING_BYTES_TIMEOUT, self.drain()).await == Ok(true)
     }
 
     async fn drain(&mut self) -> bool {
@@ -153,4 +153,4 @@ const MAX_UNREAD_BODY: u64 = 64 << 10;
 
 /// Time for those bytes to arrive. A client that sends a request in several pieces sends them in quick
 /// succession.
-const LEFT_TIME: Duration = Duration::from_secs(1);
+const REMAINING_BYTES_TIMEOUT: Duration = Duration::from_secs(1);

@@ -83,8 +83,8 @@ async fn scrape(context: Arc<Context>, wanted: WantedMetrics) -> Response {
             (kind, Body::new(text)).into_response()
         }
         Err(error) => {
-            tracing::error!(%error, "the metrics could not be written");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written\n").into_response()
+            tracing::error!(%error, "metrics rendering failed");
+            (StatusCode::INTERNAL_SERVER_ERROR, "metrics rendering failed\n").into_response()
         }
     }
 }

@@ -90,7 +90,7 @@ impl fmt::Display for ClientFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WrongProtocol(header) => {
-                write!(f, "server speaks another protocol: {}", header.escape_ascii())
+                write!(f, "not an AMQP 0-9-1 server: {}", header.escape_ascii())
             }
             Self::MechanismNotOffered(offered) => write!(f, "server offers other mechanisms: {offered}"),
             Self::ClosedDuringLogin => f.write_str("server closed the connection during login"),

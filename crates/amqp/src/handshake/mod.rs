@@ -7,7 +7,7 @@
 //! 3. `poll_output(&mut out)`: appends the bytes to be sent.
 //! 4. After a decision, `handle_input` again with the remaining bytes: nothing is taken while a decision is pending.
 //!
-//! Report the end of the stream with `handle_eof()`. Time-outs are the caller's: it simply drops the state machine.
+//! Report the end of the stream with `handle_eof()`. Timeouts are the caller's: it simply drops the state machine.
 
 mod capabilities;
 mod client;

@@ -164,7 +164,7 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_backend_is_asked()
         let why = log_in(&broker, "u", &number.to_string()).await.unwrap_err().to_string();
         assert_eq!(
             why,
-            "auth_backends: http gave no answer: the answer is neither allow nor deny; internal: no such user"
+            "auth_backends: http unavailable: response is neither allow nor deny; internal: no such user"
         );
     }
     service.answers.lock().push_back("deny");
@@ -262,7 +262,7 @@ async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_agai
         async move { log_in(&broker, "u", "p").await }
     });
     service.arrived.notified().await;
-    assert!(broker.forget_answers());
+    assert!(broker.clear_cache());
     drop(held);
     let identity = asking.await.unwrap().unwrap();
     assert_eq!(broker.tags(&identity), ["management"], "it counts for the login that has waited for it");
@@ -283,7 +283,7 @@ async fn an_answer_is_used_again_until_all_are_forgotten() {
         assert_eq!(broker.tags(&identity), ["management"]);
     }
     assert_eq!(service.requests(), 1);
-    assert!(broker.forget_answers());
+    assert!(broker.clear_cache());
     for _ in 0..3 {
         assert!(log_in(&broker, "u", "p").await.is_err());
     }

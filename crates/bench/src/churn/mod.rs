@@ -14,12 +14,12 @@ use crate::client::Connection;
 use crate::error::{ClientError, Error};
 use crate::mailbox::new_name;
 use crate::study::arguments::{Common, CommonArguments, Defaults};
-use crate::study::crew::{Done, Shift, work};
-use crate::study::meter::{Idle, Meter};
+use crate::study::crew::{WorkResult, WorkerConfig, work};
+use crate::study::meter::{IdleUsage, Meter};
 use crate::study::report::{Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::systems::{SystemArguments, Systems};
-use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
+use crate::study::{Sample, StudyInfo, Watch, ask, run as run_study, worker_cells};
 use crate::uri::Uri;
 use crate::usage::check;
 
@@ -105,7 +105,7 @@ impl ChurnArguments {
 /// Runs the study.
 pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.kinds.iter().map(|kind| kind.name()), &plan.workers);
-    let outline = Outline {
+    let outline = StudyInfo {
         name: "churn",
         title: "Opened and closed",
         parameters: vec![Parameter::new("seconds a round", plan.common.time.as_secs_f64())],
@@ -114,7 +114,7 @@ pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Err
     };
     let mut report = run_study(outline, &plan.common, watch, ask, |cell, index| {
         let system = &plan.systems[index];
-        let shift = Shift { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
+        let shift = WorkerConfig { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
         measure(system, ChurnKind::named(cell.scenario), shift).map_err(Error::of(&system.name))
     })?;
     report.notes.push(
@@ -126,8 +126,8 @@ pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Err
 
 const NAME: &str = "leveret bench churn";
 
-fn measure(system: &System, kind: ChurnKind, shift: Shift) -> Result<Sample, ClientError> {
-    let (processes, nobody) = (Idle::none(&system.watched), Idle::default());
+fn measure(system: &System, kind: ChurnKind, shift: WorkerConfig) -> Result<Sample, ClientError> {
+    let (processes, nobody) = (IdleUsage::none(&system.watched), IdleUsage::default());
     let uri = &system.uri;
     if kind == ChurnKind::Connection {
         let meter = Meter::start(&processes, &nobody);
@@ -151,7 +151,7 @@ fn measure(system: &System, kind: ChurnKind, shift: Shift) -> Result<Sample, Cli
     Ok(sample)
 }
 
-fn sample<T>(meter: Meter<'_>, done: &Done<T>) -> Sample {
+fn sample<T>(meter: Meter<'_>, done: &WorkResult<T>) -> Sample {
     let mut sample = meter.finish(done.count, done.busiest);
     done.add_to(&mut sample);
     sample

@@ -18,7 +18,7 @@ use crate::client::{
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process;
-use crate::study::crew::{Done, Labour, Shift};
+use crate::study::crew::{WorkResult, WorkerConfig, WorkerResult};
 use crate::uri::Uri;
 
 /// How often to check for visits that take too long.
@@ -28,7 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const READ: usize = 16 * 1024;
 
 /// Runs as many visitors as there are workers. Each connects without TLS, logs in, opens the vhost and closes, repeatedly.
-pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, ClientError> {
+pub(super) fn work(uri: &Uri, name: &str, shift: WorkerConfig) -> Result<WorkResult<()>, ClientError> {
     let address = connect(uri)?.peer_addr().map_err(ClientError::io("connecting"))?;
     let offer = client_offer(uri, name);
     // Half of the cores are left to the system under test.
@@ -37,30 +37,30 @@ pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, Clie
     let offer = &offer;
     let labours = thread::scope(|scope| {
         let share = |number: usize| (shift.workers + number) / threads;
-        let start = |number| scope.spawn(move || labour(address, offer, share(number), shift.time));
+        let start = |number| scope.spawn(move || run_worker(address, offer, share(number), shift.time));
         let threads: Vec<_> = (0..threads).map(start).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().map_err(|_| ClientError::Panicked("visitors")).flatten()
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
-    Ok(Done::of(&labours, vec![(); shift.workers]))
+    let labours = labours.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
+    Ok(WorkResult::of(&labours, vec![(); shift.workers]))
 }
 
 /// Runs the visitors of one thread.
-fn labour(
+fn run_worker(
     address: SocketAddr,
     offer: &ClientOffer,
     visitors: usize,
     time: Duration,
-) -> Result<Labour, ClientError> {
+) -> Result<WorkerResult, ClientError> {
     let mut poll = Poll::new().map_err(ClientError::io("polling"))?;
     let mut events = Events::with_capacity(visitors);
     let mut scratch = vec![0; READ].into_boxed_slice();
     let began = Instant::now();
     let (mut count, mut times, mut next_look) = (0, Latencies::new(), began + CHECK_INTERVAL);
-    let begin = |registry: &Registry, number| Visit::begin(registry, number, address, offer);
+    let begin = |registry: &Registry, number| ShortConnection::begin(registry, number, address, offer);
     let mut visits = (0..visitors)
         .map(|number| begin(poll.registry(), number).map(Some))
         .collect::<Result<Vec<_>, _>>()?;
@@ -95,11 +95,11 @@ fn labour(
         }
     }
     let cpu = process::own_thread_id().map_or(0.0, process::thread_cpu_seconds);
-    Ok(Labour { began, ended: Instant::now(), count, times, cpu })
+    Ok(WorkerResult { began, ended: Instant::now(), count, times, cpu })
 }
 
 /// A connection from opening to close.
-struct Visit {
+struct ShortConnection {
     stream: TcpStream,
     stage: Stage,
     input: Vec<u8>,
@@ -112,7 +112,7 @@ enum Stage {
     Close { frame_max: u32 },
 }
 
-impl Visit {
+impl ShortConnection {
     fn begin(
         registry: &Registry,
         number: usize,
@@ -213,8 +213,8 @@ mod tests {
     use super::*;
     use crate::stream::fake_broker::{FakeBroker, Fate};
 
-    fn shift(workers: usize, time: Duration) -> Shift {
-        Shift { workers, time, fewest: 1 }
+    fn shift(workers: usize, time: Duration) -> WorkerConfig {
+        WorkerConfig { workers, time, fewest: 1 }
     }
 
     #[test]

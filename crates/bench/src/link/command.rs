@@ -101,7 +101,11 @@ fn obey(link: &Link, shapes: [LinkShape; 2], line: &str) -> Result<(), Error> {
         ["cut"] => link.cut(),
         ["stall"] => link.stall(true),
         ["flow"] => link.stall(false),
-        _ => return Err(Error::Usage(format!("{line:?} is none of: latency MS, cut, stall, flow"))),
+        _ => {
+            return Err(Error::Usage(format!(
+                "unknown command {line:?}; expected one of: latency MS, cut, stall, flow"
+            )));
+        }
     }
     Ok(())
 }

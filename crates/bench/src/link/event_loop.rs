@@ -18,8 +18,8 @@ use rustix::time::{
 };
 use slab::Slab;
 
-use super::Order;
-use super::joint::{Joint, Next};
+use super::LinkCommand;
+use super::joint::{LinkedConnection, Next};
 use super::line::LinkShape;
 use crate::latency::Latencies;
 
@@ -36,8 +36,8 @@ pub(super) struct EventLoop {
     listener: TcpListener,
     target: SocketAddr,
     shapes: [LinkShape; 2],
-    orders: Receiver<(Order, SyncSender<()>)>,
-    joints: Slab<Joint>,
+    orders: Receiver<(LinkCommand, SyncSender<()>)>,
+    joints: Slab<LinkedConnection>,
     timer: Timer,
     /// How late bytes were handed over after they were due.
     late: Arc<Mutex<Latencies>>,
@@ -52,7 +52,7 @@ impl EventLoop {
         listener: std::net::TcpListener,
         target: SocketAddr,
         shapes: [LinkShape; 2],
-        orders: Receiver<(Order, SyncSender<()>)>,
+        orders: Receiver<(LinkCommand, SyncSender<()>)>,
         late: Arc<Mutex<Latencies>>,
     ) -> io::Result<(Self, Waker)> {
         let poll = Poll::new()?;
@@ -117,17 +117,17 @@ impl EventLoop {
     fn obey(&mut self) -> bool {
         while let Ok((order, done)) = self.orders.try_recv() {
             match order {
-                Order::Reshape(shapes) => {
+                LinkCommand::Reshape(shapes) => {
                     self.shapes = shapes;
                     self.joints.iter_mut().for_each(|(_, joint)| joint.reshape(shapes));
                 }
-                Order::Cut => self.joints.clear(),
-                Order::Stall(stalled) => {
+                LinkCommand::Cut => self.joints.clear(),
+                LinkCommand::Stall(stalled) => {
                     self.stalled = stalled;
                     let keys: Vec<usize> = self.joints.iter().map(|(key, _)| key).collect();
                     keys.into_iter().for_each(|key| self.advance(key));
                 }
-                Order::Stop => {
+                LinkCommand::Stop => {
                     self.joints.clear();
                     let _ = done.send(());
                     return false;
@@ -144,7 +144,8 @@ impl EventLoop {
             match self.listener.accept() {
                 Ok((client, _)) => {
                     self.seed += 1;
-                    let joint = Joint::new(client, self.target, self.shapes, Instant::now(), self.seed);
+                    let joint =
+                        LinkedConnection::new(client, self.target, self.shapes, Instant::now(), self.seed);
                     // A client that cannot be joined is dropped.
                     let Ok(mut joint) = joint else { continue };
                     let entry = self.joints.vacant_entry();

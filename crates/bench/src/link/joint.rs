@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
-use super::line::{Arrival, DelayLine, LinkShape};
+use super::line::{DelayLine, LinkShape, SegmentArrival};
 use crate::latency::Latencies;
 
 /// How often a connection may read or write before others get their turn.
@@ -15,7 +15,7 @@ const TURNS: usize = 32;
 
 /// Both ends, and the bytes in transit between them.
 #[derive(Debug)]
-pub(super) struct Joint {
+pub(super) struct LinkedConnection {
     ends: [End; 2],
     /// Indexed by the sending end.
     lines: [DelayLine; 2],
@@ -44,7 +44,7 @@ pub(super) enum Next {
 /// The client's end; the other one is the target's.
 const CLIENT: usize = 0;
 
-impl Joint {
+impl LinkedConnection {
     /// Joins a client that was accepted at `now` to the target, and starts connecting to the target.
     pub(super) fn new(
         client: TcpStream,
@@ -147,11 +147,11 @@ impl End {
         let late_by = line.late_by(now);
         match line.arrived(now) {
             None => return Ok(false),
-            Some(Arrival::End) => {
+            Some(SegmentArrival::End) => {
                 self.eof_passed_on = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
-            Some(Arrival::Bytes(bytes)) => match self.stream.write(bytes) {
+            Some(SegmentArrival::Bytes(bytes)) => match self.stream.write(bytes) {
                 Ok(count) => {
                     line.take(count);
                     late_by.into_iter().for_each(|time| late.record(time.as_nanos() as u64));

@@ -44,7 +44,7 @@ struct Parcel {
 
 /// Data that has arrived.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Arrival<'l> {
+pub(super) enum SegmentArrival<'l> {
     /// Bytes, to be removed with [`DelayLine::take`].
     Bytes(&'l [u8]),
     /// The sender has ended its stream; nothing follows.
@@ -105,11 +105,11 @@ impl DelayLine {
     }
 
     /// The next parcel, if it has arrived by `now`.
-    pub(super) fn arrived(&self, now: Instant) -> Option<Arrival<'_>> {
+    pub(super) fn arrived(&self, now: Instant) -> Option<SegmentArrival<'_>> {
         let parcel = self.parcels.front().filter(|parcel| parcel.due <= now)?;
         match &parcel.bytes[parcel.taken..] {
-            [] => Some(Arrival::End),
-            bytes => Some(Arrival::Bytes(bytes)),
+            [] => Some(SegmentArrival::End),
+            bytes => Some(SegmentArrival::Bytes(bytes)),
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
     fn empty(line: &mut DelayLine, start: Instant) -> Vec<(Duration, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(due) = line.next_due() {
-            let Some(Arrival::Bytes(bytes)) = line.arrived(due) else { break };
+            let Some(SegmentArrival::Bytes(bytes)) = line.arrived(due) else { break };
             all.push((due - start, bytes.to_vec()));
             let count = bytes.len();
             line.take(count);
@@ -163,7 +163,7 @@ mod tests {
         line.send(start, b"a");
         line.send(start + MS, b"b");
         assert_eq!(line.arrived(start + MS / 2 - Duration::from_nanos(1)), None);
-        assert_eq!(line.arrived(start + MS / 2), Some(Arrival::Bytes(b"a")));
+        assert_eq!(line.arrived(start + MS / 2), Some(SegmentArrival::Bytes(b"a")));
         assert_eq!(line.late_by(start + MS), Some(MS / 2));
         assert_eq!(empty(&mut line, start), [(MS / 2, b"a".to_vec()), (MS * 3 / 2, b"b".to_vec())]);
     }
@@ -224,10 +224,10 @@ mod tests {
         line.send(start, b"abc");
         line.send_end(start);
         line.take(2);
-        assert_eq!(line.arrived(start + MS), Some(Arrival::Bytes(b"c")));
+        assert_eq!(line.arrived(start + MS), Some(SegmentArrival::Bytes(b"c")));
         line.take(1);
         assert_eq!(line.arrived(start), None);
-        assert_eq!(line.arrived(start + MS), Some(Arrival::End));
+        assert_eq!(line.arrived(start + MS), Some(SegmentArrival::End));
     }
 
     #[test]

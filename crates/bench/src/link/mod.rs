@@ -2,7 +2,7 @@
 //! measured as if it were far away, without privileges.
 //!
 //! One thread serves all connections. The kernel's timer file descriptor wakes it, which is exact to some tens of
-//! microseconds, where time-outs of epoll are rounded up to milliseconds.
+//! microseconds, where timeouts of epoll are rounded up to milliseconds.
 //!
 //! Invariants: nothing arrives early or out of order; the bytes in transit are bounded, and beyond the bound
 //! the sender is not read; a new connection's first bytes leave a round trip after it was accepted, as TCP's
@@ -36,7 +36,7 @@ pub(crate) use line::LinkShape;
 #[derive(Debug)]
 pub(crate) struct Link {
     address: SocketAddr,
-    orders: SyncSender<(Order, SyncSender<()>)>,
+    orders: SyncSender<(LinkCommand, SyncSender<()>)>,
     waker: Arc<Waker>,
     late: Arc<Mutex<Latencies>>,
     thread: Option<JoinHandle<()>>,
@@ -44,7 +44,7 @@ pub(crate) struct Link {
 
 /// A command to the link's thread.
 #[derive(Debug)]
-enum Order {
+enum LinkCommand {
     Reshape([LinkShape; 2]),
     Cut,
     Stall(bool),
@@ -76,7 +76,7 @@ impl Link {
 
     /// Changes the shape of both ways, also for open connections, before it returns.
     pub(crate) fn reshape(&self, shapes: [LinkShape; 2]) {
-        self.order(Order::Reshape(shapes));
+        self.order(LinkCommand::Reshape(shapes));
     }
 
     /// Sets the round trip time, half of it each way.
@@ -93,15 +93,15 @@ impl Link {
 
     /// Breaks all connections; new ones are joined as before.
     pub(crate) fn cut(&self) {
-        self.order(Order::Cut);
+        self.order(LinkCommand::Cut);
     }
 
     /// Stops all traffic, as if a cable were pulled, or resumes it.
     pub(crate) fn stall(&self, stalled: bool) {
-        self.order(Order::Stall(stalled));
+        self.order(LinkCommand::Stall(stalled));
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: LinkCommand) {
         let (done, wait) = sync_channel(1);
         // The thread outlives this unless the kernel fails it; in that case nothing passes any more, which
         // the users of the link notice.
@@ -113,7 +113,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.order(Order::Stop);
+        self.order(LinkCommand::Stop);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }

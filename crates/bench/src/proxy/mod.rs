@@ -19,13 +19,13 @@ use crate::metric::{Fate, Metric};
 use crate::one_shot::OneShotMessage;
 use crate::process;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
-use crate::study::companion::Companion;
-use crate::study::crew::Shift;
-use crate::study::meter::{Idle, Meter};
+use crate::study::companion::ManagedProcess;
+use crate::study::crew::WorkerConfig;
+use crate::study::meter::{IdleUsage, Meter};
 use crate::study::report::{Axis, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::systems::parse_systems;
-use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use crate::study::{Cell, Sample, StudyInfo, Watch, run as run_study};
 use crate::uri::Uri;
 use crate::usage::check;
 use crate::watched::Watched;
@@ -174,7 +174,7 @@ fn named(systems: &[String]) -> Result<Vec<System>, Error> {
 struct FarBroker<'p> {
     broker: &'p System,
     /// The pools, killed when this is dropped, before their upstream vanishes with the link.
-    _pools: Vec<Companion>,
+    _pools: Vec<ManagedProcess>,
     link: Link,
     /// The queue of all messages to this broker.
     mailbox: Mailbox,
@@ -191,8 +191,8 @@ impl<'p> FarBroker<'p> {
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
         let upstream = format!("amqp://{}", link.address());
-        let pool = plan.pool.then(|| (POOL, Companion::pool(&upstream)));
-        let spool = plan.spool.then(|| (SPOOL, Companion::spool(&upstream)));
+        let pool = plan.pool.then(|| (POOL, ManagedProcess::pool(&upstream)));
+        let spool = plan.spool.then(|| (SPOOL, ManagedProcess::spool(&upstream)));
         let mut systems = Vec::new();
         if plan.direct {
             let uri = through(&broker.uri, link.address());
@@ -255,14 +255,14 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
     }
     let mut groups: Vec<&Watched> = systems.iter().map(|system| &system.watched).collect();
     groups.extend(places.iter().map(|place| &place.broker.watched));
-    let idle = Idle::measure(&groups, plan.idle);
+    let idle = IdleUsage::measure(&groups, plan.idle);
     let (idle, brokers_idle) = idle.split_at(systems.len());
     for place in places.iter_mut() {
         let count = place.systems.len() as u64;
         place.mailbox.empty(count).map_err(Error::of(&place.broker.name))?;
     }
     let servers: Vec<String> = places.iter().map(|place| place.mailbox.server()).collect();
-    let outline = Outline {
+    let outline = StudyInfo {
         name: "proxy",
         title: "A connection for each message, to a broker far away",
         parameters: parameters(plan, &servers),
@@ -291,12 +291,12 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
 fn one_round(
     plan: &ProxyPlan,
     message: &OneShotMessage<'_>,
-    idle: &Idle,
-    broker_idle: &Idle,
+    idle: &IdleUsage,
+    broker_idle: &IdleUsage,
 ) -> Result<(Sample, u64), ClientError> {
     message.post()?;
     let meter = Meter::start(idle, broker_idle);
-    let shift = Shift { workers: plan.clients, time: plan.common.time, fewest: FEWEST };
+    let shift = WorkerConfig { workers: plan.clients, time: plan.common.time, fewest: FEWEST };
     let (sample, count) = message.measure(shift, meter)?;
     Ok((sample, count + 1))
 }
@@ -317,7 +317,12 @@ fn parameters(plan: &ProxyPlan, servers: &[String]) -> Vec<Parameter> {
     ]
 }
 
-fn notes(plan: &ProxyPlan, systems: &[System], idle: &[Idle], brokers_idle: &[Idle]) -> Vec<String> {
+fn notes(
+    plan: &ProxyPlan,
+    systems: &[System],
+    idle: &[IdleUsage],
+    brokers_idle: &[IdleUsage],
+) -> Vec<String> {
     let mut notes = vec![
         "Each message is connect, log in, open a channel, publish, close the connection; its time is that of all of \
          it. The link takes a round trip for TCP's handshake, as a network does."

@@ -15,7 +15,7 @@ pub(crate) struct PublishArguments {
     /// Start Leveret's pool, or one that spools all publishes, next to the publishers, with the link between it and the first
     /// system, and measure them as well, as the systems near-pool and spool
     #[arg(long, value_enum, value_name = "WHAT,...", value_delimiter = ',')]
-    near: Vec<Near>,
+    near: Vec<IntermediateProxy>,
     /// Ways of publishing; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "STYLE")]
     style: Vec<PublishStyle>,
@@ -37,14 +37,14 @@ pub(crate) struct PublishArguments {
 
 /// A program between the publishers and the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Near {
+pub(crate) enum IntermediateProxy {
     /// Leveret's pool
     Pool,
     /// Leveret's pool with a spool
     Spool,
 }
 
-impl Near {
+impl IntermediateProxy {
     /// The name of the system in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -106,8 +106,8 @@ impl PublishStyle {
 #[derive(Debug)]
 pub(crate) struct PublishPlan {
     pub(super) systems: Systems,
-    /// Those between the publishers and the link to the first system.
-    pub(super) near: Vec<Near>,
+    /// The proxies between the publishers and the link to the first system.
+    pub(super) near: Vec<IntermediateProxy>,
     pub(super) styles: Vec<PublishStyle>,
     pub(super) publishers: Vec<usize>,
     pub(super) round_trips: Vec<f64>,

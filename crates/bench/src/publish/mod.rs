@@ -20,13 +20,13 @@ use crate::report::Round;
 use crate::stream::content::MessageProperties;
 use crate::stream::workload::{Acks, Length};
 use crate::stream::{self, Workload};
-use crate::study::companion::Companion;
-use crate::study::crew::Shift;
-use crate::study::meter::{Idle, Meter};
+use crate::study::companion::ManagedProcess;
+use crate::study::crew::WorkerConfig;
+use crate::study::meter::{IdleUsage, Meter};
 use crate::study::report::{Axis, Parameter, StudyReport};
 use crate::study::systems::System;
-use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
-use arguments::Near;
+use crate::study::{Cell, Sample, StudyInfo, Watch, run as run_study};
+use arguments::IntermediateProxy;
 pub(crate) use arguments::{PublishArguments, PublishPlan, PublishStyle};
 
 /// At the longest round trip, each publisher sends at least this many messages.
@@ -47,7 +47,7 @@ pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, E
         let known = servers.iter().find(|(name, _)| *name == system.name);
         Ok(known.map_or_else(String::new, |(_, server)| server.clone()))
     };
-    let outline = Outline {
+    let outline = StudyInfo {
         name: "publish",
         title: "Ways of publishing",
         parameters: vec![
@@ -100,10 +100,10 @@ fn cells(plan: &PublishPlan) -> Vec<Cell> {
 struct Bench {
     system: System,
     /// The pool between the publishers and the link, killed when this is dropped, before its upstream vanishes with the link.
-    near: Option<Companion>,
+    near: Option<ManagedProcess>,
     mailbox: Mailbox,
     link: Link,
-    processes: Idle,
+    processes: IdleUsage,
 }
 
 enum Failure {
@@ -119,7 +119,7 @@ impl From<ClientError> for Failure {
 
 impl Bench {
     /// For the system itself, or a pool in front of it.
-    fn open(plan: &PublishPlan, system: &System, near: Option<Near>) -> Result<Self, Error> {
+    fn open(plan: &PublishPlan, system: &System, near: Option<IntermediateProxy>) -> Result<Self, Error> {
         let target = resolve("--system", &format!("{}:{}", system.uri.host, system.uri.port))?;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
@@ -139,7 +139,7 @@ impl Bench {
             // Both processes do the work.
             measured.watched = measured.watched.with(&system.watched);
         }
-        let processes = Idle::none(&measured.watched);
+        let processes = IdleUsage::none(&measured.watched);
         let near = near.map(|(_, companion)| companion);
         Ok(Self { system: measured, near, mailbox, link, processes })
     }
@@ -173,11 +173,11 @@ impl Bench {
     }
 }
 
-impl Near {
-    fn start(self, upstream: &str) -> Result<Companion, Error> {
+impl IntermediateProxy {
+    fn start(self, upstream: &str) -> Result<ManagedProcess, Error> {
         match self {
-            Self::Pool => Companion::pool(upstream),
-            Self::Spool => Companion::spool(upstream),
+            Self::Pool => ManagedProcess::pool(upstream),
+            Self::Spool => ManagedProcess::spool(upstream),
         }
     }
 }
@@ -242,12 +242,12 @@ fn one_shot(
     queue: &str,
     publishers: usize,
     confirm: bool,
-    processes: &Idle,
+    processes: &IdleUsage,
 ) -> Result<(Sample, u64), Failure> {
     let message =
         OneShotMessage { uri: &system.uri, queue, body: &plan.body, confirm, persistent: plan.persistent };
-    let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
-    let nobody = Idle::default();
+    let shift = WorkerConfig { workers: publishers, time: plan.common.time, fewest: FEWEST };
+    let nobody = IdleUsage::default();
     let (mut sample, count) = message.measure(shift, Meter::start(processes, &nobody))?;
     // In this study the latency of a message is that of its confirm, for all styles.
     sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));

@@ -91,7 +91,7 @@ pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError
     let start = Instant::now();
     session.into_connection().close();
     while exists(&mut observer, &exchange)? {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return Err(ClientError::TimedOut("the end of exclusive queues"));
         }
         thread::sleep(CHECK_INTERVAL);
@@ -185,4 +185,4 @@ const AFTER: Duration = Duration::from_millis(300);
 /// The interval between checks whether everything is gone.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The time limit for everything to be gone.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);

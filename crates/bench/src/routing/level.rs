@@ -46,7 +46,7 @@ impl LevelTask<'_> {
         // The keys are the same for every system.
         let mut random = Random::new(SEED + u64::from(self.level.exponent));
         let keys = Keys::draw(self.kind, self.level.bindings, &mut random);
-        let mut scene = Scene::set_up(self, &keys)?;
+        let mut scene = LevelContext::set_up(self, &keys)?;
         let mut made = 0;
         let mut expected = 0.0;
         for &queues in &self.level.queues {
@@ -77,7 +77,7 @@ impl LevelTask<'_> {
 /// An arbitrary number; the same in every run.
 const SEED: u64 = 0x01e7_e4e7;
 
-struct Scene<'a> {
+struct LevelContext<'a> {
     task: &'a LevelTask<'a>,
     session: ConfirmedChannel,
     exchange: String,
@@ -86,7 +86,7 @@ struct Scene<'a> {
     rss_before: u64,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> LevelContext<'a> {
     fn set_up(task: &'a LevelTask<'a>, keys: &Keys) -> Result<Self, ClientError> {
         let session = ConfirmedChannel::open(&task.system.uri, task.plan.settings.pipelined)?;
         let exchange = format!("leveret-bench-routing-{}", process::id());

@@ -22,7 +22,7 @@ use std::path::Path;
 
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
-use crate::study::files::{self, make_folder};
+use crate::study::files::{self, make_dir};
 use crate::study::report::SystemAbout;
 use crate::study::systems::System;
 pub(crate) use arguments::{RoutingArguments, RoutingPlan};
@@ -177,20 +177,20 @@ fn in_turn(
     Ok(())
 }
 
-/// Writes the data of each figure for each system as text, and its plot as SVG, into a folder, which is created.
+/// Writes the data of each figure for each system as text, and its plot as SVG, into a directory, which is created.
 ///
 /// # Errors
 /// A failure of the file system.
-pub(crate) fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error> {
-    make_folder(folder)?;
-    let write = |name: String, text: String| files::write(&folder.join(name), &text);
+pub(crate) fn write_figures(report: &RoutingReport, directory: &Path) -> Result<(), Error> {
+    make_dir(directory)?;
+    let write = |name: String, text: String| files::write(&directory.join(name), &text);
     for plot in page::plots(report) {
         let page::Plot { kind, figure, systems } = &plot;
         for (system, series) in systems {
             let name = format!("{}-{}-{system}.txt", kind.name(), figure.name());
             write(name, report::data_text(series, *figure))?;
         }
-        let svg = plot.chart().svg_file().map_err(io::Error::other).map_err(files::failed(folder))?;
+        let svg = plot.chart().svg_file().map_err(io::Error::other).map_err(files::failed(directory))?;
         write(format!("{}-{}.svg", kind.name(), figure.name()), svg)?;
     }
     Ok(())

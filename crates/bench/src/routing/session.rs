@@ -14,7 +14,7 @@ use crate::error::ClientError;
 use crate::uri::Uri;
 
 /// How long a system may be silent while answers are pending: some need more than a minute to delete one queue.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Requests are written in pieces of about this size when pipelined, to make the cost of a write negligible.
 const PIECE_BYTES: usize = 32 * 1024;
 /// Most requests and messages without an answer. Their answers, of 40 bytes or less each, fit into the socket's
@@ -122,7 +122,7 @@ impl ConfirmedChannel {
         while self.outstanding() > most {
             if self.receive()? {
                 heard = Instant::now();
-            } else if heard.elapsed() > PATIENCE {
+            } else if heard.elapsed() > TIMEOUT {
                 return Err(ClientError::TimedOut("a step of the routing study"));
             } else if let Some(frame) = self.heartbeat.poll() {
                 self.out.extend_from_slice(frame);
@@ -170,8 +170,7 @@ impl ConfirmedChannel {
                 Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => {}
                 method => {
                     check_close(&method)?;
-                    let unasked =
-                        || ClientError::Protocol(format!("{} that nobody asked for", method.name()));
+                    let unasked = || ClientError::Protocol(format!("unexpected {}", method.name()));
                     self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unasked)?;
                 }
             }

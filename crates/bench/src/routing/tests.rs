@@ -47,13 +47,13 @@ fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
 #[test]
 fn files_are_written_for_each_figure() {
     let broker = FakeBroker::start(|_| Fate::Dropped);
-    let folder = std::env::temp_dir().join(format!("leveret-bench-routing-{}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("leveret-bench-routing-{}", std::process::id()));
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "topic", "--pipelined"]);
-    write_figures(&run(&plan, &mut |_, _| {}).unwrap(), &folder).unwrap();
+    write_figures(&run(&plan, &mut |_, _| {}).unwrap(), &directory).unwrap();
     let mut names: Vec<String> =
-        fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort_unstable();
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
     let expected = ["create", "delete", "publish"]
         .map(|figure| [format!("topic-{figure}-default.txt"), format!("topic-{figure}.svg")]);
     assert_eq!(names, expected.concat());

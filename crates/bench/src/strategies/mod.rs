@@ -16,17 +16,17 @@ use crate::error::{ClientError, Error};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
 use crate::process;
-use crate::study::meter::{Idle, Meter};
+use crate::study::meter::{IdleUsage, Meter};
 use crate::study::report::{Parameter, StudyReport};
 use crate::study::systems::System;
-use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
+use crate::study::{Sample, StudyInfo, Watch, ask, run as run_study, worker_cells};
 pub(crate) use arguments::{StrategiesArguments, StrategiesPlan, Strategy};
 use line::{Lines, SharedChannel};
 
 /// Runs the study.
 pub(crate) fn run(plan: &StrategiesPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.strategies.iter().map(|strategy| strategy.name()), &plan.workers);
-    let outline = Outline {
+    let outline = StudyInfo {
         name: "strategies",
         title: "One connection, many, or a pool of channels",
         parameters: vec![
@@ -59,8 +59,8 @@ fn round(
     let queues = (0..workers).map(|_| Mailbox::open(&system.uri)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = queues.iter().map(Mailbox::name).collect();
     let lines = Lines::open(&system.uri, strategy, workers, plan.pool)?;
-    let processes = Idle::none(&system.watched);
-    let nobody = Idle::default();
+    let processes = IdleUsage::none(&system.watched);
+    let nobody = IdleUsage::default();
     let meter = Meter::start(&processes, &nobody);
     let busiest = send(plan, &lines, &names)?;
     lines.settle()?;

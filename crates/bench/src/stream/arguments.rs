@@ -18,7 +18,7 @@ use crate::usage::{check, seconds};
 pub(crate) struct StreamArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
-    /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as
+    /// Beside the systems, round by round, write and sync messages of this size one by one in this directory, as
     /// the system named disk: the best that a synchronous publisher could achieve
     #[arg(long, value_name = "FOLDER")]
     pub(crate) disk: Option<PathBuf>,
@@ -47,7 +47,8 @@ pub(crate) struct StreamArguments {
     /// Warm up for this long before each timed round, in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", conflicts_with = "messages")]
     pub(crate) warmup: Option<f64>,
-    /// End each round after this many messages of each producer instead (without producers: of each consumer)
+    /// End each round after this many messages of each producer instead (without producers: of each consumer). A system
+    /// that does nothing for 30 seconds meanwhile ends the run
     #[arg(long)]
     pub(crate) messages: Option<u64>,
     /// Rounds for each system [default: 3]
@@ -131,7 +132,7 @@ pub(crate) struct StreamArguments {
 pub(crate) struct StreamPlan {
     /// The systems, in the order given; ratios are relative to the first.
     pub(crate) systems: Systems,
-    /// The folder in which a plain loop of writing and syncing is measured, too.
+    /// The directory in which a plain loop of writing and syncing is measured, too.
     pub(crate) disk: Option<PathBuf>,
     /// The workload of each round.
     pub(crate) workload: Workload,
@@ -149,9 +150,9 @@ impl StreamArguments {
     pub(crate) fn plan(&self) -> Result<StreamPlan, Error> {
         let systems = self.systems.systems()?;
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
-        if let Some(folder) = &self.disk {
+        if let Some(directory) = &self.disk {
             check(!names.contains(&DISK), "--system: the name disk is taken by --disk")?;
-            check(folder.is_dir(), "--disk must name a directory")?;
+            check(directory.is_dir(), "--disk must name a directory")?;
             names.push(DISK);
         }
         let mut expectations = Vec::new();

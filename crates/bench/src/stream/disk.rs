@@ -17,10 +17,10 @@ use crate::report::{Round, StreamSystem};
 use crate::watched::Watched;
 
 /// A report without rounds.
-pub(super) fn report(folder: &Path) -> StreamSystem {
+pub(super) fn report(directory: &Path) -> StreamSystem {
     StreamSystem {
         name: DISK.to_owned(),
-        uri: folder.display().to_string(),
+        uri: directory.display().to_string(),
         server: "write and fdatasync, one by one".to_owned(),
         pids: Vec::new(),
         rounds: Vec::new(),
@@ -28,14 +28,14 @@ pub(super) fn report(folder: &Path) -> StreamSystem {
     }
 }
 
-/// Runs one round in `folder`; each sync counts as a confirm.
+/// Runs one round in `directory`; each sync counts as a confirm.
 pub(super) fn run(
-    folder: &Path,
+    directory: &Path,
     workload: &Workload,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Round, ClientError> {
     let workload = Workload { producers: 1, consumers: 0, confirms: 1, rate: None, ..workload.clone() };
-    let path = folder.join(format!("leveret-bench-{}", std::process::id()));
+    let path = directory.join(format!("leveret-bench-{}", std::process::id()));
     let failed = ClientError::io("preparing a file");
     let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
     let (shared, nobody) = (RoundState::new(0, 0), Watched::default());

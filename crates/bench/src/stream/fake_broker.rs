@@ -22,6 +22,8 @@ pub(crate) enum Fate {
     /// Delivered after the next one.
     Late,
     Nacked,
+    /// Neither delivered nor confirmed.
+    Forgotten,
     Returned,
     /// The broker closes the publisher's connection.
     Forced,
@@ -296,7 +298,7 @@ impl Session {
                 self.reply(0, connection::Close { reply_code: 320, reply_text, ..Default::default() });
             }
             Fate::Stalled => self.stalled = true,
-            Fate::Dropped | Fate::Nacked => {}
+            Fate::Dropped | Fate::Nacked | Fate::Forgotten => {}
         }
         if !matches!(fate, Fate::Late)
             && let Some(late) = state.late.take()
@@ -305,7 +307,7 @@ impl Session {
             self.deliver(state, 1);
         }
         match fate {
-            _ if !self.confirming => {}
+            _ if !self.confirming || fate == Fate::Forgotten => {}
             Fate::Nacked => self.reply(self.channel, basic::Nack { delivery_tag, multiple, requeue: false }),
             _ => self.reply(self.channel, basic::Ack { delivery_tag, multiple }),
         }

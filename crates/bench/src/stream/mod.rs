@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::machine::Machine;
 use crate::metric::{Fate, Metric, grouped};
 use crate::report::{Round, StreamReport, StreamSystem};
-use crate::study::{Pressure, Watch};
+use crate::study::{SaturationCounts, Watch};
 use arguments::DISK;
 pub(crate) use arguments::{StreamArguments, StreamPlan};
 pub(crate) use round::Progress;
@@ -63,8 +63,8 @@ pub(crate) fn run(
             report.rounds.push(round);
             report.server = server;
         }
-        if let (Some(folder), Some(report)) = (&plan.disk, &mut disk) {
-            let round = disk::run(folder, &plan.workload, &mut |progress| watch(number, DISK, progress))
+        if let (Some(directory), Some(report)) = (&plan.disk, &mut disk) {
+            let round = disk::run(directory, &plan.workload, &mut |progress| watch(number, DISK, progress))
                 .map_err(Error::of(DISK))?;
             report.rounds.push(round);
         }
@@ -138,7 +138,7 @@ const NEGLIGIBLE_CORES: f64 = 0.2;
 
 /// Notes whether something other than the system limited its rounds.
 fn load_notes(system: &StreamSystem, cores: usize, notes: &mut Vec<String>) {
-    let mut pressure = Pressure::default();
+    let mut pressure = SaturationCounts::default();
     for Round { generator, .. } in &system.rounds {
         pressure.add(generator.is_saturated(), generator.machine_is_full(cores));
     }

@@ -148,6 +148,7 @@ impl<'a> Sender<'a> {
             let now = shared.now();
             pacer.take_due(now, available, &mut stamps);
             if stamps.is_empty() {
+                shared.producing.fetch_add(1, Relaxed);
                 let until_due = Duration::from_nanos(pacer.next_due().saturating_sub(now));
                 std::thread::sleep(until_due.min(MAX_SLEEP));
                 continue;
@@ -237,7 +238,10 @@ impl<'a> Sender<'a> {
             shared.stop_publishing.load(Relaxed)
                 && stopped.get_or_insert_with(Instant::now).elapsed() > FINISH_TIMEOUT
         };
-        let written = write(self.stream, bytes, || shared.stop.load(Relaxed) || stalled())?;
+        let accepted = || {
+            shared.producing.fetch_add(1, Relaxed);
+        };
+        let written = write(self.stream, bytes, || shared.stop.load(Relaxed) || stalled(), accepted)?;
         let complete = written == bytes.len();
         let messages = self.task.batch.complete(self.sequence, written);
         self.sequence += messages as u64;
@@ -251,14 +255,16 @@ impl<'a> Sender<'a> {
 
     fn send_heartbeat(&mut self) -> Result<(), ClientError> {
         if let Some(frame) = self.heartbeat.poll() {
-            write(self.stream, frame, || self.done.load(Relaxed))?;
+            write(self.stream, frame, || self.done.load(Relaxed), || {})?;
         }
         Ok(())
     }
 
     fn finish(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let deadline = Instant::now() + FINISH_TIMEOUT;
-        let over = || self.done.load(Relaxed) || Instant::now() > deadline;
+        // All threads are to stop before the producers have ended if the round has failed.
+        let stop = &self.task.shared.stop;
+        let over = || self.done.load(Relaxed) || stop.load(Relaxed) || Instant::now() > deadline;
         while self.window.unconfirmed() > 0 && !over() {
             wait(self)?;
         }
@@ -268,21 +274,26 @@ impl<'a> Sender<'a> {
             0,
             connection::Close { reply_code: 200, reply_text: "Goodbye", ..Default::default() },
         );
-        write(self.stream, &goodbye, over)?;
+        write(self.stream, &goodbye, over, || {})?;
         Ok(())
     }
 }
 
-/// Writes all bytes, unless `give_up` while the socket is blocked; returns the number of bytes written.
+/// Writes all bytes, unless `give_up` while the socket is blocked; returns the number of bytes written. Calls `accepted`
+/// whenever the socket has accepted some.
 fn write(
     mut stream: &TcpStream,
     bytes: &[u8],
     mut give_up: impl FnMut() -> bool,
+    accepted: impl Fn(),
 ) -> Result<usize, ClientError> {
     let mut written = 0;
     while written < bytes.len() {
         match stream.write(&bytes[written..]) {
-            Ok(n) => written += n,
+            Ok(n) => {
+                written += n;
+                accepted();
+            }
             Err(error) if is_timeout(&error) && give_up() => break,
             Err(error) if is_timeout(&error) => {}
             Err(error) => return Err(ClientError::Io { doing: "publishing", cause: error }),

@@ -1,7 +1,7 @@
 //! One round on one system: set-up, load, measured window, drain, and results.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,16 @@ use super::workload::{Acks, Length, Workload};
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
+use crate::metric::grouped;
 use crate::report::{Counts, Round};
 use crate::study::systems::System;
 use crate::watched::Watched;
 
 /// How long no delivery may arrive, after the last publish, before missing messages count as lost.
 const DRAIN_QUIET: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 2000 });
+/// How long a system may do nothing in a round that is counted in messages, which would never end if it has stopped. An
+/// election of a leader, or a disk that writes its cache, takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
 /// The polling interval of the coordinating thread.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -274,15 +278,43 @@ pub(super) fn coordinate<'p>(
             let start = sampler.snapshot_at_start(shared);
             let publishing = workload.producers > 0;
             let expected = messages * if publishing { workload.producers } else { workload.consumers } as u64;
+            let (mut progress, mut last_change) = (shared.progress(), Instant::now());
             loop {
                 let so_far = if publishing { &shared.published } else { &shared.consumed }.load(Relaxed);
                 let over = if publishing { producers_finished() } else { so_far >= expected };
                 if over || !tick(&mut sampler, so_far as f64 / expected as f64) {
                     return Window { sampler, start, end: None, marks: Vec::new() };
                 }
+                let now = shared.progress();
+                // Without producers here, those elsewhere may begin later.
+                if now != progress || !publishing && so_far == 0 {
+                    (progress, last_change) = (now, Instant::now());
+                } else if last_change.elapsed() >= TIMEOUT {
+                    shared.fail(stopped(workload, shared, expected));
+                }
             }
         }
     }
+}
+
+/// The error of a system that has done nothing for [`TIMEOUT`], with what it has done of the round.
+fn stopped(workload: &Workload, shared: &RoundState, expected: u64) -> ClientError {
+    let count = |done: &str, count: &AtomicU64| format!("{} {done}", grouped(count.load(SeqCst) as f64));
+    let mut done = Vec::new();
+    if workload.producers > 0 {
+        done.push(count("published", &shared.published));
+    }
+    if workload.confirms > 0 {
+        done.push(count("confirmed", &shared.confirmed));
+    }
+    if workload.consumers > 0 {
+        done.push(count("delivered", &shared.consumed));
+    }
+    let (patience, expected) = (TIMEOUT.as_secs(), grouped(expected as f64));
+    ClientError::Stopped(format!(
+        "nothing has happened for {patience} s; of {expected} messages {}",
+        done.join(", ")
+    ))
 }
 
 /// The current time, and the message count that determines the rate.

@@ -127,13 +127,13 @@ impl FromStr for Schedule {
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub(crate) enum ScheduleError {
     /// It is not written as one.
-    #[error("{0:?} is none of RATE, RATE..RATE and RATE[..RATE]:SECONDS,...")]
+    #[error("invalid rate {0:?}; expected RATE, RATE..RATE or RATE[..RATE]:SECONDS,...")]
     Form(String),
     /// A piece before the last has no length.
     #[error("only the last piece may be without a length")]
     EndlessPiece,
     /// The rate is 0 all the time, or forever at the end.
-    #[error("a rate must be above 0, at some time and at the end")]
+    #[error("at least one rate must be above 0, and an unlimited last piece must not end at 0")]
     NoRate,
 }
 

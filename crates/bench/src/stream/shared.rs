@@ -24,6 +24,8 @@ pub(crate) struct RoundState {
     pub(crate) consumed: AtomicU64,
     /// Messages confirmed by basic.ack.
     pub(crate) confirmed: AtomicU64,
+    /// Grows whenever a socket accepts a part of the messages, and while a producer waits until the next one is due.
+    pub(crate) producing: AtomicU64,
     /// Times of the last publish, the last confirm and the last delivery.
     pub(crate) last_publish: AtomicU64,
     pub(crate) last_confirm: AtomicU64,
@@ -31,9 +33,9 @@ pub(crate) struct RoundState {
     /// Latencies of messages sent in this range of times are recorded.
     pub(crate) measure_from: AtomicU64,
     pub(crate) measure_until: AtomicU64,
-    /// Tells producers to stop.
+    /// Set to stop the producers.
     pub(crate) stop_publishing: AtomicBool,
-    /// Tells all threads to stop.
+    /// Set to stop all threads.
     pub(crate) stop: AtomicBool,
     /// Wakes producers that wait for consumers.
     pub(crate) backlog: Signal,
@@ -50,6 +52,7 @@ impl RoundState {
             published: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
+            producing: AtomicU64::new(0),
             last_publish: AtomicU64::new(0),
             last_confirm: AtomicU64::new(0),
             last_arrival: AtomicU64::new(0),
@@ -85,6 +88,11 @@ impl RoundState {
     /// Messages published but not yet consumed.
     pub(crate) fn under_way(&self) -> u64 {
         self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
+    }
+
+    /// Figures of which one at least changes unless the system does nothing.
+    pub(crate) fn progress(&self) -> [u64; 4] {
+        [&self.published, &self.consumed, &self.confirmed, &self.producing].map(|count| count.load(Relaxed))
     }
 
     /// One tracker for each producer.
@@ -150,7 +158,7 @@ impl Signal {
         let guard = lock(&self.lock);
         self.waiters.fetch_add(1, SeqCst);
         if !ready() {
-            // After a wake-up, a time-out or poison alike, the caller checks again.
+            // After a wake-up, a timeout or poison alike, the caller checks again.
             drop(self.changed.wait_timeout(guard, RECHECK));
         }
         self.waiters.fetch_sub(1, SeqCst);

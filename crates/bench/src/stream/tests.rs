@@ -124,8 +124,8 @@ fn a_producer_that_waits_for_each_confirm_gets_them_all() {
 
 #[test]
 fn the_disk_is_measured_in_turn_with_the_systems_and_leaves_nothing_behind() {
-    let (broker, folder) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
-    let path = folder.path().to_str().unwrap();
+    let (broker, directory) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
+    let path = directory.path().to_str().unwrap();
     let uri = broker.uri();
     let arguments =
         ["--uri", &uri, "--messages", "20", "--rounds", "2", "--disk", path, "--expect", "disk.lost==0"];
@@ -205,6 +205,47 @@ fn a_system_that_stops_reading_ends_the_run() {
     let arguments = ["--size", "16000000", "--time", "2", "--warmup", "0"];
     let error = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap_err();
     assert!(error.to_string().contains("the system reads no more"), "{error}");
+}
+
+#[test]
+fn a_system_that_stops_ends_a_round_that_is_counted_in_messages() {
+    fn failure(script: Script, arguments: &[&str]) -> String {
+        let broker = FakeBroker::start(script);
+        run(&plan(&broker.uri(), arguments), |_, _, _| {}).unwrap_err().to_string()
+    }
+    let begin = "system default: the system has stopped: nothing has happened for 5 s; of";
+    std::thread::scope(|scope| {
+        // It reads the first message, and of the next one, which is larger, what fits into the buffers.
+        scope.spawn(|| {
+            let arguments = ["--messages", "5", "--size", "16000000", "--consumers", "0"];
+            let error = failure(|_| Fate::Stalled, &arguments);
+            assert!(error.starts_with(&format!("{begin} 5 messages ")), "{error}");
+            assert!(error.ends_with(" published"), "{error}");
+        });
+        // Each of them is confirmed, in the end none.
+        for window in ["1", "10"] {
+            scope.spawn(move || {
+                let script = |n| if n < 20 { Fate::Delivered } else { Fate::Forgotten };
+                let error = failure(script, &["--messages", "500", "--confirms", window]);
+                let published = 20 + window.parse::<u64>().unwrap();
+                let done = format!("{published} published, 20 confirmed, 20 delivered");
+                assert_eq!(error, format!("{begin} 500 messages {done}"));
+            });
+        }
+        // Publishers wait for consumers.
+        scope.spawn(|| {
+            let arguments = ["--messages", "500", "--limit-backlog", "5", "--auto-ack"];
+            let error = failure(|_| Fate::Dropped, &arguments);
+            assert_eq!(error, format!("{begin} 500 messages 5 published, 0 delivered"));
+        });
+    });
+}
+
+/// The pause in the schedule is longer than a system may do nothing.
+#[test]
+fn a_round_that_has_nothing_due_goes_on() {
+    let counts = one_round(honest, &["--messages", "20", "--rate", "10:1,0:6", "--confirms", "5"]).counts;
+    assert_eq!(counts, Counts { published: 20, consumed: 20, confirmed: 20, ..Counts::default() });
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(crate) struct CommonArguments {
 /// The outputs of results besides the terminal.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct OutputArguments {
-    /// Write report.html (a page with tables and plots), results.json and results.csv into this folder
+    /// Write report.html (a page with tables and plots), results.json and results.csv into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
     /// Write everything as JSON to this file; - is the standard output

@@ -13,35 +13,35 @@ use crate::watched::Watched;
 
 /// A process that is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Companion {
+pub(crate) struct ManagedProcess {
     child: Child,
     address: String,
-    /// The data folder, which is removed with the process.
-    folder: Option<PathBuf>,
+    /// The data directory, which is removed with the process.
+    directory: Option<PathBuf>,
 }
 
-impl Companion {
+impl ManagedProcess {
     /// Starts this program as a pool in front of `upstream`, and waits until it listens.
     pub(crate) fn pool(upstream: &str) -> Result<Self, Error> {
         Self::start(&["--upstream", upstream], None)
     }
 
-    /// Starts this program as a pool in front of `upstream` that spools all publishes, with a temporary data folder, and waits
+    /// Starts this program as a pool in front of `upstream` that spools all publishes, with a temporary data directory, and waits
     /// until it listens.
     pub(crate) fn spool(upstream: &str) -> Result<Self, Error> {
-        let (folder, text) = temporary_folder("spool");
+        let (directory, text) = temporary_dir("spool");
         let arguments = ["--upstream", upstream, "--spool", r#"{exchange = ".*"}"#, "--data-dir", &text];
-        Self::start(&arguments, Some(folder))
+        Self::start(&arguments, Some(directory))
     }
 
-    /// Starts this program as a broker with a temporary data folder.
+    /// Starts this program as a broker with a temporary data directory.
     pub(crate) fn broker() -> Result<Self, Error> {
-        let (folder, text) = temporary_folder("broker");
-        Self::start(&["--data-dir", &text], Some(folder))
+        let (directory, text) = temporary_dir("broker");
+        Self::start(&["--data-dir", &text], Some(directory))
     }
 
-    fn start(arguments: &[&str], folder: Option<PathBuf>) -> Result<Self, Error> {
-        let failed = |cause| Error::Companion { cause };
+    fn start(arguments: &[&str], directory: Option<PathBuf>) -> Result<Self, Error> {
+        let failed = |cause| Error::ManagedProcess { cause };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["serve", "--amqp", "127.0.0.1:0", "--log", "warn"]).args(arguments);
         // The environment's settings are meant for the program that runs the study.
@@ -57,7 +57,7 @@ impl Companion {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let output = child.stdout.take().map(BufReader::new);
         // From here on, dropping it kills the process.
-        let mut companion = Self { child, address: String::new(), folder };
+        let mut companion = Self { child, address: String::new(), directory };
         let mut lines = output.into_iter().flat_map(BufRead::lines);
         while companion.address.is_empty() {
             let line = lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
@@ -78,24 +78,24 @@ impl Companion {
     }
 }
 
-impl Drop for Companion {
+impl Drop for ManagedProcess {
     fn drop(&mut self) {
         // The process may have ended by itself.
         drop(self.child.kill());
         drop(self.child.wait());
-        if let Some(folder) = &self.folder {
-            drop(std::fs::remove_dir_all(folder));
+        if let Some(directory) = &self.directory {
+            drop(std::fs::remove_dir_all(directory));
         }
     }
 }
 
 /// A path that nobody has used, also as text.
-fn temporary_folder(purpose: &str) -> (PathBuf, String) {
+fn temporary_dir(purpose: &str) -> (PathBuf, String) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("leveret-bench-{purpose}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
-    let folder = std::env::temp_dir().join(name);
-    let text = folder.to_string_lossy().into_owned();
-    (folder, text)
+    let directory = std::env::temp_dir().join(name);
+    let text = directory.to_string_lossy().into_owned();
+    (directory, text)
 }
 
 /// The options of listeners that would use ports which may be taken.

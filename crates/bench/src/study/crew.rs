@@ -12,7 +12,7 @@ use crate::process;
 
 /// The number of workers and the duration of their work.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shift {
+pub(crate) struct WorkerConfig {
     pub(crate) workers: usize,
     pub(crate) time: Duration,
     /// The least number of steps of each worker, however long they take.
@@ -21,7 +21,7 @@ pub(crate) struct Shift {
 
 /// The results of a crew.
 #[derive(Debug)]
-pub(crate) struct Done<T> {
+pub(crate) struct WorkResult<T> {
     pub(crate) count: u64,
     /// From the start until the last worker had finished.
     pub(crate) seconds: f64,
@@ -33,15 +33,15 @@ pub(crate) struct Done<T> {
     pub(crate) states: Vec<T>,
 }
 
-/// Has workers repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
+/// Runs workers that repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
 pub(crate) fn work<T: Send>(
-    shift: Shift,
+    shift: WorkerConfig,
     set_up: impl Fn(usize) -> Result<T, ClientError> + Sync,
     step: impl Fn(&mut T) -> Result<(), ClientError> + Sync,
-) -> Result<Done<T>, ClientError> {
+) -> Result<WorkResult<T>, ClientError> {
     let mut states = (0..shift.workers).map(&set_up).collect::<Result<Vec<T>, _>>()?;
     let start = Barrier::new(shift.workers);
-    let labour = |state: &mut T| -> Result<Labour, ClientError> {
+    let run_worker = |state: &mut T| -> Result<WorkerResult, ClientError> {
         start.wait();
         let (began, mut times, mut count) = (Instant::now(), Latencies::new(), 0);
         while count < shift.fewest || began.elapsed() < shift.time {
@@ -51,21 +51,21 @@ pub(crate) fn work<T: Send>(
             count += 1;
         }
         let cpu = process::own_thread_id().map_or(0.0, process::thread_cpu_seconds);
-        Ok(Labour { began, ended: Instant::now(), count, times, cpu })
+        Ok(WorkerResult { began, ended: Instant::now(), count, times, cpu })
     };
-    let labour = &labour;
+    let run_worker = &run_worker;
     let labours = thread::scope(|scope| {
-        let threads: Vec<_> = states.iter_mut().map(|state| scope.spawn(move || labour(state))).collect();
+        let threads: Vec<_> = states.iter_mut().map(|state| scope.spawn(move || run_worker(state))).collect();
         let join =
             |thread: ScopedJoinHandle<'_, _>| thread.join().map_err(|_| ClientError::Panicked("worker"));
         threads.into_iter().map(|thread| join(thread).flatten()).collect::<Vec<_>>()
     });
-    let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
-    Ok(Done::of(&labours, states))
+    let labours = labours.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
+    Ok(WorkResult::of(&labours, states))
 }
 
 /// The results of one thread.
-pub(crate) struct Labour {
+pub(crate) struct WorkerResult {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
     pub(crate) count: u64,
@@ -74,25 +74,25 @@ pub(crate) struct Labour {
     pub(crate) cpu: f64,
 }
 
-impl Labour {
+impl WorkerResult {
     fn share_of_a_core(&self) -> f64 {
         self.cpu / (self.ended - self.began).as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 
-impl<T> Done<T> {
+impl<T> WorkResult<T> {
     /// Combines the results of several threads.
-    pub(crate) fn of(labours: &[Labour], states: Vec<T>) -> Self {
+    pub(crate) fn of(labours: &[WorkerResult], states: Vec<T>) -> Self {
         // Measured by the workers' own clocks, since a thread that waits for them wakes up late on a busy machine.
-        let began = labours.iter().map(|labour| labour.began).min();
-        let ended = labours.iter().map(|labour| labour.ended).max();
+        let began = labours.iter().map(|run_worker| run_worker.began).min();
+        let ended = labours.iter().map(|run_worker| run_worker.ended).max();
         let mut times = Latencies::new();
-        labours.iter().for_each(|labour| times.add(&labour.times));
+        labours.iter().for_each(|run_worker| times.add(&run_worker.times));
         Self {
-            count: labours.iter().map(|labour| labour.count).sum(),
+            count: labours.iter().map(|run_worker| run_worker.count).sum(),
             seconds: began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64()),
             times,
-            busiest: labours.iter().map(Labour::share_of_a_core).fold(0.0, f64::max),
+            busiest: labours.iter().map(WorkerResult::share_of_a_core).fold(0.0, f64::max),
             states,
         }
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn every_worker_works_at_least_as_often_as_it_must() {
-        let shift = Shift { workers: 3, time: Duration::ZERO, fewest: 5 };
+        let shift = WorkerConfig { workers: 3, time: Duration::ZERO, fewest: 5 };
         let done = work(
             shift,
             |number| Ok((number, 0)),
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn work_goes_on_for_its_time_and_a_failure_ends_it() {
         let time = Duration::from_millis(20);
-        let shift = Shift { workers: 2, time, fewest: 0 };
+        let shift = WorkerConfig { workers: 2, time, fewest: 0 };
         let done = work(shift, Ok, |_| Ok(())).unwrap();
         assert!(done.seconds >= 0.02 && done.count >= 2, "{done:?}");
         let failed = work(shift, Ok, |number| match number {

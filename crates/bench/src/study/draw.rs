@@ -248,8 +248,8 @@ impl<'c> Legend<'c> {
 
 /// Whole decades around values, and slightly more: rounding must not omit the label at an end.
 fn decades(low: f64, high: f64) -> Range<f64> {
-    const TRIFLE: f64 = 1e-9;
-    10f64.powf(low.log10().floor()) * (1.0 - TRIFLE)..10f64.powf(high.log10().ceil()) * (1.0 + TRIFLE)
+    const EPSILON: f64 = 1e-9;
+    10f64.powf(low.log10().floor()) * (1.0 - EPSILON)..10f64.powf(high.log10().ceil()) * (1.0 + EPSILON)
 }
 
 /// Pixels that a label takes, roughly: viewers choose the font.

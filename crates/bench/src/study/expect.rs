@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::report::{CellReport, StudyReport};
 use crate::error::Error;
-use crate::expect::{ExpectError, Expectation, Figures, Verdict};
+use crate::expect::{ExpectError, Expectation, MetricSource, Verdict};
 use crate::metric::Metric;
 use crate::usage::check;
 
@@ -113,7 +113,7 @@ impl CellView<'_> {
     }
 }
 
-impl Figures for CellView<'_> {
+impl MetricSource for CellView<'_> {
     fn systems(&self) -> Vec<&str> {
         self.report.systems.iter().map(|system| system.name.as_str()).collect()
     }

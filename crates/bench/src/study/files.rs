@@ -25,8 +25,8 @@ pub(crate) fn write_report(report: &impl Serialize, text: &str, json: Option<&Pa
     to_stdout(text)
 }
 
-/// Creates a folder and its parents.
-pub(crate) fn make_folder(path: &Path) -> Result<(), Error> {
+/// Creates a directory and its parents.
+pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(path).map_err(failed(path))
 }
 

@@ -15,20 +15,20 @@ use crate::watched::{Usage, Watched};
 pub(crate) struct Meter<'p> {
     began: Instant,
     /// The system's own processes, and those of the broker behind it.
-    groups: [(&'p Idle, Usage); 2],
+    groups: [(&'p IdleUsage, Usage); 2],
     generator_cpu: f64,
     idle: Option<f64>,
 }
 
 /// Processes, and their CPU use when idle.
 #[derive(Debug, Default)]
-pub(crate) struct Idle {
+pub(crate) struct IdleUsage {
     watched: Watched,
     /// Cores in use when idle.
     cores: f64,
 }
 
-impl Idle {
+impl IdleUsage {
     /// Processes whose idle use is not subtracted.
     pub(crate) fn none(watched: &Watched) -> Self {
         Self { watched: watched.clone(), cores: 0.0 }
@@ -53,7 +53,7 @@ impl Idle {
 
 impl<'p> Meter<'p> {
     /// Begins a measurement.
-    pub(crate) fn start(system: &'p Idle, broker: &'p Idle) -> Self {
+    pub(crate) fn start(system: &'p IdleUsage, broker: &'p IdleUsage) -> Self {
         Self {
             groups: [system, broker].map(|idle| (idle, idle.watched.usage())),
             generator_cpu: process::own_cpu_seconds(),
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn work_counts_for_the_processes_that_did_it() {
-        let own = Idle::none(&Watched::processes(&[std::process::id()]));
-        let nobody = Idle::default();
+        let own = IdleUsage::none(&Watched::processes(&[std::process::id()]));
+        let nobody = IdleUsage::default();
         let meter = Meter::start(&own, &nobody);
         let start = Instant::now();
         let mut work = 0_u64;
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn what_idle_processes_use_does_not_count() {
-        let own = Idle { cores: 1e6, ..Idle::none(&Watched::processes(&[std::process::id()])) };
-        let nobody = Idle::default();
+        let own = IdleUsage { cores: 1e6, ..IdleUsage::none(&Watched::processes(&[std::process::id()])) };
+        let nobody = IdleUsage::default();
         let sample = Meter::start(&own, &nobody).finish(1, 0.0);
         assert_eq!(sample.figures[0], (Metric::CpuPerMessage, 0.0));
     }

@@ -65,7 +65,7 @@ pub(crate) struct Sample {
 }
 
 /// The description of a study, without its results.
-pub(crate) struct Outline<'s> {
+pub(crate) struct StudyInfo<'s> {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     pub(crate) parameters: Vec<Parameter>,
@@ -79,13 +79,13 @@ pub(crate) type Watch<'w> = &'w mut dyn FnMut(f64, &str);
 /// Measures every cell of a study on every system, and evaluates the expectations. `about` asks a system for
 /// its product and version, `measure` runs one round of a cell on the system with that index.
 pub(crate) fn run(
-    outline: Outline<'_>,
+    outline: StudyInfo<'_>,
     common: &Common,
     watch: Watch<'_>,
     about: impl Fn(&System) -> Result<String, Error>,
     mut measure: impl FnMut(&Cell, usize) -> Result<Sample, Error>,
 ) -> Result<StudyReport, Error> {
-    let Outline { name, title, mut parameters, cells, systems } = outline;
+    let StudyInfo { name, title, mut parameters, cells, systems } = outline;
     common.check_cells(cells, systems)?;
     parameters.push(Parameter::new("rounds", common.rounds));
     let describe = |system: &System| {
@@ -102,7 +102,7 @@ pub(crate) fn run(
             Vec::new(),
         )
     };
-    let mut pressure = vec![Pressure::default(); systems.len()];
+    let mut pressure = vec![SaturationCounts::default(); systems.len()];
     let all = (cells.len() * common.rounds * systems.len()) as f64;
     let mut done = 0.0;
     for cell in cells {
@@ -150,13 +150,13 @@ fn cell_report(cell: &Cell, system: &str, samples: &[Sample]) -> CellReport {
 
 /// The number of rounds in which something other than the system may have been the limit.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Pressure {
+pub(crate) struct SaturationCounts {
     rounds: usize,
     saturated: usize,
     full: usize,
 }
 
-impl Pressure {
+impl SaturationCounts {
     /// Counts a round; `saturated` and `full` as in [`Sample`].
     pub(crate) fn add(&mut self, saturated: bool, full: bool) {
         self.rounds += 1;
@@ -205,7 +205,7 @@ mod tests {
         ];
         let systems = systems();
         let outline =
-            Outline { name: "test", title: "A test", parameters: vec![], cells: &cells, systems: &systems };
+            StudyInfo { name: "test", title: "A test", parameters: vec![], cells: &cells, systems: &systems };
         let common =
             common(&["--rounds", "3", "--expect", "loud@2: ratio(new/old)>=10", "--expect", "rate>5"]);
         let (mut order, mut view) = (Vec::new(), Vec::new());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arguments::OutputArguments;
 use super::comparison::compare;
-use super::files::{self, make_folder, write, write_report};
+use super::files::{self, make_dir, write, write_report};
 use super::page::Page;
 use super::report::{CellReport, StudyReport};
 use super::section::{self, Section};
@@ -99,8 +99,8 @@ impl Results {
 
     /// Writes the results to all requested outputs.
     pub(crate) fn write(&self, outputs: &OutputArguments) -> Result<(), Error> {
-        if let (Some(folder), Self::Routing(report)) = (&outputs.output, self) {
-            routing::write_figures(report, folder)?;
+        if let (Some(directory), Self::Routing(report)) = (&outputs.output, self) {
+            routing::write_figures(report, directory)?;
         }
         let text = format!("{}\n{}", self.title(), self.section());
         write_all(std::slice::from_ref(self), self.title(), self, &text, outputs)
@@ -139,8 +139,8 @@ fn write_all(
             studies.iter().map(|study| (if alone { None } else { Some(study.name()) }, study.cells()));
         files::csv(tables)
     };
-    if let Some(folder) = &outputs.output {
-        make_folder(folder)?;
+    if let Some(directory) = &outputs.output {
+        make_dir(directory)?;
         let mut page = Page::new(title);
         if !alone {
             page.contents(studies.iter().map(|study| (study.name(), study.title())));
@@ -152,11 +152,11 @@ fn write_all(
         }
         for (study, section) in studies.iter().zip(sections) {
             let heading = (!alone).then(|| (study.name(), study.title()));
-            page.section(heading, section).map_err(io::Error::other).map_err(files::failed(folder))?;
+            page.section(heading, section).map_err(io::Error::other).map_err(files::failed(directory))?;
         }
-        write(&folder.join("report.html"), &page.finish())?;
-        write(&folder.join("results.json"), &files::encode(whole).map_err(files::failed(folder))?)?;
-        write(&folder.join("results.csv"), &csv())?;
+        write(&directory.join("report.html"), &page.finish())?;
+        write(&directory.join("results.json"), &files::encode(whole).map_err(files::failed(directory))?)?;
+        write(&directory.join("results.csv"), &csv())?;
     }
     if let Some(path) = &outputs.csv {
         write(path, &csv())?;

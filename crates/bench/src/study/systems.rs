@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
-use super::companion::Companion;
+use super::companion::ManagedProcess;
 use crate::error::Error;
 use crate::uri::Uri;
 use crate::usage::check;
@@ -39,7 +39,7 @@ pub(crate) struct SystemArguments {
     /// Start Leveret's broker, or its pool in front of the first system, and measure them as well, as the systems broker
     /// and pool
     #[arg(long = "with", value_enum, value_name = "WHAT,...", value_delimiter = ',')]
-    with: Vec<With>,
+    with: Vec<ExtraSystem>,
     /// Systems that are known already; replaces the options above.
     #[arg(skip)]
     pub(crate) given: Option<Systems>,
@@ -47,14 +47,14 @@ pub(crate) struct SystemArguments {
 
 /// A program that can be started beside the systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum With {
+pub(crate) enum ExtraSystem {
     /// Leveret's broker
     Broker,
     /// Leveret's pool
     Pool,
 }
 
-impl With {
+impl ExtraSystem {
     fn name(self) -> &'static str {
         match self {
             Self::Broker => "broker",
@@ -68,7 +68,7 @@ impl With {
 pub(crate) struct Systems {
     all: Vec<System>,
     /// Kept alive until the systems are dropped.
-    _companions: Arc<Vec<Companion>>,
+    _companions: Arc<Vec<ManagedProcess>>,
 }
 
 impl From<Vec<System>> for Systems {
@@ -107,14 +107,16 @@ impl SystemArguments {
             )?;
             let first = &all[0];
             let companion = match what {
-                With::Broker => Companion::broker()?,
-                With::Pool => Companion::pool(&upstream(&first.uri)?)?,
+                ExtraSystem::Broker => ManagedProcess::broker()?,
+                ExtraSystem::Pool => ManagedProcess::pool(&upstream(&first.uri)?)?,
             };
             let mut system = match what {
-                With::Broker => companion.system(name, &Uri::parse("amqp://guest:guest@localhost")?)?,
-                With::Pool => companion.system(name, &first.uri)?,
+                ExtraSystem::Broker => {
+                    companion.system(name, &Uri::parse("amqp://guest:guest@localhost")?)?
+                }
+                ExtraSystem::Pool => companion.system(name, &first.uri)?,
             };
-            if what == With::Pool {
+            if what == ExtraSystem::Pool {
                 // Both processes do the work.
                 system.watched = system.watched.with(&first.watched);
             }

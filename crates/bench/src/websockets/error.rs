@@ -45,6 +45,6 @@ pub enum MemberError {
     #[error("{0}")]
     Unexpected(&'static str),
     /// The connection was not subscribed in time.
-    #[error("it was not subscribed in time")]
+    #[error("subscription timed out")]
     TimedOut,
 }

@@ -11,7 +11,7 @@ use tokio::time::{sleep_until, timeout};
 
 use super::arguments::WebSocketsSettings;
 use super::error::MemberError;
-use super::session::{Met, WebSocketSession, message_kind, session};
+use super::session::{SessionEvent, WebSocketSession, message_kind, session};
 use super::tally::Tally;
 use super::target::Target;
 use super::wire::Wire;
@@ -131,10 +131,10 @@ impl Member {
             member.send(&out).await?;
             out.clear();
             match member.session.handle(&mut member.wire.payload, &mut out)? {
-                Some(Met::Subscribed) => break,
-                Some(Met::Delivery(_)) if member.shared.settings.topics.is_some() => {}
-                Some(Met::Delivery(_)) => {
-                    return Err(MemberError::Unexpected("a message that nobody has published"));
+                Some(SessionEvent::Subscribed) => break,
+                Some(SessionEvent::Delivery(_)) if member.shared.settings.topics.is_some() => {}
+                Some(SessionEvent::Delivery(_)) => {
+                    return Err(MemberError::Unexpected("unexpected message"));
                 }
                 None if out.is_empty() => member.wire.receive().await?,
                 None => {}
@@ -176,7 +176,9 @@ impl Member {
     fn take(&mut self) -> Result<(), MemberError> {
         let mut out = Vec::new();
         while let Some(met) = self.session.handle(&mut self.wire.payload, &mut out)? {
-            let Met::Delivery(body) = met else { return Err(MemberError::Unexpected("subscribed twice")) };
+            let SessionEvent::Delivery(body) = met else {
+                return Err(MemberError::Unexpected("subscribed twice"));
+            };
             let (sent, publisher) =
                 parse(&body).ok_or(MemberError::Unexpected("a message that is not ours"))?;
             // Another subscriber of the topic has published it.

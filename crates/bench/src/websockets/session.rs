@@ -13,7 +13,7 @@ use super::target::{CarriedProtocol, Target};
 
 /// An event of a session.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Met {
+pub(super) enum SessionEvent {
     /// The session is subscribed: messages can be published.
     Subscribed,
     /// A message was received; its body.
@@ -28,7 +28,8 @@ pub(super) trait WebSocketSession: Send {
     ///
     /// # Errors
     /// The server refuses, or violates the protocol.
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError>;
+    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>)
+    -> Result<Option<SessionEvent>, MemberError>;
     /// Publishes to the client's topic.
     fn publish(&mut self, body: &[u8], out: &mut Vec<u8>);
     /// Appends a heartbeat.

@@ -79,7 +79,8 @@ impl Target {
         let fail = |what: &str| Error::Usage(format!("--system: {what}; {FORM}"));
         let (scheme, rest) = text.split_once("://").ok_or_else(|| fail("there is no scheme"))?;
         let protocol = scheme.strip_suffix("+ws").and_then(CarriedProtocol::from_name);
-        let protocol = protocol.ok_or_else(|| fail("the scheme is none of amqp+ws, mqtt+ws and stomp+ws"))?;
+        let protocol =
+            protocol.ok_or_else(|| fail("invalid scheme; expected amqp+ws, mqtt+ws or stomp+ws"))?;
         let (authority, path) = match rest.find('/') {
             Some(slash) => rest.split_at(slash),
             None => (rest, "/"),

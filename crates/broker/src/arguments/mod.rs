@@ -293,7 +293,7 @@ mod tests {
         table
     }
 
-    /// Those alone.
+    /// The arguments that `spec` requires, without itself.
     fn without(kind: QueueKind, spec: &ArgumentSpec) -> FieldTable {
         let mut table = FieldTable::new();
         if kind == QueueKind::Quorum && spec.name != "x-queue-type" {

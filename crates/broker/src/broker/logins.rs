@@ -47,17 +47,17 @@ impl Broker {
         }
     }
 
-    /// Has all auth backends asked again about what they have said, and about what sessions have been told before.
-    /// Returns whether there is any that is asked.
-    pub fn forget_answers(&self) -> bool {
-        self.auth_backends.get().is_some_and(|backends| backends.forget_answers())
+    /// Clears the cached answers of all auth backends, those in open sessions included. Returns whether there is any
+    /// such backend.
+    pub fn clear_cache(&self) -> bool {
+        self.auth_backends.get().is_some_and(|backends| backends.clear_cache())
     }
 
     /// Asks whether a user may open a virtual host, if another auth backend decides about that: [`Self::begin_session`] then
     /// knows. The name of a client has to be set before ([`Identity::as_client`]).
-    pub async fn ask_to_open(&self, identity: &Identity, vhost: &str) {
+    pub async fn authorise_vhost(&self, identity: &Identity, vhost: &str) {
         if let Some(found) = self.vhost(vhost).filter(|_| identity.is_asked()) {
-            while let (Err(_), Some(question)) = (found.check_open(identity), identity.take_question()) {
+            while let (Err(_), Some(question)) = (found.check_open(identity), identity.take_authz_request()) {
                 question.await;
             }
         }
@@ -119,7 +119,7 @@ impl Broker {
         user: &str,
         peer_is_loopback: bool,
     ) -> Result<Identity, LoginRefused> {
-        if self.auth_backends.get().is_some_and(|backends| !backends.takes_own_users()) {
+        if self.auth_backends.get().is_some_and(|backends| !backends.allows_internal_users()) {
             return Err(LoginRefused::UnknownUser);
         }
         self.users.authenticate_external(user, peer_is_loopback)

@@ -124,6 +124,11 @@ impl From<VhostEntry> for Vhost {
     }
 }
 
+/// A string that is there.
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(from).map(Some)
+}
+
 /// A boolean, also accepted as text, as over HTTP.
 fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
     #[derive(Deserialize)]
@@ -147,8 +152,8 @@ pub(super) struct User {
     pub(super) password_hash: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hashing_algorithm: Option<String>,
-    /// In clear text, which RabbitMQ accepts too; never written.
-    #[serde(skip_serializing)]
+    /// In clear text, which RabbitMQ accepts too; never written. `null` is refused, as there: it would erase a password.
+    #[serde(skip_serializing, default, deserialize_with = "text")]
     pub(super) password: Option<String>,
     #[serde(default)]
     pub(super) tags: Tags,

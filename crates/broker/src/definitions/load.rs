@@ -75,11 +75,23 @@ impl Broker {
         now: Timestamp,
     ) -> Result<LoadedDefinitions, DefinitionsError> {
         let mut loaded = LoadedDefinitions::default();
-        self.load_users_and_vhosts(file, release, &mut loaded)?;
-        self.load_permissions(file, &mut loaded)?;
-        self.load_parameters_and_policies(file, release, trial, now, &mut loaded)?;
+        self.load_all_but_topology(file, release, trial, now, &mut loaded)?;
         self.load_topology(file, now, &mut loaded)?;
         Ok(loaded)
+    }
+
+    /// Loads everything but queues, exchanges and bindings.
+    pub(super) fn load_all_but_topology(
+        &self,
+        file: &DefinitionsFile,
+        release: Compatibility,
+        trial: PolicyTrial,
+        now: Timestamp,
+        loaded: &mut LoadedDefinitions,
+    ) -> Result<(), DefinitionsError> {
+        self.load_users_and_vhosts(file, release, loaded)?;
+        self.load_permissions(file, loaded)?;
+        self.load_parameters_and_policies(file, release, trial, now, loaded)
     }
 
     fn load_users_and_vhosts(

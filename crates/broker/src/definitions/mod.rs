@@ -2,6 +2,7 @@
 //! policies, limits, queues, exchanges and bindings as JSON.
 
 mod arguments;
+mod check;
 mod error;
 mod format;
 mod load;

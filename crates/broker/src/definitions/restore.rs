@@ -19,7 +19,7 @@ use crate::persistence::{RestoreError, Restored};
 use crate::time::Timestamp;
 use crate::topology_recorder::{key, read_binding, read_exchange, read_queue};
 use crate::users::GUEST;
-use crate::vhost::Restoring;
+use crate::vhost::TopologyRecovery;
 
 impl Broker {
     /// Restores everything in the store, and from now on stores what is durable. Called once, before anything
@@ -47,7 +47,7 @@ impl Broker {
         };
         // The release that was followed when a policy was stored may have known more keys than the one that is followed now.
         self.load_as(&file, Compatibility::V4, PolicyTrial::Omitted, now)?;
-        let mut restoring = Restoring::new(self, store);
+        let mut restoring = TopologyRecovery::new(self, store);
         // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
         // that belong to it.
         let mut orphans = Vec::new();

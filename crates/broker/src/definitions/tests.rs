@@ -236,3 +236,82 @@ fn an_error_keeps_the_one_that_caused_it() {
     let permissions = r#"{"user": "nobody", "vhost": "/", "configure": "", "write": "", "read": ""}"#;
     assert_eq!(cause(&format!(r#"{{"permissions": [{permissions}]}}"#)).1, None);
 }
+
+#[test]
+fn a_password_that_is_no_text_does_not_erase_the_password() {
+    for password in ["null", "5", "[]"] {
+        let file = format!(r#"{{"users": [{{"name": "u", "password": {password}}}]}}"#);
+        let refused = load(&file).map(drop).unwrap_err();
+        assert!(refused.starts_with("users[0] ('u'): invalid type"), "{refused}");
+    }
+}
+
+#[test]
+fn one_user_of_an_old_rabbitmq_does_not_stop_the_load() {
+    let broker = load(
+        r#"{"users": [{"name": "old", "password_hash": "YWJjZODzy6NRiTHUYpNJdsHFvNQ=",
+                       "hashing_algorithm": "rabbit_password_hashing_md5"},
+                      {"name": "new", "password": "x"}]}"#,
+    )
+    .unwrap();
+    assert!(
+        broker.authenticate("old", b"pw", false).is_ok() && broker.authenticate("old", b"x", false).is_err()
+    );
+    assert!(broker.has_user("new"));
+}
+
+fn check(json: &str) -> Result<(), String> {
+    let definitions = Definitions::from_json(json.as_bytes()).unwrap();
+    definitions.check(Compatibility::V4).map_err(|error| error.to_string())
+}
+
+#[test]
+fn mistakes_that_no_broker_would_load_are_found_without_one() {
+    for (file, reason) in [
+        (r#"{"users": [{"name": "u", "password_hash": "!"}]}"#, "user 'u': password_hash is not base64"),
+        (
+            r#"{"policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"max-lenght": 5}}]}"#,
+            "policy 'p' in vhost 'v': ",
+        ),
+        (
+            r#"{"policies": [{"vhost": "v", "name": "p", "pattern": "(", "definition": {"max-length": 5}}]}"#,
+            "policy 'p' in vhost 'v': ",
+        ),
+        (
+            r#"{"permissions": [{"user": "u", "vhost": "v", "configure": "(", "write": "", "read": ""}]}"#,
+            "permissions of user 'u' in vhost 'v': ",
+        ),
+        (
+            r#"{"parameters": [{"vhost": "v", "component": "nope", "name": "n", "value": {}}]}"#,
+            "parameter 'n' in vhost 'v': component 'nope' does not exist",
+        ),
+        (
+            r#"{"vhosts": [{"name": "v", "default_queue_type": "stream"}]}"#,
+            "vhost 'v': default_queue_type: there are no queues of type 'stream'",
+        ),
+    ] {
+        let found = check(file).unwrap_err();
+        assert!(found.starts_with(reason), "{found}");
+    }
+}
+
+/// The first broker has a user, a virtual host and a queue that the file only names.
+#[test]
+fn what_some_broker_would_load_is_no_mistake() {
+    let file = r#"{
+        "permissions": [{"user": "u", "vhost": "v", "configure": "", "write": "", "read": ""}],
+        "topic_permissions": [{"user": "u", "vhost": "v", "exchange": "amq.topic", "write": "", "read": ""}],
+        "parameters": [{"component": "vhost-limits", "name": "limits", "vhost": "v", "value": {"max-queues": 0}}],
+        "policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"max-length": 5}}],
+        "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false,
+                    "arguments": {"x-max-length": -1}}],
+        "bindings": [{"source": "amq.topic", "vhost": "v", "destination": "q", "destination_type": "queue",
+                      "routing_key": "", "arguments": {}}]
+    }"#;
+    let before = r#"{"users": [{"name": "u"}], "vhosts": [{"name": "v"}],
+        "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false}]}"#;
+    let broker = load_into(Compatibility::V4, before).unwrap();
+    let definitions = Definitions::from_json(file.as_bytes()).unwrap();
+    broker.load(&definitions, NOW).unwrap();
+    assert_eq!(check(file), Ok(()));
+}

@@ -8,11 +8,11 @@ use sync::{Rank, RwLock};
 
 /// Entries in the format of a definitions file, ordered by section and names as they are displayed.
 #[derive(Default)]
-pub(crate) struct Book {
-    entries: RwLock<BTreeMap<(Section, Vec<String>), Value>, { Rank::Book as u8 }>,
+pub(crate) struct DefinitionBook {
+    entries: RwLock<BTreeMap<(Section, Vec<String>), Value>, { Rank::DefinitionBook as u8 }>,
 }
 
-impl Book {
+impl DefinitionBook {
     /// Adds an entry, or replaces one with the same names, then calls `written` before any other change to
     /// the book, so that what is stored elsewhere has the same order. Returns whether the entry is new.
     pub(crate) fn put(&self, section: Section, names: &[&str], entry: Value, written: impl FnOnce()) -> bool {

@@ -36,7 +36,7 @@ impl Broker {
 
     /// Removes an entry with all that depends on it: with a user the permissions, with a virtual host
     /// everything in it. Returns whether it existed. The caller closes connections.
-    pub fn undefine(&self, section: Section, names: &[&str], now: Timestamp) -> bool {
+    pub fn delete_definition(&self, section: Section, names: &[&str], now: Timestamp) -> bool {
         if self.book().get(section, names).is_none() {
             return false;
         }
@@ -64,7 +64,7 @@ impl Broker {
             }
             _ => {}
         }
-        self.strike(section, names);
+        self.delete(section, names);
         true
     }
 
@@ -81,7 +81,7 @@ impl Broker {
     }
 
     /// Removes an entry from the book and from the disk.
-    fn strike(&self, section: Section, names: &[&str]) {
+    fn delete(&self, section: Section, names: &[&str]) {
         self.book().remove(section, names, || {
             if let Some(catalogue) = self.catalogue() {
                 catalogue.delete(section, key(names));
@@ -89,11 +89,11 @@ impl Broker {
         });
     }
 
-    fn strike_all(&self, section: Section, concerns: impl Fn(&[String]) -> bool) {
+    fn delete_all(&self, section: Section, concerns: impl Fn(&[String]) -> bool) {
         for (names, _) in self.book().list(section, &[]) {
             if concerns(&names) {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                self.strike(section, &names);
+                self.delete(section, &names);
             }
         }
     }
@@ -108,7 +108,7 @@ impl Broker {
             }
         }
         for section in [Section::Permissions, Section::TopicPermissions] {
-            self.strike_all(section, |names| names.get(1).is_some_and(|name| name == user));
+            self.delete_all(section, |names| names.get(1).is_some_and(|name| name == user));
         }
     }
 
@@ -122,7 +122,7 @@ impl Broker {
         let sections =
             [Section::Permissions, Section::TopicPermissions, Section::Parameters, Section::Policies];
         for section in sections {
-            self.strike_all(section, |names| names.first().is_some_and(|vhost| vhost == name));
+            self.delete_all(section, |names| names.first().is_some_and(|vhost| vhost == name));
         }
         if let Some(vhost) = removed {
             vhost.tear_down();

@@ -74,15 +74,30 @@ fn export_topology(
     exchanges: &mut Vec<Value>,
     bindings: &mut Vec<Value>,
 ) {
+    let ends = export_ends(vhost, queues, exchanges);
+    export_bindings(vhost, &ends, bindings);
+    drop_at_pace(FREED, ends.queues);
+    drop_at_pace(FREED, ends.exchanges);
+}
+
+/// The queues that a file has, and the exchanges that it has or that every virtual host has. Clients may make others before the
+/// bindings are listed, and bind them.
+#[derive(Default)]
+struct ListedEnds {
+    queues: HashSet<Arc<str>>,
+    exchanges: HashSet<Arc<str>>,
+}
+
+fn export_ends(vhost: &Arc<VirtualHost>, queues: &mut Vec<Value>, exchanges: &mut Vec<Value>) -> ListedEnds {
     let name = vhost.name();
-    // Those that a binding may lead to: a file that names others could not be loaded.
+    let mut ends = ListedEnds::default();
     let all = vhost.all_queues();
-    let mut exported = HashSet::with_capacity(all.len());
+    ends.queues.reserve(all.len());
     for queue in all {
         pace(EXPORTED);
         let properties = queue.properties();
         if properties.owner.is_none() {
-            exported.insert(queue.name().clone());
+            ends.queues.insert(queue.name().clone());
             queues.push(json!({
                 "name": &**queue.name(), "vhost": name, "durable": properties.durable,
                 "auto_delete": properties.auto_delete,
@@ -92,6 +107,7 @@ fn export_topology(
     }
     for exchange in vhost.all_exchanges() {
         pace(EXPORTED);
+        ends.exchanges.insert(exchange.name.clone());
         if !exchange.name.is_empty() && !exchange.name.starts_with("amq.") {
             exchanges.push(json!({
                 "name": &*exchange.name, "vhost": name, "type": exchange.kind, "durable": exchange.durable,
@@ -100,17 +116,25 @@ fn export_topology(
             }));
         }
     }
+    ends
+}
+
+/// Exports the bindings between what is listed: a file with others could not be loaded.
+fn export_bindings(vhost: &VirtualHost, ends: &ListedEnds, bindings: &mut Vec<Value>) {
+    let name = vhost.name();
     let mut from = Some(0);
     while let Some(at) = from {
         let (found, next) = vhost.bindings_from(at, STEP);
         from = next;
         for binding in found {
             pace(EXPORTED);
-            let destination_type = match binding.destination_type {
-                BindingEnd::Queue if !exported.contains(&binding.destination) => continue,
-                BindingEnd::Queue => "queue",
-                BindingEnd::Exchange => "exchange",
+            let (destination_type, destinations) = match binding.destination_type {
+                BindingEnd::Queue => ("queue", &ends.queues),
+                BindingEnd::Exchange => ("exchange", &ends.exchanges),
             };
+            if !ends.exchanges.contains(&binding.source) || !destinations.contains(&binding.destination) {
+                continue;
+            }
             bindings.push(json!({
                 "source": &*binding.source, "vhost": name, "destination": &*binding.destination,
                 "destination_type": destination_type, "routing_key": binding.routing_key,
@@ -118,10 +142,52 @@ fn export_topology(
             }));
         }
     }
-    drop_at_pace(FREED, exported);
 }
 
 /// Nanoseconds for making an entry, of removing a value from one, and of freeing a name.
 const EXPORTED: u32 = 3_000;
 const CHANGED: u32 = 200;
 const FREED: u32 = 50;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Binding, Broker, Definitions, ExchangeDeclare, SessionId};
+
+    #[test]
+    fn bindings_of_exchanges_that_are_declared_meanwhile_are_left_out() {
+        let broker = Broker::new(Default::default());
+        let vhost = broker.vhost("/").unwrap();
+        let declare =
+            |name| vhost.declare_exchange(&ExchangeDeclare { name, kind: "topic", ..Default::default() });
+        let bind = |source, destination| {
+            let binding = Binding { source, destination, ..Default::default() };
+            vhost.bind_exchange(&binding).unwrap();
+        };
+        declare("before").unwrap();
+        let (mut queues, mut exchanges, mut bindings) = <(Vec<Value>, Vec<Value>, Vec<Value>)>::default();
+        let ends = export_ends(&vhost, &mut queues, &mut exchanges);
+        declare("meanwhile").unwrap();
+        let queue = crate::QueueDeclare { name: "meanwhile", ..Default::default() };
+        vhost.declare_queue(SessionId(1), &queue, Default::default()).unwrap();
+        bind("before", "meanwhile");
+        bind("meanwhile", "before");
+        bind("amq.topic", "before");
+        bind("before", "amq.fanout");
+        let binding = Binding { source: "before", destination: "meanwhile", ..Default::default() };
+        vhost.bind_queue(SessionId(1), &binding).unwrap();
+        export_bindings(&vhost, &ends, &mut bindings);
+        let mut pairs: Vec<_> = bindings.iter().map(|one| (&one["source"], &one["destination"])).collect();
+        pairs.sort_by_key(|(source, _)| source.as_str());
+        assert_eq!(
+            pairs,
+            [(&json!("amq.topic"), &json!("before")), (&json!("before"), &json!("amq.fanout"))]
+        );
+
+        let mut file = Map::new();
+        file.insert("exchanges".to_owned(), exchanges.into());
+        file.insert("bindings".to_owned(), bindings.into());
+        let other = Broker::new(Default::default());
+        other.load(&Definitions::from_map(&file).unwrap(), Default::default()).unwrap();
+    }
+}

@@ -11,5 +11,5 @@ mod export;
 mod teardown;
 mod views;
 
-pub(crate) use book::Book;
+pub(crate) use book::DefinitionBook;
 pub use views::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};

@@ -1,6 +1,6 @@
 //! The memory of all queues, which every batch of messages changes.
 
-// A share of the sum that nobody waits for need not be tested in every interleaving.
+// std's atomic, not `sync`'s: no thread waits for this counter, so loom need not test its interleavings.
 use std::sync::atomic::AtomicI64;
 
 use sync::Shards;

@@ -1,5 +1,5 @@
-//! Has queues page out that are not long, if the long ones cannot let go enough: a hundred thousand short queues take as much
-//! memory as a long one.
+//! Pages out short queues when the long ones cannot free enough memory: a hundred thousand short queues take as much memory
+//! as a long one.
 //!
 //! All queues are visited, some at a time, and let messages leave memory until less than the watermark is in it: at first those
 //! that take more than 16 KiB, then all, but only messages that cost no write. Messages that consumers load stay until the next
@@ -55,7 +55,7 @@ impl Sweep {
             && !self.is_wanted.swap(true, Ordering::AcqRel)
     }
 
-    /// Has all queues visited, however little is in memory.
+    /// Requests a visit of all queues, however little is in memory.
     pub(super) fn want(&self) {
         self.is_wanted.store(true, Ordering::Release);
     }
@@ -113,7 +113,7 @@ impl Broker {
         let slot = vhost.upgrade().and_then(|vhost| {
             vhost.with_topology(|topology| topology.queues_from(cursor.slot, STEP, &mut queues))
         });
-        if !queues.iter().all(|queue| queue.let_go(cursor.extent, now)) && cursor.extent == Extent::Short {
+        if !queues.iter().all(|queue| queue.evict(cursor.extent, now)) && cursor.extent == Extent::Short {
             // The next one could not be written either.
             return Some(self.first_queue(Extent::Stored));
         }

@@ -2,7 +2,7 @@
 //!
 //! Checks never wait, since many are made under a lock. A check whose answer is missing fails with
 //! [`crate::BrokerError::Unasked`] and leaves its question here. The session discards that outcome, takes the question
-//! ([`Identity::take_question`]), reads nothing from its client until it has been answered, and then repeats the operation
+//! ([`Identity::take_authz_request`]), reads nothing from its client until it has been answered, and then repeats the operation
 //! from its start. An operation changes nothing before its checks have passed.
 
 use std::collections::VecDeque;
@@ -35,20 +35,20 @@ pub trait AuthzBackend: Send + Sync {
     /// The name of the module of RabbitMQ that does the same, for refusals.
     fn module(&self) -> &'static str;
     /// Asks. Nothing is sent before the answer is awaited.
-    fn ask(&self, question: PermissionQuestion) -> PendingVerdict;
+    fn ask(&self, question: AuthzRequest) -> AuthzFuture;
     /// Changes when all earlier answers are to be forgotten.
     fn generation(&self) -> u32;
 }
 
 /// A verdict that is being waited for.
-pub type PendingVerdict = Pin<Box<dyn Future<Output = Verdict> + Send>>;
+pub type AuthzFuture = Pin<Box<dyn Future<Output = AuthzDecision> + Send>>;
 
 /// The questions of an operation, with which the session waits for the answers.
-pub type PendingQuestion = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type PendingAuthz = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The answer to a question; all but the first refuse the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AuthzDecision {
     /// The user may.
     Allowed,
     /// The user may not.
@@ -59,16 +59,16 @@ pub enum Verdict {
 
 /// A question, with all that an auth backend may want to know.
 #[derive(Debug, Clone)]
-pub struct PermissionQuestion {
+pub struct AuthzRequest {
     /// The user and its connection.
-    pub user: Arc<AskedUser>,
+    pub user: Arc<AuthzSubject>,
     /// The operation that it wants to carry out.
-    pub about: QuestionAbout,
+    pub about: AuthzTarget,
 }
 
 /// The user that a question is about.
 #[derive(Debug, PartialEq, Eq)]
-pub struct AskedUser {
+pub struct AuthzSubject {
     /// As it has logged in.
     pub name: Box<str>,
     /// The tags, as the auth backend told them at the login.
@@ -81,7 +81,7 @@ pub struct AskedUser {
 
 /// The operation that a question is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum QuestionAbout {
+pub enum AuthzTarget {
     /// Opening a virtual host.
     VirtualHost {
         /// Its name.
@@ -112,9 +112,9 @@ pub enum QuestionAbout {
 }
 
 /// The rights of one login, shared by its session and publishers.
-pub(crate) struct AskedRights {
+pub(crate) struct ExternalPermissions {
     backend: Arc<dyn AuthzBackend>,
-    user: Arc<AskedUser>,
+    user: Arc<AuthzSubject>,
     answers: Mutex<Answers, { Rank::Leaf as u8 }>,
 }
 
@@ -124,35 +124,35 @@ struct Answers {
     generation: u32,
     /// The number of operations that are over. An answer to a question of an earlier one comes too late.
     operation: u64,
-    allowed: HashSet<QuestionAbout>,
+    allowed: HashSet<AuthzTarget>,
     /// The same in the order in which they came.
-    order: VecDeque<QuestionAbout>,
-    /// Of the operation that is under way: RabbitMQ caches no refusal either.
-    refused: HashMap<QuestionAbout, Verdict>,
+    order: VecDeque<AuthzTarget>,
+    /// Refusals for the operation in progress: RabbitMQ caches no refusal either.
+    refused: HashMap<AuthzTarget, AuthzDecision>,
     /// The number of questions that the operation has asked.
     asked: usize,
-    /// Those that have not been taken yet, in their order.
-    pending: Vec<QuestionAbout>,
+    /// The questions that have not been taken yet, in their order.
+    pending: Vec<AuthzTarget>,
     /// The same, to be found.
-    is_pending: HashSet<QuestionAbout>,
+    is_pending: HashSet<AuthzTarget>,
     /// The name that the operation has generated.
     generated: Option<String>,
 }
 
-impl AskedRights {
-    pub(crate) fn new(backend: Arc<dyn AuthzBackend>, user: AskedUser) -> Self {
+impl ExternalPermissions {
+    pub(crate) fn new(backend: Arc<dyn AuthzBackend>, user: AuthzSubject) -> Self {
         Self { backend, user: Arc::new(user), answers: Mutex::default() }
     }
 
     /// The same user as an MQTT client of this name, about whom nothing has been asked yet.
     pub(crate) fn as_client(&self, name: &str) -> Self {
-        let AskedUser { name: user, tags, from, .. } = &*self.user;
+        let AuthzSubject { name: user, tags, from, .. } = &*self.user;
         let (user, tags) = (user.clone(), tags.clone());
-        let client = AskedUser { name: user, tags, from: *from, client_id: Some(name.into()) };
+        let client = AuthzSubject { name: user, tags, from: *from, client_id: Some(name.into()) };
         Self::new(Arc::clone(&self.backend), client)
     }
 
-    pub(crate) fn user(&self) -> &AskedUser {
+    pub(crate) fn user(&self) -> &AuthzSubject {
         &self.user
     }
 
@@ -168,7 +168,7 @@ impl AskedRights {
     }
 
     /// The verdict; `None` if it is yet to be asked for, which is noted.
-    pub(crate) fn decide(&self, about: QuestionAbout) -> Option<Verdict> {
+    pub(crate) fn decide(&self, about: AuthzTarget) -> Option<AuthzDecision> {
         let generation = self.backend.generation();
         let mut answers = self.answers.lock();
         // An operation is decided by answers of one generation: what it has checked stays as it was.
@@ -178,7 +178,7 @@ impl AskedRights {
             answers.order.clear();
         }
         if answers.allowed.contains(&about) {
-            return Some(Verdict::Allowed);
+            return Some(AuthzDecision::Allowed);
         }
         if let Some(verdict) = answers.refused.get(&about) {
             return Some(*verdict);
@@ -187,7 +187,7 @@ impl AskedRights {
             return None;
         }
         if answers.asked >= MAX_OF_OPERATION {
-            return Some(Verdict::Unanswered);
+            return Some(AuthzDecision::Unanswered);
         }
         answers.asked += 1;
         answers.is_pending.insert(about.clone());
@@ -196,27 +196,27 @@ impl AskedRights {
     }
 
     /// The questions that are yet to be asked, and the operation that they belong to.
-    fn take_pending(&self) -> (Vec<QuestionAbout>, u64) {
+    fn take_pending(&self) -> (Vec<AuthzTarget>, u64) {
         let mut answers = self.answers.lock();
         answers.is_pending.clear();
         (std::mem::take(&mut answers.pending), answers.operation)
     }
 
     /// Asks all of the questions, a few at once. If one gets no answer, the others do not wait for theirs.
-    async fn ask(&self, questions: Vec<QuestionAbout>, operation: u64) {
+    async fn ask(&self, questions: Vec<AuthzTarget>, operation: u64) {
         let mut questions = questions.into_iter();
-        let mut asked: Vec<(QuestionAbout, PendingVerdict)> = Vec::new();
+        let mut asked: Vec<(AuthzTarget, AuthzFuture)> = Vec::new();
         let is_answered = std::future::poll_fn(|context| {
             loop {
                 let free = MAX_AT_ONCE - asked.len();
                 asked.extend(questions.by_ref().take(free).map(|about| {
-                    let question = PermissionQuestion { user: Arc::clone(&self.user), about: about.clone() };
+                    let question = AuthzRequest { user: Arc::clone(&self.user), about: about.clone() };
                     (about, self.backend.ask(question))
                 }));
                 let mut is_answered = true;
                 let answered = asked.extract_if(.., |(about, verdict)| {
                     let Poll::Ready(verdict) = verdict.as_mut().poll(context) else { return false };
-                    is_answered &= verdict != Verdict::Unanswered;
+                    is_answered &= verdict != AuthzDecision::Unanswered;
                     self.note(about, verdict, operation);
                     true
                 });
@@ -233,17 +233,17 @@ impl AskedRights {
         .await;
         if !is_answered {
             let rest = asked.into_iter().map(|(about, _)| about).chain(questions);
-            rest.for_each(|about| self.note(&about, Verdict::Unanswered, operation));
+            rest.for_each(|about| self.note(&about, AuthzDecision::Unanswered, operation));
         }
     }
 
     /// Notes an answer, unless its operation has been given up.
-    fn note(&self, about: &QuestionAbout, verdict: Verdict, operation: u64) {
+    fn note(&self, about: &AuthzTarget, verdict: AuthzDecision, operation: u64) {
         let mut answers = self.answers.lock();
         if answers.operation != operation {
             return;
         }
-        if verdict != Verdict::Allowed {
+        if verdict != AuthzDecision::Allowed {
             answers.refused.insert(about.clone(), verdict);
         } else if answers.allowed.insert(about.clone()) {
             answers.order.push_back(about.clone());
@@ -287,7 +287,7 @@ impl Access {
     }
 }
 
-impl QuestionAbout {
+impl AuthzTarget {
     pub(crate) fn resource(vhost: &Arc<str>, resource: Resource, name: &str, access: Access) -> Self {
         let (vhost, kind) = (Arc::clone(vhost), resource.word());
         Self::Resource { vhost, kind, name: name.into(), permission: access.word() }
@@ -306,7 +306,7 @@ impl Identity {
     }
 
     /// The questions that the last operation has left, to be awaited outside any lock before it is repeated.
-    pub fn take_question(&self) -> Option<PendingQuestion> {
+    pub fn take_authz_request(&self) -> Option<PendingAuthz> {
         let asked = self.asked()?;
         let (questions, operation) = asked.take_pending();
         if questions.is_empty() {
@@ -330,7 +330,7 @@ impl Identity {
     pub async fn ask_for<T, E>(&self, mut operation: impl FnMut() -> Result<T, E>) -> Result<T, E> {
         loop {
             let outcome = operation();
-            match self.take_question() {
+            match self.take_authz_request() {
                 Some(question) if outcome.is_err() => question.await,
                 _ => {
                     self.end_operation();

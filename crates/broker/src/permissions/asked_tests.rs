@@ -17,7 +17,7 @@ const ME: SessionId = SessionId(1);
 
 /// Answers by a rule, and remembers what it was asked.
 struct Oracle {
-    rule: fn(&str) -> Verdict,
+    rule: fn(&str) -> AuthzDecision,
     asked: PlainMutex<Vec<String>>,
     generation: AtomicU32,
     /// While it is true, no answer comes.
@@ -29,11 +29,11 @@ impl AuthzBackend for Oracle {
         "rabbit_auth_backend_http"
     }
 
-    fn ask(&self, question: PermissionQuestion) -> PendingVerdict {
+    fn ask(&self, question: AuthzRequest) -> AuthzFuture {
         let text = match question.about {
-            QuestionAbout::VirtualHost { vhost } => format!("open {vhost}"),
-            QuestionAbout::Resource { kind, name, permission, .. } => format!("{permission} {kind} {name}"),
-            QuestionAbout::Topic { exchange, permission, routing_key, .. } => {
+            AuthzTarget::VirtualHost { vhost } => format!("open {vhost}"),
+            AuthzTarget::Resource { kind, name, permission, .. } => format!("{permission} {kind} {name}"),
+            AuthzTarget::Topic { exchange, permission, routing_key, .. } => {
                 format!("{permission} topic {exchange} {routing_key}")
             }
         };
@@ -51,8 +51,8 @@ impl AuthzBackend for Oracle {
     }
 }
 
-fn user() -> AskedUser {
-    AskedUser { name: "u".into(), tags: Vec::new(), from: None, client_id: None }
+fn user() -> AuthzSubject {
+    AuthzSubject { name: "u".into(), tags: Vec::new(), from: None, client_id: None }
 }
 
 /// Runs a future that waits for nobody.
@@ -72,7 +72,7 @@ struct World {
 }
 
 impl World {
-    fn new(rule: fn(&str) -> Verdict) -> Self {
+    fn new(rule: fn(&str) -> AuthzDecision) -> Self {
         let broker =
             Broker::new(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() });
         let oracle = Arc::new(Oracle {
@@ -82,7 +82,7 @@ impl World {
             waits: PlainMutex::default(),
         });
         let identity = Identity::of_authz_backend(user(), oracle.clone());
-        run(broker.ask_to_open(&identity, "/"));
+        run(broker.authorise_vhost(&identity, "/"));
         let session = broker.authorised(&identity, "/").unwrap();
         oracle.asked.lock().clear();
         Self { oracle, identity, broker, session }
@@ -97,8 +97,8 @@ impl World {
     }
 }
 
-fn allow(_: &str) -> Verdict {
-    Verdict::Allowed
+fn allow(_: &str) -> AuthzDecision {
+    AuthzDecision::Allowed
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_check_without_an_answer_leaves_its_question_and_changes_nothing() {
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
     let refused = world.session.declare_queue(ME, &declare, NOW).map(drop);
     assert_eq!(refused, Err(BrokerError::Unasked));
-    assert!(world.identity.take_question().is_some() && world.session.vhost().queue(ME, "q").is_err());
+    assert!(world.identity.take_authz_request().is_some() && world.session.vhost().queue(ME, "q").is_err());
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
     assert_eq!(world.asked(), ["configure queue q"]);
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
@@ -133,7 +133,8 @@ fn an_operation_asks_what_it_needs_in_rabbitmqs_order() {
 
 #[test]
 fn a_refusal_counts_for_one_operation_and_permission_until_all_is_forgotten() {
-    let world = World::new(|text| if text.contains("q2") { Verdict::Refused } else { Verdict::Allowed });
+    let world =
+        World::new(|text| if text.contains("q2") { AuthzDecision::Refused } else { AuthzDecision::Allowed });
     for _ in 0..2 {
         let error = world.repeat(|| world.session.check_read_queue("q2")).unwrap_err();
         assert_eq!(error.to_string(), "read access to queue 'q2' in vhost '/' refused for user 'u'");
@@ -164,7 +165,7 @@ fn an_operation_is_decided_by_answers_of_one_generation() {
     let publish =
         Publish { exchange: "amq.direct", routing_key: "k", properties: &[0, 0], body: Body::Copied(b"") };
     assert_eq!(publisher.check(publish), Err(BrokerError::Unasked));
-    run(world.identity.take_question().unwrap());
+    run(world.identity.take_authz_request().unwrap());
     world.oracle.generation.fetch_add(1, Ordering::Relaxed);
     for _ in 0..2 {
         assert!(publisher.check(publish).is_ok(), "what was asked stays answered");
@@ -178,7 +179,7 @@ fn an_operation_is_decided_by_answers_of_one_generation() {
 fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
     let world = World::new(allow);
     let identity = Identity::of_authz_backend(user(), world.oracle.clone());
-    run(world.broker.ask_to_open(&identity, "/"));
+    run(world.broker.authorise_vhost(&identity, "/"));
     world.oracle.generation.fetch_add(1, Ordering::Relaxed);
     let session = world.broker.begin_session(&identity, "/").unwrap();
     assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked));
@@ -189,17 +190,12 @@ fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
 
 #[test]
 fn an_answer_to_an_operation_that_was_given_up_counts_for_no_other() {
-    for verdict in
-        [
-            allow as fn(&str) -> Verdict,
-            |text| {
-                if text == "open /" { Verdict::Allowed } else { Verdict::Refused }
-            },
-        ]
-    {
+    for verdict in [allow as fn(&str) -> AuthzDecision, |text| {
+        if text == "open /" { AuthzDecision::Allowed } else { AuthzDecision::Refused }
+    }] {
         let world = World::new(verdict);
         assert_eq!(world.session.check_read_queue("q"), Err(BrokerError::Unasked));
-        let question = world.identity.take_question().unwrap();
+        let question = world.identity.take_authz_request().unwrap();
         world.identity.end_operation();
         run(question);
         assert_eq!(world.session.check_read_queue("q"), Err(BrokerError::Unasked));
@@ -215,7 +211,7 @@ fn the_questions_of_an_operation_are_asked_a_few_at_once() {
     }
     let gate = Arc::new(PlainMutex::new(true));
     world.oracle.waits.lock().clone_from(&Some(gate.clone()));
-    let mut question = world.identity.take_question().unwrap();
+    let mut question = world.identity.take_authz_request().unwrap();
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(question.as_mut().poll(&mut context).is_pending());
     assert_eq!(world.asked().len(), MAX_AT_ONCE);
@@ -227,7 +223,8 @@ fn the_questions_of_an_operation_are_asked_a_few_at_once() {
 
 #[test]
 fn a_backend_that_does_not_answer_lets_nobody_do_anything() {
-    let world = World::new(|text| if text == "open /" { Verdict::Allowed } else { Verdict::Unanswered });
+    let world =
+        World::new(|text| if text == "open /" { AuthzDecision::Allowed } else { AuthzDecision::Unanswered });
     let error = world.repeat(|| world.session.check_read_queue("q")).unwrap_err();
     let text = "read access to queue 'q' in vhost '/' refused for user 'u', backend rabbit_auth_backend_http returned an \
                 error";
@@ -236,7 +233,8 @@ fn a_backend_that_does_not_answer_lets_nobody_do_anything() {
 
 #[test]
 fn a_virtual_host_is_asked_about_before_it_is_opened() {
-    let world = World::new(|text| if text == "open /" { Verdict::Allowed } else { Verdict::Refused });
+    let world =
+        World::new(|text| if text == "open /" { AuthzDecision::Allowed } else { AuthzDecision::Refused });
     world.broker.add_vhost("v");
     assert_eq!(world.broker.open(&world.identity, "v").err(), Some(BrokerError::Unasked));
     let error = world.repeat(|| world.broker.open(&world.identity, "v")).err().unwrap();
@@ -284,7 +282,7 @@ fn a_generated_name_is_that_of_one_operation() {
 fn an_mqtt_client_has_answers_of_its_own_once() {
     let world = World::new(allow);
     let client = world.identity.clone().as_client("c");
-    run(world.broker.ask_to_open(&client, "/"));
+    run(world.broker.authorise_vhost(&client, "/"));
     assert!(world.broker.open(&client.clone().as_client("c"), "/").is_ok());
     assert_eq!(client.asked().unwrap().user().client_id.as_deref(), Some("c"));
     assert!(world.broker.open(&client.as_client("d"), "/").is_err());

@@ -31,7 +31,7 @@ use crate::vhost::{
 /// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
 ///
 /// A check may fail with [`BrokerError::Unasked`] if another auth backend decides about the user's operations. Nothing has
-/// changed then, and the operation is repeated once that has answered ([`Identity::take_question`]).
+/// changed then, and the operation is repeated once that has answered ([`Identity::take_authz_request`]).
 pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
     identity: Identity,
@@ -104,7 +104,8 @@ impl AuthorisedSession {
     pub fn open_channel(&self) -> Result<(), BrokerError> {
         let limit = self.account.limits().max_channels;
         let entered = self.account.channels.enter(limit);
-        entered.map_err(|limit| too_many_channels(self.grant.user(), limit))?;
+        let compatibility = self.vhost.compatibility();
+        entered.map_err(|limit| too_many_channels(self.grant.user(), limit, compatibility))?;
         self.channels.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -163,7 +164,7 @@ impl AuthorisedSession {
     ///
     /// # Errors
     /// 403, and [`BrokerError::Unasked`].
-    pub fn ask_about_subscription(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn authorise_subscription(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         if !self.identity.is_asked() {
             return Ok(());
         }
@@ -179,12 +180,12 @@ impl AuthorisedSession {
         }
     }
 
-    /// As [`Self::ask_about_subscription`], with all questions at once: for many subscriptions, each of which may be refused
+    /// As [`Self::authorise_subscription`], with all questions at once: for many subscriptions, each of which may be refused
     /// by itself.
     ///
     /// # Errors
     /// [`BrokerError::Unasked`].
-    pub fn ask_all_about_subscription(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn authorise_subscriptions(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         let checked = [
             self.check_delete_queue(binding.destination),
             self.queue(Access::Write, &strip_line_ends(binding.destination)),
@@ -200,7 +201,7 @@ impl AuthorisedSession {
     ///
     /// # Errors
     /// 403, and [`BrokerError::Unasked`].
-    pub fn ask_about_generated_queue(&self) -> Result<(), BrokerError> {
+    pub fn authorise_generated_queue(&self) -> Result<(), BrokerError> {
         if !self.identity.is_asked() {
             return Ok(());
         }
@@ -341,7 +342,7 @@ impl AuthorisedSession {
 
     /// Whether the user may learn that something is there, by a passive declaration.
     fn check_may_ask(&self, resource: Resource, name: &str) -> Result<(), BrokerError> {
-        if !self.vhost.compatibility().hides_from_strangers() {
+        if !self.vhost.compatibility().passive_declare_needs_permission() {
             return Ok(());
         }
         let mut refused = None;
@@ -378,7 +379,7 @@ fn check_may_be_server_named(
     compatibility: Compatibility,
 ) -> Result<(), BrokerError> {
     let arguments = declare.arguments.decode();
-    if compatibility.looks_for_the_queue_type_first() {
+    if compatibility.checks_queue_type_first() {
         check_queue_type(&arguments)?;
     }
     match QueueKind::of(&arguments) {

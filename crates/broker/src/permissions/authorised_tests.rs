@@ -1,14 +1,18 @@
 use super::*;
 use crate::message::Body;
 use crate::users::{PasswordHash, UserLimits, UserSpec};
-use crate::{Broker, BrokerConfig, Permissions, Publish, TopicPermissions, VirtualHostLimits};
+use crate::{Broker, BrokerConfig, Compatibility, Permissions, Publish, TopicPermissions, VirtualHostLimits};
 
 const NOW: Timestamp = Timestamp(1_000);
 const ME: SessionId = SessionId(1);
 
 /// A broker with a user `u`, password `u`, with permissions to configure `c…`, write `w…` and read `r…`.
 fn broker(limits: UserLimits) -> (Arc<Broker>, Identity) {
-    let broker = Broker::new(BrokerConfig::default());
+    broker_as(Compatibility::V3_10, limits)
+}
+
+fn broker_as(compatibility: Compatibility, limits: UserLimits) -> (Arc<Broker>, Identity) {
+    let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
     let password = Some(PasswordHash::new(b"u"));
     broker.put_user(UserSpec { name: "u".into(), password, limits, ..UserSpec::guest() });
     let permissions = Permissions { configure: "^c".into(), write: "^w".into(), read: "^r".into() };
@@ -151,6 +155,16 @@ fn channels_count_over_all_connections_of_a_user() {
     drop(one);
     other.open_channel().unwrap();
     other.open_channel().unwrap();
+}
+
+#[test]
+fn the_limit_of_channels_is_written_as_by_the_release() {
+    for (compatibility, written) in [(Compatibility::V3_10, "(0)"), (Compatibility::V4, "0")] {
+        let (broker, identity) =
+            broker_as(compatibility, UserLimits { max_channels: Some(0), ..Default::default() });
+        let (code, text) = refusal(broker.authorised(&identity, "/").unwrap().open_channel());
+        assert_eq!((code, text.ends_with(&format!("user limit of {written}"))), (530, true), "{text}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Topic permissions that refer to the client (`{client_id}`), which only MQTT clients have a name for.
+//! Topic permissions that refer to the client (`{client_id}`), which only MQTT clients have.
 
 use std::collections::VecDeque;
 use std::fmt;

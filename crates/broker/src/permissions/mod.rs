@@ -22,9 +22,9 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use sync::{Rank, RwLock};
 
-pub(crate) use asked::AskedRights;
+pub(crate) use asked::ExternalPermissions;
 pub use asked::{
-    AskedUser, AuthzBackend, PendingQuestion, PendingVerdict, PermissionQuestion, QuestionAbout, Verdict,
+    AuthzBackend, AuthzDecision, AuthzFuture, AuthzRequest, AuthzSubject, AuthzTarget, PendingAuthz,
 };
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
@@ -91,15 +91,15 @@ pub(crate) struct Grant {
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
     /// The rights that another auth backend decides about. The rules are then never consulted.
-    asked: Option<Arc<AskedRights>>,
+    asked: Option<Arc<ExternalPermissions>>,
     /// Number of times that a token's rights have ended or been renewed, both by its session alone.
     renewals: AtomicU32,
 }
 
 enum Rules {
-    /// Of a user of the broker's own list, as the operator defines them.
+    /// The permissions of an internal user, as the operator defines them.
     Defined(DefinedRules),
-    /// Of a token, until it expires.
+    /// The scopes of a token, until it expires.
     Token { scopes: Scopes, may_impersonate: bool },
     /// The token has expired: nothing is allowed any more.
     Expired(Expiry),
@@ -194,8 +194,8 @@ impl Grant {
         let refused =
             || BrokerError::VirtualHostRefused { vhost: self.vhost.to_string(), user: self.user.to_string() };
         match &self.asked {
-            Some(asked) => match self.ask_to_open(asked) {
-                Some(Verdict::Allowed) => Ok(()),
+            Some(asked) => match self.authorise_vhost(asked) {
+                Some(AuthzDecision::Allowed) => Ok(()),
                 Some(_) => Err(refused()),
                 None => Err(BrokerError::Unasked),
             },
@@ -292,12 +292,7 @@ impl Grant {
         };
         if let Some(asked) = &self.asked {
             let what = || resource.describe(name, &self.vhost);
-            return self.ask(
-                asked,
-                QuestionAbout::resource(&self.vhost, resource, name, access),
-                access,
-                what,
-            );
+            return self.ask(asked, AuthzTarget::resource(&self.vhost, resource, name, access), access, what);
         }
         let rules = self.rules.load();
         if rules.allow(access, name) {
@@ -318,7 +313,7 @@ impl Grant {
     ) -> Result<(), BrokerError> {
         if let Some(asked) = &self.asked {
             let what = || format!("topic '{key}' in {}", Resource::Exchange.describe(exchange, &self.vhost));
-            return self.ask(asked, QuestionAbout::topic(&self.vhost, exchange, key, access), access, what);
+            return self.ask(asked, AuthzTarget::topic(&self.vhost, exchange, key, access), access, what);
         }
         let rules = self.rules.load();
         if rules.allow_topic(access, exchange, key, client) {
@@ -330,7 +325,7 @@ impl Grant {
 
     fn refusal(&self, access: Access, what: &str) -> String {
         let (access, space) =
-            if self.compatibility.names_permissions() { (access.word(), " ") } else { ("", "") };
+            if self.compatibility.refusal_names_permission() { (access.word(), " ") } else { ("", "") };
         format!("{access}{space}access to {what} refused for user '{}'", self.user)
     }
 

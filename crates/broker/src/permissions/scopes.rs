@@ -123,7 +123,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Replaces `%XX` and `+` as in a URL's query, which is what RabbitMQ's plug-in does.
+/// Replaces `%XX` and `+` as in a URL's query, which is what RabbitMQ's plugin does.
 fn unescape(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

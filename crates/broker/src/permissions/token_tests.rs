@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::message::Body;
 use crate::{
     AuthorisedSession, Broker, BrokerConfig, BrokerError, Identity, Publish, Publisher, QueueDeclare,
-    SessionId, Timestamp, TokenRights,
+    SessionId, Timestamp, TokenPermissions,
 };
 
 const NOW: Timestamp = Timestamp(1_000_000);
@@ -14,7 +14,7 @@ const ME: SessionId = SessionId(1);
 
 fn token(scopes: &[&str], expires_at: Timestamp) -> Identity {
     let scopes = scopes.iter().map(|scope| Box::from(*scope)).collect();
-    Identity::of_token("guest", TokenRights { scopes, tags: vec!["monitoring".into()], expires_at })
+    Identity::of_token("guest", TokenPermissions { scopes, tags: vec!["monitoring".into()], expires_at })
 }
 
 fn session(scopes: &[&str]) -> (Arc<Broker>, AuthorisedSession) {
@@ -87,7 +87,10 @@ fn a_renewed_token_may_allow_less() {
 fn publishers_impersonate_by_the_token_of_now() {
     let tagged = |tags: &[&str]| {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
-        Identity::of_token("guest", TokenRights { scopes: vec!["write:*/*".into()], tags, expires_at: END })
+        Identity::of_token(
+            "guest",
+            TokenPermissions { scopes: vec!["write:*/*".into()], tags, expires_at: END },
+        )
     };
     let mut properties = Vec::new();
     amqp::Properties::default().with_user_id("other").encode(&mut properties);

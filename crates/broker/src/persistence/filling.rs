@@ -13,7 +13,7 @@ use crate::queue::{Delivery, NEVER, Queue, Run};
 pub(super) struct LoadBudget(pub(super) u64);
 
 /// The messages of a queue that have been found so far.
-pub(super) struct Filling<'q> {
+pub(super) struct QueueRecovery<'q> {
     pub(super) queue: &'q Arc<Queue>,
     next_position: u64,
     /// A summary of the messages in its segments.
@@ -33,7 +33,7 @@ pub(super) struct Filling<'q> {
     ranked: Vec<(u64, u32, u64, u8)>,
 }
 
-impl<'q> Filling<'q> {
+impl<'q> QueueRecovery<'q> {
     pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, space: &mut LoadBudget) -> Self {
         let segments = known.segments;
         let is_on_disk =
@@ -53,7 +53,7 @@ impl<'q> Filling<'q> {
 
     /// Whether the messages in its segments have to be read.
     pub(super) fn wants_segments(&self) -> bool {
-        self.segments.live > 0 && (!self.segments_are_on_disk || self.has_ranks())
+        self.segments.live > 0 && (!self.segments_are_on_disk || self.has_priorities())
     }
 
     /// Adds a message that the store has read.
@@ -70,7 +70,7 @@ impl<'q> Filling<'q> {
         let delivery = Delivery { position, expires, message: message.clone(), deliveries, failures };
         match self.is_on_disk {
             // Segments are read in the order of their messages, and before all else.
-            true if in_segments && self.has_ranks() => {
+            true if in_segments && self.has_priorities() => {
                 let run = self.runs.entry(self.rank_of(&delivery)).or_default();
                 run.add_one_stored(position, message.body_len() as u64, expires);
             }
@@ -84,7 +84,8 @@ impl<'q> Filling<'q> {
         self.warm.sort_unstable_by_key(|delivery| delivery.position);
         // The log's order is the queue's, with a few exceptions: everything in memory must precede everything
         // on disk.
-        let segments = self.segments.positions.filter(|_| self.segments_are_on_disk && !self.has_ranks());
+        let segments =
+            self.segments.positions.filter(|_| self.segments_are_on_disk && !self.has_priorities());
         let first = [
             segments.map(|(first, _)| first),
             self.on_disk.and_then(|on_disk| on_disk.positions).map(|(first, _)| first),
@@ -113,7 +114,7 @@ impl<'q> Filling<'q> {
     /// Records a message that stays on disk.
     fn leave(&mut self, delivery: &Delivery) {
         let (position, bytes) = (delivery.position, delivery.message.body_len());
-        if self.has_ranks() {
+        if self.has_priorities() {
             self.ranked.push((position, bytes as u32, delivery.expires, self.rank_of(delivery)));
             return;
         }
@@ -125,8 +126,8 @@ impl<'q> Filling<'q> {
         on_disk.positions = Some((first.min(position), last.max(position)));
     }
 
-    fn has_ranks(&self) -> bool {
-        self.queue.delivery_order().has_ranks()
+    fn has_priorities(&self) -> bool {
+        self.queue.delivery_order().has_priorities()
     }
 
     fn rank_of(&self, delivery: &Delivery) -> u8 {

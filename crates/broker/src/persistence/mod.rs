@@ -15,4 +15,4 @@ pub(crate) use paged::{Loaded, PagingError, load, write};
 pub use payload::body_bytes;
 pub use restore::RestoreError;
 pub(crate) use restore::Restored;
-pub(crate) use stored_batch::{Keeping, LastStoring, QueueBatch, StoredBatch};
+pub(crate) use stored_batch::{LastStoring, QueueAppend, QueueBatch, StoredBatch};

@@ -31,7 +31,7 @@ pub(crate) enum PagingError {
     #[error("the message at position {position} was written by a newer version")]
     UnknownForm { position: u64 },
     /// No message was found from this position on.
-    #[error("nothing is left at position {position} and behind it")]
+    #[error("no messages from position {position} on")]
     Missing { position: u64 },
 }
 

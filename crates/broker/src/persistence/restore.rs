@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use store::journal::QueueId;
 use store::{Recovered, Store, StoreError};
 
-use super::filling::{Filling, LoadBudget};
+use super::filling::{LoadBudget, QueueRecovery};
 use super::payload::Decoder;
 use crate::definitions::DefinitionsError;
 use crate::queue::Queue;
@@ -46,7 +46,7 @@ impl Restored {
         let mut found = HashMap::new();
         for known in recovered.queues() {
             match queues.get(&known.id.0) {
-                Some(queue) => drop(found.insert(known.id, Filling::new(queue, &known, &mut space))),
+                Some(queue) => drop(found.insert(known.id, QueueRecovery::new(queue, &known, &mut space))),
                 None => store.forget(known.id),
             }
         }
@@ -73,7 +73,7 @@ impl Restored {
 /// is one.
 fn read(
     recovered: Recovered,
-    found: &mut HashMap<QueueId, Filling<'_>>,
+    found: &mut HashMap<QueueId, QueueRecovery<'_>>,
     mut space: LoadBudget,
 ) -> Result<Option<Arc<str>>, RestoreError> {
     let mut decoder = Decoder::default();

@@ -60,7 +60,7 @@ pub(crate) struct QueueBatch<'k> {
 }
 
 /// Records the messages that enter one queue.
-pub(crate) struct Keeping<'k> {
+pub(crate) struct QueueAppend<'k> {
     stored: &'k StoredQueue,
     stores_all: bool,
     queue_batch: QueueBatch<'k>,
@@ -104,10 +104,10 @@ impl<'k> QueueBatch<'k> {
     }
 
     /// Begins to enqueue; `None` if there is nothing to store.
-    pub(crate) fn begin(self, queue: &'k Queue) -> Option<Keeping<'k>> {
+    pub(crate) fn begin(self, queue: &'k Queue) -> Option<QueueAppend<'k>> {
         let stored = queue.stored().filter(|_| !self.places.is_empty())?;
         let stores_all = queue.stored_messages() == StoredMessages::All;
-        Some(Keeping { stored, stores_all, queue_batch: self, entries: SmallVec::new() })
+        Some(QueueAppend { stored, stores_all, queue_batch: self, entries: SmallVec::new() })
     }
 
     /// Whether this queue is the last one that refers to a message.
@@ -116,7 +116,7 @@ impl<'k> QueueBatch<'k> {
     }
 }
 
-impl Keeping<'_> {
+impl QueueAppend<'_> {
     /// Records the position of the message at index `at` of the batch.
     pub(crate) fn takes(&mut self, at: usize, position: u64, expires: u64) {
         if let Some(place) = self.place(at) {

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Publish, Publisher, Route};
-use crate::error::BrokerError;
 use crate::firehose::{EventKind, TracedConnection, TracedEvent, Tracer};
 use crate::inspect::{Inspected, without_annotation};
-use crate::replies::{is_reply_name, with_reply_queue};
-use crate::time::Timestamp;
+use crate::replies::is_reply_name;
 use crate::users::Identity;
 use crate::vhost::VirtualHost;
 
@@ -25,42 +23,6 @@ impl Publisher {
     /// if the protocol has no channels.
     pub fn set_connection(&mut self, connection: Arc<dyn TracedConnection>, channel: u16) {
         self.connection = Some((connection, channel));
-    }
-
-    /// [`Publisher::check`] of a message that is held until its transaction is committed, and then published
-    /// by [`Publisher::publish_in_transaction`]. It is traced now, as in RabbitMQ, whatever the outcome of the
-    /// transaction.
-    ///
-    /// # Errors
-    /// As [`Publisher::check`].
-    pub fn hold(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<(), BrokerError> {
-        self.check(publish)?;
-        if self.vhost.is_traced() {
-            self.now = now;
-            let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
-            let properties = answerable.as_deref().unwrap_or(publish.properties);
-            let publish = Publish { properties, ..publish };
-            let inspected = self.inspect(&publish, false)?;
-            // Only an actual publish caches the route.
-            let route = self.find_route(&publish, &inspected, NEVER_ALLOWED)?;
-            self.trace(&route, &publish, &inspected);
-        }
-        Ok(())
-    }
-
-    /// Publishes a message that was [held](Publisher::hold).
-    ///
-    /// # Errors
-    /// As [`Publisher::publish`].
-    pub fn publish_in_transaction(
-        &mut self,
-        publish: Publish<'_>,
-        now: Timestamp,
-    ) -> Result<bool, BrokerError> {
-        self.is_reported = true;
-        let routed = self.publish(publish, now);
-        self.is_reported = false;
-        routed
     }
 
     /// Reports a message that takes this route to the firehose.
@@ -95,6 +57,3 @@ impl Publisher {
         tracer.publish(&event, self.now);
     }
 }
-
-/// Not a valid generation, so that the route is not cached.
-const NEVER_ALLOWED: u64 = 0;

@@ -65,7 +65,7 @@ pub(super) struct Consumers {
     single: Option<SingleActive>,
     /// The slots of all, in any order and without gaps.
     listed: Vec<u32>,
-    /// Set by the first sample of them ([`Consumers::are_behind`]).
+    /// Set by the first sample of them ([`Consumers::sample_lag`]).
     sampling: Option<Box<ConsumerSampling>>,
 }
 
@@ -372,7 +372,7 @@ mod tests {
             self.turns.retain(|other| *other != id);
             self.all.retain(|(other, ..)| *other != id);
             if self.active == Some(id) {
-                // Of equals the last is returned, so the oldest has to come last.
+                // `max_by_key` returns the last of equal elements, so the oldest has to be the last.
                 let next = self.all.iter().rev().max_by_key(|(_, priority, _)| *priority).copied();
                 self.active = next.map(|(id, ..)| id);
                 if let Some((id, _, true)) = next {

@@ -1,8 +1,8 @@
 //! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
 //! server, which the publishers take from them.
 //!
-//! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest
-//! level. Then each publisher is held once it has added [`TURN`] more, and continues when consumers have taken as
+//! The backlog is the credit. It may grow by [`MAX_BACKLOG_GROWTH`], or by what consumers take in [`RATE_WINDOW`], above its lowest
+//! level. Then each publisher is held once it has added [`MAX_BURST`] more, and continues when consumers have taken as
 //! much as it added, in order, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to other
 //! queues, too. So a connection that does many things, one message at a time, is held as seldom as one that does
 //! nothing but publish. Where holding does not help, because consumers take little though nobody publishes,
@@ -25,9 +25,9 @@ use store::Waiter;
 
 use crate::time::Timestamp;
 
-/// The state of a queue whose backlog is, or was lately, above [`HIGH`]; nothing for all others.
+/// The state of a queue whose backlog is, or was lately, above [`MAX_BACKLOG_GROWTH`]; nothing for all others.
 #[derive(Default)]
-pub(super) struct PublisherCredit(Option<Box<Episode>>);
+pub(super) struct PublisherCredit(Option<Box<Throttle>>);
 
 /// The size of a backlog: its messages or, if that is more, the KiB of their bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -40,22 +40,22 @@ impl Load {
 }
 
 /// How much a publisher has added to queues in which its credit is used up, since it was last held. Small, as each
-/// channel that publishes has one; more than it can count is far above [`TURN`].
+/// channel that publishes has one; more than it can count is far above [`MAX_BURST`].
 #[derive(Debug, Default)]
-pub(crate) struct Overdraft(u16);
+pub(crate) struct PublisherLoad(u16);
 
-impl Overdraft {
+impl PublisherLoad {
     /// Adds a batch; returns the sum if that is enough for the publisher to be held.
     pub(crate) fn add(&mut self, batch: Load) -> Option<Load> {
         self.0 = self.0.saturating_add(u16::try_from(batch.0).unwrap_or(u16::MAX));
         let sum = u64::from(self.0);
-        (sum >= TURN).then_some(Load(sum))
+        (sum >= MAX_BURST).then_some(Load(sum))
     }
 }
 
-/// From the first time that the backlog exceeds [`HIGH`] until it is short again.
-struct Episode {
-    /// The load above which the backlog may grow by [`HIGH`]: the lowest since it began, or since holding did not help. That
+/// From the first time that the backlog exceeds [`MAX_BACKLOG_GROWTH`] until it is short again.
+struct Throttle {
+    /// The load above which the backlog may grow by [`MAX_BACKLOG_GROWTH`]: the lowest since it began, or since holding did not help. That
     /// comes down to `floor` while holding helps.
     lowest: u64,
     /// The lowest load since it began.
@@ -63,14 +63,14 @@ struct Episode {
     /// Set with the first publisher that is held, cleared when none is.
     pause: Option<Pause>,
     /// No publisher is held before this time.
-    left_alone_until: Timestamp,
+    disabled_until: Timestamp,
     /// Milliseconds of the last time that publishers were left alone; 0 once holding has helped.
-    left_alone_for: u64,
+    backoff: u64,
     /// Since when `taken` counts.
     since: Timestamp,
     /// Messages that consumers have taken since.
     taken: u64,
-    /// As many as they took in the last [`REACH`] milliseconds that were counted.
+    /// As many as they took in the last [`RATE_WINDOW`] milliseconds that were counted.
     pace: u64,
     /// The publishers that are held, in order.
     waiting: VecDeque<PausedPublisher>,
@@ -116,32 +116,32 @@ impl PublisherCredit {
     }
 
     /// Called after messages were appended and consumers served: whether their publisher has used up its credit.
-    /// `are_behind` says whether consumers wait for turns of this server.
+    /// `sample_lag` says whether consumers wait for turns of this server.
     #[inline]
-    pub(super) fn is_used_up(
+    pub(super) fn charge_backlog(
         &mut self,
         load: Load,
         now: Timestamp,
-        are_behind: impl FnOnce() -> bool,
+        sample_lag: impl FnOnce() -> bool,
     ) -> bool {
-        if self.0.is_none() && load.0 <= HIGH {
+        if self.0.is_none() && load.0 <= MAX_BACKLOG_GROWTH {
             return false;
         }
-        self.look(load, now, are_behind)
+        self.look(load, now, sample_lag)
     }
 
     #[cold]
-    fn look(&mut self, load: Load, now: Timestamp, are_behind: impl FnOnce() -> bool) -> bool {
-        // Of a queue that was long before, the messages that were there are nobody's fault.
-        let lowest = if load.0 < 2 * HIGH { 0 } else { load.0 };
-        let episode = self.0.get_or_insert_with(|| Box::new(Episode::new(lowest)));
-        if now < episode.left_alone_until {
+    fn look(&mut self, load: Load, now: Timestamp, sample_lag: impl FnOnce() -> bool) -> bool {
+        // An existing backlog does not count against the publishers.
+        let lowest = if load.0 < 2 * MAX_BACKLOG_GROWTH { 0 } else { load.0 };
+        let episode = self.0.get_or_insert_with(|| Box::new(Throttle::new(lowest)));
+        if now < episode.disabled_until {
             return false;
         }
         episode.sink(load);
         // Behind others that are held, after each turn, or it would have turn after turn while they wait.
         let is_due = !episode.waiting.is_empty() && load.0 > 0;
-        (is_due || load.0 > episode.lowest.saturating_add(episode.high())) && are_behind()
+        (is_due || load.0 > episode.lowest.saturating_add(episode.high())) && sample_lag()
     }
 
     /// Adds a publisher, which has `added` to it, to those that are held, unless the backlog has shrunk meanwhile; returns
@@ -155,11 +155,11 @@ impl PublisherCredit {
     ) -> bool {
         let Some(episode) = &mut self.0 else { return false };
         let is_short = load.0 <= episode.lowest.saturating_add(episode.high() / 2);
-        if now < episode.left_alone_until || load.0 == 0 || (is_short && episode.waiting.is_empty()) {
+        if now < episode.disabled_until || load.0 == 0 || (is_short && episode.waiting.is_empty()) {
             return false;
         }
         let messages = |part: u64| (messages as u64 * part / load.0).max(1);
-        let helps_from = messages(HELPS);
+        let helps_from = messages(MIN_CONSUMED);
         episode.pause.get_or_insert(Pause { since: now, taken: 0, helps_from, unpaid: 0, empty_since: None });
         let paused = PausedPublisher { since: now, added: messages(added.0), waiter: Arc::clone(waiter) };
         episode.waiting.push_back(paused);
@@ -170,20 +170,20 @@ impl PublisherCredit {
     /// the last call. Returns the publishers that may continue.
     pub(super) fn released(&mut self, load: Load, taken: usize, now: Timestamp) -> Released {
         let Some(episode) = &mut self.0 else { return Released::default() };
-        if now >= episode.left_alone_until {
+        if now >= episode.disabled_until {
             episode.sink(load);
         }
         episode.count(taken as u64, now);
         let low = episode.lowest.saturating_add(episode.high() / 2);
         let Some(pause) = &mut episode.pause else {
-            if load.0 <= HIGH / 2 && now >= episode.left_alone_until.after(episode.left_alone_for) {
+            if load.0 <= MAX_BACKLOG_GROWTH / 2 && now >= episode.disabled_until.after(episode.backoff) {
                 self.0 = None;
             }
             return Released::default();
         };
         pause.taken += taken as u64;
         if pause.taken >= pause.helps_from {
-            episode.left_alone_for = 0;
+            episode.backoff = 0;
         }
         pause.empty_since = (load.0 == 0).then_some(now);
         if load.0 > low {
@@ -199,7 +199,7 @@ impl PublisherCredit {
             rest.is_some()
         };
         let paid = episode.waiting.iter().take_while(paid).count();
-        episode.release(if load.0 == 0 { paid.max(WITH_NONE) } else { paid })
+        episode.release(if load.0 == 0 { paid.max(RELEASED_WHEN_EMPTY) } else { paid })
     }
 
     /// The time at which [`Self::expire`] is to be called.
@@ -219,7 +219,7 @@ impl PublisherCredit {
             if pause.taken < pause.helps_from {
                 return episode.give_up(now);
             }
-            episode.left_alone_for = 0;
+            episode.backoff = 0;
             (pause.since, pause.taken) = (now, 0);
         }
         let due = episode.waiting.iter().take_while(|paused| paused.since.after(MAX_PAUSE) <= now).count();
@@ -232,14 +232,14 @@ impl PublisherCredit {
     }
 }
 
-impl Episode {
+impl Throttle {
     fn new(lowest: u64) -> Self {
         Self {
             lowest,
             floor: lowest,
             pause: None,
-            left_alone_until: Timestamp(0),
-            left_alone_for: 0,
+            disabled_until: Timestamp(0),
+            backoff: 0,
             since: Timestamp(0),
             taken: 0,
             pace: 0,
@@ -250,7 +250,7 @@ impl Episode {
     /// The growth at which publishers are held; the first of them continues at half of it, which is work for consumers until it
     /// has been woken.
     fn high(&self) -> u64 {
-        self.pace.clamp(HIGH, HIGHEST)
+        self.pace.clamp(MAX_BACKLOG_GROWTH, HIGHEST)
     }
 
     /// The backlog may grow from this load on.
@@ -263,11 +263,11 @@ impl Episode {
     fn count(&mut self, taken: u64, now: Timestamp) {
         self.taken += taken;
         let elapsed = now.0.saturating_sub(self.since.0);
-        if elapsed >= REACH {
-            self.pace = self.taken * REACH / elapsed;
+        if elapsed >= RATE_WINDOW {
+            self.pace = self.taken * RATE_WINDOW / elapsed;
             (self.since, self.taken) = (now, 0);
-            if self.left_alone_for == 0 {
-                self.lowest -= (self.lowest - self.floor).div_ceil(WORKED_OFF);
+            if self.backoff == 0 {
+                self.lowest -= (self.lowest - self.floor).div_ceil(DRAIN_SHARE);
             }
         }
     }
@@ -284,46 +284,46 @@ impl Episode {
 
     /// Removes all publishers, and leaves them alone for a time, since holding them does not help.
     fn give_up(&mut self, now: Timestamp) -> Released {
-        self.left_alone_for = (2 * self.left_alone_for).clamp(LEFT_ALONE_FIRST, LEFT_ALONE_MOST);
-        self.left_alone_until = now.after(self.left_alone_for);
+        self.backoff = (2 * self.backoff).clamp(MIN_BACKOFF, MAX_BACKOFF);
+        self.disabled_until = now.after(self.backoff);
         // The backlog of that time counts as one that was there before, until holding helps.
-        self.lowest = u64::MAX - HIGH;
+        self.lowest = u64::MAX - MAX_BACKLOG_GROWTH;
         self.release(usize::MAX)
     }
 }
 
 /// Load that a publisher adds between two holds, beyond its credit: at least about as much as fits into its turn. In tests of
 /// all interleavings, one message.
-const TURN: u64 = if cfg!(feature = "loom") { 1 } else { 512 };
+const MAX_BURST: u64 = if cfg!(feature = "loom") { 1 } else { 512 };
 
 /// Growth of the load at which publishers are held at the earliest: more than a publisher's turn. In tests of all
 /// interleavings, two messages.
-const HIGH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
+const MAX_BACKLOG_GROWTH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
 
 /// The same for consumers that take very many.
-const HIGHEST: u64 = 4 * HIGH;
+const HIGHEST: u64 = 4 * MAX_BACKLOG_GROWTH;
 
 /// Milliseconds of what consumers take by which a backlog may grow: long in comparison with the time that it takes to wake a
 /// publisher, and short for a message that waits.
-const REACH: u64 = 32;
+const RATE_WINDOW: u64 = 32;
 
 /// Publishers that continue at once, and in each millisecond, while nothing is ready.
-const WITH_NONE: usize = 4;
+const RELEASED_WHEN_EMPTY: usize = 4;
 
-/// The part of the backlog from the time when publishers were left alone that is worked off in each [`REACH`]: two thirds of
+/// The part of the backlog from the time when publishers were left alone that is worked off in each [`RATE_WINDOW`]: two thirds of
 /// it in a second.
-const WORKED_OFF: u64 = 32;
+const DRAIN_SHARE: u64 = 32;
 
 /// Longest time in milliseconds for which a publisher is held.
 const MAX_PAUSE: u64 = 50;
 
 /// The load that consumers have to take off in [`MAX_PAUSE`] to show that holding publishers helps: 512 messages,
 /// 10,000 a second.
-const HELPS: u64 = 512;
+const MIN_CONSUMED: u64 = 512;
 
 /// Shortest and longest time in milliseconds for which publishers are left alone after it did not help.
-const LEFT_ALONE_FIRST: u64 = 1_000;
-const LEFT_ALONE_MOST: u64 = 32_000;
+const MIN_BACKOFF: u64 = 1_000;
+const MAX_BACKOFF: u64 = 32_000;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

@@ -1,4 +1,4 @@
-//! The way of messages out of a queue: consumers, offers and deliveries.
+//! Delivery from a queue: consumers, offers and deliveries.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::compatibility::Compatibility;
 use crate::inspect::{with_headers, without_annotation};
 use crate::message::Message;
 use crate::persistence::Marks;
-use crate::rates::Leaving;
+use crate::rates::DequeueCounts;
 use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
@@ -161,6 +161,12 @@ impl Delivery {
         }
     }
 
+    /// Whether its last delivery, which a stop of the server has ended, was one failure more than `limit` allows. A message
+    /// with more failures than that had them before the limit was there, and is dropped with its next failure.
+    pub(super) fn has_just_failed_too_often(&self, limit: u64) -> bool {
+        u64::from(self.failures) == limit.saturating_add(1)
+    }
+
     /// Its position in the queue, ascending in the order of publishing. Persistent messages of a durable
     /// queue keep theirs over a restart.
     pub fn position(&self) -> u64 {
@@ -239,8 +245,8 @@ impl Offer<'_> {
     }
 
     /// The messages taken so far, for counters, and the time.
-    pub fn taken(&self) -> (Leaving, Timestamp) {
-        (Leaving::delivered(self.taken, self.no_ack, self.redelivered), self.now)
+    pub fn taken(&self) -> (DequeueCounts, Timestamp) {
+        (DequeueCounts::delivered(self.taken, self.no_ack, self.redelivered), self.now)
     }
 
     /// Whether the consumer's turn is over, or the queue has to drop the message at its head.

@@ -19,8 +19,8 @@ use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
 use crate::names::Resource;
-use crate::persistence::{Keeping, QueueBatch};
-use crate::rates::Leaving;
+use crate::persistence::{QueueAppend, QueueBatch};
+use crate::rates::DequeueCounts;
 use crate::time::Timestamp;
 
 /// The outcome of [`Queue::append`].
@@ -36,19 +36,19 @@ pub(crate) struct Appended {
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
     /// The backlog grows though consumers could take more: their publisher has used up its credit
-    /// ([`Overdraft`](super::Overdraft)).
+    /// ([`PublisherLoad`](super::Overdraft)).
     pub(crate) holds: bool,
 }
 
 /// A queue that holds a publisher, to have its consumers catch up.
 #[derive(Debug, Clone)]
-pub struct PublisherHold {
+pub struct ThrottledPublisher {
     queue: Arc<Queue>,
     /// Load that the publisher has added since it was last held.
     added: Load,
 }
 
-impl PublisherHold {
+impl ThrottledPublisher {
     /// Wakes `waiter` when the publisher may continue, after 50 ms at the latest. Returns false, and wakes nobody, if it
     /// may continue now.
     pub fn wait(&self, waiter: &Arc<dyn Waiter>, now: Timestamp) -> bool {
@@ -63,13 +63,13 @@ impl PublisherHold {
     }
 }
 
-impl PartialEq for PublisherHold {
+impl PartialEq for ThrottledPublisher {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.queue, &other.queue) && self.added == other.added
     }
 }
 
-impl Eq for PublisherHold {}
+impl Eq for ThrottledPublisher {}
 
 /// The sender of messages to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,12 +182,12 @@ impl Queue {
         });
         match &got {
             None => {
-                state.passing.add(0, Leaving::got_nothing(), now);
+                state.passing.add(0, DequeueCounts::got_nothing(), now);
                 self.context.metrics.gets_empty.add(1);
             }
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
-                state.passing.add(0, Leaving::got(no_ack, got.delivery.redelivered()), now);
+                state.passing.add(0, DequeueCounts::got(no_ack, got.delivery.redelivered()), now);
                 got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
                 self.context.metrics.messages_got.add(1);
                 self.context.metrics.messages_got_auto_ack.add(usize::from(no_ack));
@@ -205,7 +205,7 @@ impl Queue {
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         if !deliveries.is_empty() && !state.deleted {
-            state.passing.add(0, Leaving::acked(deliveries.len()), now);
+            state.passing.add(0, DequeueCounts::acked(deliveries.len()), now);
         }
         drop(state);
         self.settle_stored(deliveries.iter())
@@ -290,7 +290,7 @@ impl Queue {
             taken += 1;
         }
         // This has to precede any settlement of the messages.
-        let until = keeping.and_then(Keeping::write);
+        let until = keeping.and_then(QueueAppend::write);
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
         effects.published =
             if matches!(sender, Sender::Publisher(_) | Sender::Foreign) { taken + refusals } else { 0 };
@@ -320,8 +320,8 @@ impl Queue {
     }
 
     /// The hold of a publisher that has `added` messages for which it had no credit.
-    pub(crate) fn hold(self: &Arc<Self>, added: Load) -> PublisherHold {
-        PublisherHold { queue: Arc::clone(self), added }
+    pub(crate) fn hold(self: &Arc<Self>, added: Load) -> ThrottledPublisher {
+        ThrottledPublisher { queue: Arc::clone(self), added }
     }
 
     /// Serves consumers, and completes the effects of that and `effects`. If very many messages have expired, the broker's
@@ -392,7 +392,9 @@ impl Queue {
             }
             if self.arguments.load().dead_lettering.is_none() {
                 dropped = dead;
-            } else if dead.iter().any(DeadLetter::is_of_a_consumer) && !self.context.paging.has_capacity() {
+            } else if dead.iter().any(DeadLetter::is_rejected_by_consumer)
+                && !self.context.paging.has_capacity()
+            {
                 // Consumers do not pause as publishers do: their dead letters would grow the store's backlog without bound.
                 state.leave_dead_letters(dead);
                 self.dead_letter_later(&mut state);
@@ -409,7 +411,7 @@ impl Queue {
         self.context.metrics.messages_delivered.add(delivered);
         self.context.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
         self.context.metrics.messages_redelivered.add(redelivered);
-        self.write_down(&marks);
+        self.persist(&marks);
         (own, lined_up)
     }
 

@@ -28,14 +28,14 @@ use arc_swap::ArcSwap;
 use store::{StoredQueue, WaitList};
 use sync::{Mutex, MutexGuard, Rank};
 
-pub(crate) use credit::{Load, Overdraft};
+pub(crate) use credit::{Load, PublisherLoad};
 pub(crate) use delivery::NEVER;
 pub use delivery::{
     Consumer, ConsumerCapacity, ConsumerId, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
-pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
-pub use moving::{ForeignMessage, Moving, TakenIn};
+pub use flow::ThrottledPublisher;
+pub use moving::{ForeignMessage, ImportOutcome, Moving};
 pub(crate) use ready::{Extent, ReadyStore};
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects, Step};

@@ -59,7 +59,7 @@ impl ForeignMessage {
 
 /// The outcome of [`Queue::take_in`].
 #[derive(Debug, Default)]
-pub struct TakenIn {
+pub struct ImportOutcome {
     /// The indices of the messages that the queue is too full for, ascending.
     pub refused: Vec<usize>,
     /// The log position that has to be on disk before the others are safe; `None` if they need not wait.
@@ -85,7 +85,7 @@ impl Queue {
 
     /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them. Those that are
     /// refused are not dead letters: they are still at the other broker.
-    pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> TakenIn {
+    pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> ImportOutcome {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());
         let last = LastStoring::of(std::slice::from_ref(self));
@@ -96,15 +96,15 @@ impl Queue {
             refused = (0..count).collect();
         }
         self.send_dead_letters_in_turn(appended.dead, appended.lined_up, now);
-        TakenIn { refused, until: appended.until, full: stored.full || appended.full }
+        ImportOutcome { refused, until: appended.until, full: stored.full || appended.full }
     }
 
     /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
     /// on disk: after a crash each message is in one of them. Returns the log position after which it is done permanently,
-    /// `None` if it need not wait.
+    /// `None` if it need not wait. The other queue must refuse no messages and have no dead letters, as those of a spool.
     ///
     /// # Errors
-    /// The other queue is deleted, or does not take all of them; they are unacknowledged as before. Never if it has no limits.
+    /// The other queue is deleted; the messages are unacknowledged as before.
     pub fn move_to(
         &self,
         to: &Arc<Self>,
@@ -125,7 +125,13 @@ impl Queue {
         let stored = StoredBatch::keep(self.context.paging.store(), last, &messages);
         let queue_batch = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
         let sender = Sender::DeadLetters { budget: 0 };
-        let appended = to.append(messages.into_iter(), queue_batch, now, sender, |_| {});
+        let mut refused = 0;
+        let appended = to.append(messages.into_iter(), queue_batch, now, sender, |_| refused += 1);
+        debug_assert_eq!(
+            (refused, appended.dead, appended.lined_up),
+            (0, 0, false),
+            "what is refused would be lost, and dead letters would wait for ever"
+        );
         BegunMove { deliveries, transfer, until: appended.until }
     }
 

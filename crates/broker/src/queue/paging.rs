@@ -16,11 +16,10 @@
 //! - A consumer takes a message. Because the head has less than 512 KiB, about 1 MiB is read from the front of the run, a
 //!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
 //! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
-//!   what they have ([`Queue::let_go`]), and long ones more of it.
+//!   what they have ([`Queue::evict`]), and long ones more of it.
 //! - If a read or a write fails, or the write would leave less on the disk than is to stay free, everything stays where it
 //!   is. It is tried again after 100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -42,8 +41,8 @@ pub(super) struct PagingState {
     listed: bool,
     /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    reads: Attempts,
-    writes: Attempts,
+    /// What has failed last, if anything has: a queue takes little memory for it.
+    retries: Option<Box<PagingRetries>>,
     /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
     lost_bytes: u64,
     /// The counts that were last reported to the broker.
@@ -52,13 +51,19 @@ pub(super) struct PagingState {
     waiting: WaitList,
 }
 
-/// Reads or writes of a queue that have failed.
+/// Reads and writes of a queue that have failed. A failed write delays no read.
 #[derive(Default)]
-struct Attempts {
+struct PagingRetries {
+    reads: RetryState,
+    writes: RetryState,
+}
+
+#[derive(Default)]
+struct RetryState {
     /// The number of consecutive failures.
     failures: u32,
-    /// The time of the next attempt after a failure, in a form that takes one word.
-    retry_at: Option<NonZeroU64>,
+    /// The time of the next attempt after a failure, until it has come.
+    retry_at: Option<Timestamp>,
 }
 
 impl Queue {
@@ -72,7 +77,7 @@ impl Queue {
         } else if let Some(plan) = state.may_load(now).then(|| state.ready.plan_load()).flatten() {
             drop(state);
             self.load(&plan, now);
-        } else if state.paging.writes.is_due(now) {
+        } else if state.paging.may_write(now) {
             self.page_out(state, Extent::Usual, now);
         }
         self.end_step(now);
@@ -80,10 +85,10 @@ impl Queue {
 
     /// Lets messages leave memory, of a queue that need not be long, while more than the watermark is in memory. It blocks on
     /// the disk. Returns false if they could not be written.
-    pub(crate) fn let_go(&self, extent: Extent, now: Timestamp) -> bool {
+    pub(crate) fn evict(&self, extent: Extent, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         if state.paging.busy
-            || !state.paging.writes.is_due(now)
+            || !state.paging.may_write(now)
             || state.ready.needs_load()
             || state.ready.resident() <= extent.least()
         {
@@ -100,7 +105,7 @@ impl Queue {
         state.paging.busy = false;
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
-        state.paging.writes.is_due(now)
+        state.paging.may_write(now)
     }
 
     /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
@@ -138,7 +143,7 @@ impl Queue {
     fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
         state.ready.has_discarded()
             || state.may_load(now)
-            || state.paging.writes.is_due(now) && state.is_long() && self.should_page()
+            || state.paging.may_write(now) && state.is_long() && self.should_page()
     }
 
     /// Whether messages that can be on disk are to leave memory.
@@ -153,12 +158,12 @@ impl Queue {
             Ok(loaded) => loaded,
             // Damaged messages have been given up, and no others were left.
             Err(PagingError::Missing { .. })
-                if self.state.lock().paging.reads.failures >= MISSING_ATTEMPTS =>
+                if self.state.lock().paging.failed_reads() >= MISSING_ATTEMPTS =>
             {
                 Loaded { deliveries: Vec::new(), through: plan.last() }
             }
             Err(error) => {
-                let attempt = self.state.lock().paging.reads.failed(now);
+                let attempt = self.state.lock().paging.retries.get_or_insert_default().reads.failed(now);
                 return self.paging_failed("read", attempt, &error);
             }
         };
@@ -173,12 +178,12 @@ impl Queue {
         let limit = self.delivery_limit_of(&arguments);
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        state.paging.reads = Attempts::default();
-        // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
-        let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
+        state.paging.succeeded(|retries| &mut retries.reads);
+        // After a restart, as for those that it has loaded itself.
+        let too_often =
+            |delivery: &Delivery| limit.is_some_and(|limit| delivery.has_just_failed_too_often(limit));
         let before = state.ready.bytes();
-        let dead =
-            state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.failures));
+        let dead = state.ready.loaded(plan, loaded.deliveries, through, too_often);
         let dead_bytes: u64 = dead.iter().map(|delivery| delivery.message.body_len() as u64).sum();
         let lost = before.saturating_sub(state.ready.bytes() + dead_bytes);
         state.paging.lost_bytes += lost;
@@ -192,7 +197,7 @@ impl Queue {
         if let Some(page_segments) = &plan.page_segments {
             page_segments.settle([0..=through]);
             if let Err(error) = page_segments.reap() {
-                tracing::warn!(%error, "a file of messages that are not needed any more cannot be removed");
+                tracing::warn!(%error, "cannot delete obsolete queue segment");
             }
         }
     }
@@ -205,7 +210,7 @@ impl Queue {
     fn page_out<'q>(&'q self, mut state: StateGuard<'q>, extent: Extent, now: Timestamp) {
         let Some(store) = self.context.paging.store() else { return };
         for _ in 0..MAX_STEPS {
-            if state.deleted || !self.should_page() || !state.ready.can_let_go(extent) {
+            if state.deleted || !self.should_page() || !state.ready.has_evictable(extent) {
                 return;
             }
             match state.ready.page_out(extent, || Arc::new(store.transient_segments())) {
@@ -239,12 +244,12 @@ impl Queue {
         let deliveries = to_write.deliveries.iter().filter(|delivery| !stores.includes(&delivery.message));
         let space = self.context.paging.store().map_or(u64::MAX, |store| store.space_above_limit());
         if let Err(error) = persistence::write(&to_write.segments, space, deliveries) {
-            let attempt = self.state.lock().paging.writes.failed(now);
+            let attempt = self.state.lock().paging.retries.get_or_insert_default().writes.failed(now);
             self.paging_failed("written", attempt, &error);
             return false;
         }
         let mut state = self.state.lock();
-        state.paging.writes = Attempts::default();
+        state.paging.succeeded(|retries| &mut retries.writes);
         state.paging.stuck = 0;
         let freed = state.ready.written(to_write);
         self.look_at_paging(&mut state, now);
@@ -264,14 +269,14 @@ impl Queue {
         self.context.metrics.paging_failures.add(1);
         if before == 0 {
             let (queue, vhost) = (&*self.name, &*self.context.vhost);
-            tracing::error!(queue, vhost, %error, "messages cannot be {what}; they stay where they are, and it is tried again");
+            tracing::error!(queue, vhost, %error, "messages cannot be {what}; will retry");
         }
     }
 
     fn remove(&self, segments: &QueueSegments) {
         if let Err(error) = segments.remove() {
             // They are deleted by the next start.
-            tracing::warn!(%error, "files of messages that are not needed any more cannot be removed");
+            tracing::warn!(%error, "cannot delete segments of a deleted queue");
         }
     }
 }
@@ -295,19 +300,20 @@ impl QueueState {
 
     /// Whether messages are to be read from the disk, and may be: no read has failed that is to be tried again later.
     fn may_load(&self, now: Timestamp) -> bool {
-        self.ready.needs_load() && self.paging.reads.is_due(now)
+        self.ready.needs_load() && self.paging.may_read(now)
     }
 
     /// The time at which a failed read or write is to be tried again.
     pub(super) fn paging_retry(&self) -> Option<Timestamp> {
-        let PagingState { reads, writes, .. } = &self.paging;
-        reads.retry_at.into_iter().chain(writes.retry_at).min().map(|at| Timestamp(at.get()))
+        let PagingRetries { reads, writes } = self.paging.retries.as_deref()?;
+        reads.retry_at.into_iter().chain(writes.retry_at).min()
     }
 
     /// Lets what has failed be tried again, if it is time.
     pub(super) fn retry_paging(&mut self, now: Timestamp) {
-        for attempts in [&mut self.paging.reads, &mut self.paging.writes] {
-            attempts.retry_at = attempts.retry_at.filter(|at| at.get() > now.0);
+        let Some(PagingRetries { reads, writes }) = self.paging.retries.as_deref_mut() else { return };
+        for retry_at in [&mut reads.retry_at, &mut writes.retry_at] {
+            *retry_at = retry_at.filter(|at| *at > now);
         }
     }
 
@@ -329,26 +335,50 @@ impl QueueState {
             resident: self.ready.resident(),
             paged_messages: on_disk.messages,
             paged_bytes: on_disk.bytes,
-            to_page_out: if self.is_long() && self.paging.writes.retry_at.is_none() {
-                self.can_leave()
-            } else {
-                0
-            },
+            to_page_out: if self.is_long() && self.paging.pauses_no_writes() { self.can_leave() } else { 0 },
         }
     }
 }
 
-impl Attempts {
+impl PagingState {
+    fn may_read(&self, now: Timestamp) -> bool {
+        self.retries.as_ref().is_none_or(|retries| retries.reads.is_due(now))
+    }
+
+    fn may_write(&self, now: Timestamp) -> bool {
+        self.retries.as_ref().is_none_or(|retries| retries.writes.is_due(now))
+    }
+
+    /// Whether no write has failed that is to be tried again later.
+    fn pauses_no_writes(&self) -> bool {
+        self.retries.as_ref().is_none_or(|retries| retries.writes.retry_at.is_none())
+    }
+
+    fn failed_reads(&self) -> u32 {
+        self.retries.as_ref().map_or(0, |retries| retries.reads.failures)
+    }
+
+    /// Ends the pause of reads or of writes.
+    fn succeeded(&mut self, which: impl Fn(&mut PagingRetries) -> &mut RetryState) {
+        let Some(retries) = &mut self.retries else { return };
+        *which(retries) = RetryState::default();
+        if retries.reads.failures == 0 && retries.writes.failures == 0 {
+            self.retries = None;
+        }
+    }
+}
+
+impl RetryState {
     /// Whether none has failed that is to be tried again later.
     fn is_due(&self, now: Timestamp) -> bool {
-        self.retry_at.is_none_or(|at| at.get() <= now.0)
+        self.retry_at.is_none_or(|at| at <= now)
     }
 
     /// Sets the time of the next one; returns how many have failed before.
     fn failed(&mut self, now: Timestamp) -> u32 {
         let before = self.failures;
         self.failures = before.saturating_add(1);
-        self.retry_at = NonZeroU64::new(now.after(FIRST_PAUSE << before.min(MAX_DOUBLINGS)).0);
+        self.retry_at = Some(now.after(FIRST_PAUSE << before.min(MAX_DOUBLINGS)));
         before
     }
 }
@@ -360,7 +390,7 @@ fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
 /// Steps of one queue before other queues have their turn.
 const MAX_STEPS: usize = 64;
 
-/// Attempts after which messages that cannot be found count as lost.
+/// RetryState after which messages that cannot be found count as lost.
 const MISSING_ATTEMPTS: u32 = 3;
 
 /// Milliseconds before the first retry.

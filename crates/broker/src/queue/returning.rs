@@ -1,4 +1,4 @@
-//! The way back: consumers that leave a queue, and deliveries that return to it or are refused.
+//! Cancellation of consumers, and deliveries that are requeued or rejected.
 
 use std::sync::atomic::Ordering;
 
@@ -162,7 +162,7 @@ impl Queue {
     /// The number of failures that a delivery counts for which is given back in this way.
     fn failure_of(&self, returned: Returned) -> u32 {
         let is_forgiven = match returned {
-            Returned::Released => self.context.compatibility.forgives_releases(),
+            Returned::Released => self.context.compatibility.requeue_ignores_delivery_limit(),
             Returned::Failed => false,
             Returned::Unseen => true,
         };

@@ -17,7 +17,7 @@ use crate::arguments::{Overflow, QueueArguments};
 use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
 use crate::persistence::Marks;
-use crate::rates::{Leaving, Passing};
+use crate::rates::{DequeueCounts, ThroughputCounters};
 use crate::time::Timestamp;
 
 pub(super) struct QueueState {
@@ -44,7 +44,7 @@ pub(super) struct QueueState {
     /// Set while dead letters are sent on. Boxed: a queue is small, and hardly ever has any.
     letters: Option<Box<DeadLetterLine>>,
     /// Counters of messages that came and went.
-    pub(super) passing: Passing,
+    pub(super) passing: ThroughputCounters,
 }
 
 /// Dead letters that wait for those which were dropped before them.
@@ -111,7 +111,7 @@ pub(crate) struct DeadLetter {
 
 impl DeadLetter {
     /// Whether a consumer gave the message back for the last time.
-    pub(super) fn is_of_a_consumer(&self) -> bool {
+    pub(super) fn is_rejected_by_consumer(&self) -> bool {
         matches!(self.reason, DeathReason::Rejected | DeathReason::DeliveryLimit)
     }
 }
@@ -164,9 +164,14 @@ impl Effects {
     }
 
     /// The deliveries, for counters.
-    pub(super) fn leaving(&self) -> Leaving {
+    pub(super) fn leaving(&self) -> DequeueCounts {
         let (deliver_no_ack, redeliver) = (self.delivered_auto_ack, self.redelivered);
-        Leaving { deliver: self.delivered - deliver_no_ack, deliver_no_ack, redeliver, ..Leaving::default() }
+        DequeueCounts {
+            deliver: self.delivered - deliver_no_ack,
+            deliver_no_ack,
+            redeliver,
+            ..DequeueCounts::default()
+        }
     }
 
     /// Splits the budget evenly between the dead letters.
@@ -193,7 +198,7 @@ impl QueueState {
             paging: PagingState::default(),
             credit: PublisherCredit::default(),
             letters: None,
-            passing: Passing::default(),
+            passing: ThroughputCounters::default(),
         }
     }
 
@@ -208,7 +213,7 @@ impl QueueState {
         let Self { credit, consumers, .. } = self;
         // A session that consumes what it publishes would be held with its own acknowledgements.
         !consumers.is_empty()
-            && credit.is_used_up(load, now, || consumers.are_behind(now))
+            && credit.charge_backlog(load, now, || consumers.sample_lag(now))
             && session.is_none_or(|session| !consumers.are_of(session))
     }
 
@@ -339,7 +344,7 @@ impl QueueState {
         let mut step = Step::default();
         while step.goes_on() {
             let Some(delivery) = self.ready.pop_expired(now.0) else {
-                self.sweeping = self.sweeping.filter(|_| now == JUST_CAME);
+                self.sweeping = self.sweeping.filter(|_| now == ALWAYS_UNEXPIRED);
                 return true;
             };
             step.add(&delivery.message);
@@ -353,7 +358,7 @@ impl QueueState {
     /// take at once has not expired, however short its lifetime. Only if older messages are expired, these
     /// must not slip through.
     pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
-        let expired_by = if self.sweeping.is_some() { now } else { JUST_CAME };
+        let expired_by = if self.sweeping.is_some() { now } else { ALWAYS_UNEXPIRED };
         self.serve(expired_by, now, true, effects);
     }
 
@@ -423,7 +428,7 @@ impl QueueState {
 }
 
 /// A time before every expiry, for messages that have just arrived.
-const JUST_CAME: Timestamp = Timestamp(0);
+const ALWAYS_UNEXPIRED: Timestamp = Timestamp(0);
 
 /// The messages that are dropped, because of expiry or length limits, while the lock is held, or the dead letters that one
 /// thread sends before it leaves the rest to others, so that it comes back to its own work.

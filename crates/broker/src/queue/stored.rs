@@ -68,7 +68,7 @@ impl Queue {
     pub(crate) fn dead_letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
         positions.into_iter().for_each(|position| marks.settled(position));
-        self.write_down(&marks);
+        self.persist(&marks);
     }
 
     /// Called when the queue has been deleted, and the catalogue has a record of that.
@@ -90,8 +90,8 @@ impl Queue {
         state.ready.restore_runs(runs);
     }
 
-    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that were delivered
-    /// too often, exceed the length limits or have expired.
+    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that have failed too often with
+    /// the delivery which the stop of the server ended, exceed the length limits or have expired.
     pub(crate) fn restored(&self, now: Timestamp) {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
@@ -112,7 +112,7 @@ impl Queue {
         let stores = self.stored_messages();
         purged.iter().for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
         purged.stored_ranges().for_each(|(first, last)| marks.settled_range(first, last));
-        self.write_down(&marks)
+        self.persist(&marks)
     }
 
     /// Records that messages have left permanently; returns the log position to wait for until that is on disk.
@@ -121,10 +121,10 @@ impl Queue {
         let mut marks = Marks::default();
         let stores = self.stored_messages();
         deliveries.for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
-        self.write_down(&marks)
+        self.persist(&marks)
     }
 
-    pub(super) fn write_down(&self, marks: &Marks) -> Option<Lsn> {
+    pub(super) fn persist(&self, marks: &Marks) -> Option<Lsn> {
         // The contents of a deleted queue are gone as a whole.
         self.stored().filter(|_| !self.is_deleted()).and_then(|stored| marks.write(stored))
     }
@@ -132,7 +132,7 @@ impl Queue {
 
 impl QueueState {
     fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
-        for delivery in self.ready.extract(|delivery| u64::from(delivery.failures) > limit) {
+        for delivery in self.ready.extract(|delivery| delivery.has_just_failed_too_often(limit)) {
             self.dead_letter(delivery, DeathReason::DeliveryLimit, effects);
         }
         // Messages delivered before are at the front; those on disk are checked when they are loaded.

@@ -1,7 +1,7 @@
 //! Topic exchanges: keys are words separated by dots; `*` stands for one word, `#` for any number of them.
 //!
 //! All patterns form one tree, whose edges are in a single flat table, so that a node costs the same
-//! regardless of the number of its children, and a step down costs one look-up. A path ends where only one
+//! regardless of the number of its children, and a step down costs one lookup. A path ends where only one
 //! pattern continues: the edge leads to the pattern itself, and the remaining words are compared one by one.
 //! Most patterns with a distinctive early word thus take one edge and no node.
 

@@ -66,18 +66,18 @@ impl Topology {
         self.exchanges[exchange as usize].outgoing.iter().copied().collect()
     }
 
-    fn doom_all_exchanges(&mut self) -> Vec<Destination> {
+    fn unlink_all_exchanges(&mut self) -> Vec<Destination> {
         let slots: Vec<u32> =
             self.exchanges.iter().filter(|(_, slot)| !slot.doomed).map(|(at, _)| at as u32).collect();
-        slots.into_iter().map(|slot| self.doom_exchange(slot)).collect()
+        slots.into_iter().map(|slot| self.unlink_exchange(slot)).collect()
     }
 
     /// Removes all names permanently: nothing may be added from now on. The result must be given to
-    /// [`Topology::demolish`], and each queue must be deleted.
+    /// [`Topology::delete_in_steps`], and each queue must be deleted.
     pub(crate) fn close(&mut self) -> Vec<Destination> {
         self.is_closed = true;
         self.queue_names.clear();
-        self.doom_all_exchanges()
+        self.unlink_all_exchanges()
     }
 
     /// Whether additions are refused.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{Account, Identity, IdentityDetails, LoginRefused, UserLimits, UserSpec, is_impersonator};
 use crate::broker::Broker;
-use crate::permissions::{AskedRights, AskedUser, AuthzBackend};
+use crate::permissions::{AuthzBackend, AuthzSubject, ExternalPermissions};
 use crate::time::Timestamp;
 
 /// A login with a name and a secret, from whatever protocol.
@@ -48,10 +48,10 @@ pub trait AuthBackends: Send + Sync {
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer;
 
     /// Whether users of the broker's own list may come in, with the rights that are theirs there.
-    fn takes_own_users(&self) -> bool;
+    fn allows_internal_users(&self) -> bool;
 
     /// Forgets all answers of others, so that they are asked again. Returns whether others are asked at all.
-    fn forget_answers(&self) -> bool {
+    fn clear_cache(&self) -> bool {
         false
     }
 }
@@ -71,10 +71,10 @@ pub(crate) struct ExternalUser {
 
 #[derive(Clone)]
 enum ExternalRights {
-    /// Of a token.
+    /// The scopes of a token.
     Scopes(Box<[Box<str>]>),
-    /// Asked about one by one.
-    Asked(Arc<AskedRights>),
+    /// Decided by an authz backend, for each operation.
+    Asked(Arc<ExternalPermissions>),
 }
 
 impl ExternalUser {
@@ -123,7 +123,7 @@ impl Eq for ExternalUser {}
 
 /// The rights that a token grants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenRights {
+pub struct TokenPermissions {
     /// Scopes without their prefix: `read:*/*`, `write:%2F/orders`.
     pub scopes: Vec<Box<str>>,
     /// The user's tags, such as `administrator`.
@@ -134,8 +134,8 @@ pub struct TokenRights {
 
 impl Identity {
     /// A user who has shown a token that was verified.
-    pub fn of_token(name: &str, rights: TokenRights) -> Self {
-        let TokenRights { scopes, tags, expires_at } = rights;
+    pub fn of_token(name: &str, rights: TokenPermissions) -> Self {
+        let TokenPermissions { scopes, tags, expires_at } = rights;
         let (account, rights) = (unlisted(name, &tags), ExternalRights::Scopes(scopes.into_boxed_slice()));
         let is_listed = false;
         Self::of_external(
@@ -145,19 +145,19 @@ impl Identity {
     }
 
     /// A user whom `backend` has let in, and about whose operations it is asked one by one.
-    pub fn of_authz_backend(user: AskedUser, backend: Arc<dyn AuthzBackend>) -> Self {
+    pub fn of_authz_backend(user: AuthzSubject, backend: Arc<dyn AuthzBackend>) -> Self {
         let account = unlisted(&user.name, &user.tags);
-        Self::of_asked(account, false, user, backend)
+        Self::for_external(account, false, user, backend)
     }
 
-    fn of_asked(
+    fn for_external(
         account: Arc<Account>,
         is_listed: bool,
-        user: AskedUser,
+        user: AuthzSubject,
         backend: Arc<dyn AuthzBackend>,
     ) -> Self {
         let (name, tags) = (user.name.clone(), user.tags.clone());
-        let rights = ExternalRights::Asked(Arc::new(AskedRights::new(backend, user)));
+        let rights = ExternalRights::Asked(Arc::new(ExternalPermissions::new(backend, user)));
         Self::of_external(&name, ExternalUser { account, tags, is_listed, rights, expires_at: None })
     }
 
@@ -178,8 +178,8 @@ impl Identity {
         from: Option<IpAddr>,
     ) -> Option<Self> {
         let account = broker.account(self)?;
-        let user = AskedUser { name: self.user().into(), tags: broker.tags(self), from, client_id: None };
-        Some(Self::of_asked(account, true, user, backend))
+        let user = AuthzSubject { name: self.user().into(), tags: broker.tags(self), from, client_id: None };
+        Some(Self::for_external(account, true, user, backend))
     }
 
     /// The same user of the broker's own list, with the tags that another auth backend has added.
@@ -197,7 +197,7 @@ impl Identity {
     }
 
     /// The rights that another auth backend decides about.
-    pub(crate) fn asked(&self) -> Option<&Arc<AskedRights>> {
+    pub(crate) fn asked(&self) -> Option<&Arc<ExternalPermissions>> {
         match &self.external()?.rights {
             ExternalRights::Asked(asked) => Some(asked),
             ExternalRights::Scopes(_) => None,

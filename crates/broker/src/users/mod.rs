@@ -12,7 +12,7 @@ use sync::{Rank, RwLock};
 
 pub(crate) use attempts::Attempts;
 pub(crate) use external::ExternalUser;
-pub use external::{AuthBackends, LoginAnswer, LoginAttempt, PendingAnswer, TokenRights};
+pub use external::{AuthBackends, LoginAnswer, LoginAttempt, PendingAnswer, TokenPermissions};
 pub use password::PasswordHash;
 
 use crate::limits::Tally;
@@ -33,7 +33,7 @@ struct IdentityDetails {
     client: Option<Arc<ClientName>>,
     /// `None` for a user of the broker's own list.
     external: Option<Arc<ExternalUser>>,
-    /// Of a user of the list whose password another auth backend has checked.
+    /// Tags from the auth backend that has checked the password of an internal user.
     added_tags: Vec<String>,
 }
 
@@ -78,10 +78,10 @@ pub enum LoginRefused {
     #[error("user can only log in via localhost")]
     LoopbackOnly,
     /// Too many wrong passwords were tried for the user from the same address.
-    #[error("too many wrong passwords of late")]
+    #[error("too many failed login attempts")]
     TooManyAttempts,
     /// Another auth backend could not be asked, which is no fault of the user. `why` has nothing of the secret.
-    #[error("{backend} gave no answer: {why}")]
+    #[error("{backend} unavailable: {why}")]
     Unanswered {
         /// The name of the auth backend, as the configuration has it.
         backend: &'static str,

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use md5::Md5;
 use sha2::{Digest, Sha256, Sha512};
 use subtle::ConstantTimeEq;
 
@@ -20,9 +21,10 @@ pub struct PasswordHash {
 /// A stored hash that cannot be used.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub(crate) enum PasswordHashError {
-    /// `hashing_algorithm` is none that RabbitMQ supports and that is still safe to use.
+    /// `hashing_algorithm` is none that comes with RabbitMQ.
     #[error(
-        "hashing_algorithm '{0}' is neither rabbit_password_hashing_sha256 nor rabbit_password_hashing_sha512"
+        "hashing_algorithm '{0}' is none of rabbit_password_hashing_sha256, rabbit_password_hashing_sha512 and \
+         rabbit_password_hashing_md5"
     )]
     Algorithm(String),
     /// `password_hash` is not base64.
@@ -38,11 +40,13 @@ pub(crate) enum PasswordHashError {
     },
 }
 
-/// The digests that RabbitMQ supports and that are still safe to use.
+/// The digests that come with RabbitMQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algorithm {
     Sha256,
     Sha512,
+    /// That of RabbitMQ before 3.6, whose users have it until their passwords change. It is broken: no new password gets it.
+    Md5,
 }
 
 impl PasswordHash {
@@ -62,6 +66,7 @@ impl PasswordHash {
         let algorithm = match algorithm {
             None | Some("rabbit_password_hashing_sha256") => Algorithm::Sha256,
             Some("rabbit_password_hashing_sha512") => Algorithm::Sha512,
+            Some("rabbit_password_hashing_md5") => Algorithm::Md5,
             Some(other) => return Err(PasswordHashError::Algorithm(other.to_owned())),
         };
         let bytes = STANDARD.decode(base64).map_err(PasswordHashError::Base64)?;
@@ -82,6 +87,7 @@ impl PasswordHash {
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "rabbit_password_hashing_sha256",
             Algorithm::Sha512 => "rabbit_password_hashing_sha512",
+            Algorithm::Md5 => "rabbit_password_hashing_md5",
         };
         (STANDARD.encode(bytes), algorithm)
     }
@@ -112,6 +118,7 @@ impl Algorithm {
             Self::Sha512 => {
                 Sha512::new().chain_update(salt).chain_update(password).finalize().as_slice().into()
             }
+            Self::Md5 => Md5::new().chain_update(salt).chain_update(password).finalize().as_slice().into(),
         }
     }
 
@@ -119,6 +126,7 @@ impl Algorithm {
         match self {
             Self::Sha256 => 32,
             Self::Sha512 => 64,
+            Self::Md5 => 16,
         }
     }
 }
@@ -157,6 +165,15 @@ mod tests {
         assert!(PasswordHash::parse(&text, None).is_err(), "as long as SHA-256 it is not");
     }
 
+    /// RabbitMQ 4.3.6 takes this hash for the password `pw`.
+    #[test]
+    fn md5_of_an_old_rabbitmq_is_understood() {
+        let (text, algorithm) = ("YWJjZODzy6NRiTHUYpNJdsHFvNQ=", "rabbit_password_hashing_md5");
+        let hash = PasswordHash::parse(text, Some(algorithm)).unwrap();
+        assert!(hash.matches(b"pw") && !hash.matches(b"wp"));
+        assert_eq!(hash.write(), (text.to_owned(), algorithm));
+    }
+
     #[test]
     fn one_password_has_many_hashes() {
         let (one, other) = (PasswordHash::new(b"guest"), PasswordHash::new(b"guest"));
@@ -169,7 +186,7 @@ mod tests {
         let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err().to_string();
         assert!(refused("!", None).starts_with("password_hash is not base64"));
         assert_eq!(refused("AAAA", None), "password_hash has 3 bytes, not the 36 of salt and digest");
-        assert!(refused(DOCUMENTED, Some("rabbit_password_hashing_md5")).contains("_md5' is neither"));
+        assert!(refused(DOCUMENTED, Some("rabbit_password_hashing_sha1")).contains("_sha1' is none of"));
     }
 
     #[test]

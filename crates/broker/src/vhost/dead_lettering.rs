@@ -132,7 +132,7 @@ impl VirtualHost {
             },
         };
         let mut queues = topology.route(slot, routed).queues;
-        queues.retain(|queue| !letter.circles_to(queue.name()));
+        queues.retain(|queue| !letter.would_cycle(queue.name()));
         queues
     }
 }

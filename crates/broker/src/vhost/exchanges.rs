@@ -107,11 +107,11 @@ impl VirtualHost {
             let exchange = Resource::Exchange.describe(name, &self.name);
             return Err(BrokerError::precondition(format!("{exchange} in use")));
         }
-        let doomed = topology.doom_exchange(slot);
+        let doomed = topology.unlink_exchange(slot);
         self.topology_changed();
         drop(topology);
         self.metrics.exchanges.sub(1);
-        self.demolish(vec![doomed]);
+        self.delete_in_steps(vec![doomed]);
         Ok(self.ticket(durable))
     }
 
@@ -183,7 +183,7 @@ impl VirtualHost {
     pub(super) fn after_unbind(&self, removed: bool, doomed: Vec<Destination>) {
         self.metrics.bindings.sub(usize::from(removed));
         self.metrics.exchanges.sub(doomed.len());
-        self.demolish(doomed);
+        self.delete_in_steps(doomed);
     }
 
     pub(super) fn find_exchange(&self, topology: &Topology, name: &str) -> Result<u32, BrokerError> {

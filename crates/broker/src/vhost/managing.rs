@@ -95,6 +95,6 @@ impl VirtualHost {
     /// Removes exchanges that have lost their names, with their bindings.
     pub(crate) fn finish_exchanges(&self, doomed: Vec<Destination>) {
         self.metrics.exchanges.sub(doomed.len());
-        self.demolish(doomed);
+        self.delete_in_steps(doomed);
     }
 }

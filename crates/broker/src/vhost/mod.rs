@@ -8,7 +8,7 @@ mod queues;
 mod restoring;
 
 pub(crate) use exchanges::{check_deletable, check_not_default};
-pub(crate) use restoring::Restoring;
+pub(crate) use restoring::TopologyRecovery;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -414,11 +414,11 @@ impl VirtualHost {
     /// Removes doomed queues and exchanges, with all their bindings, and exchanges that are deleted with
     /// those. The lock is released now and then, so that other threads do not wait for the removal of very
     /// many bindings.
-    fn demolish(&self, mut doomed: Vec<Destination>) {
+    fn delete_in_steps(&self, mut doomed: Vec<Destination>) {
         while let Some(what) = doomed.pop() {
             let mut topology = self.topology.write();
             let mut more = Vec::new();
-            let (bindings, done) = topology.demolish(what, DEMOLITION_CHUNK, &mut more);
+            let (bindings, done) = topology.delete_in_steps(what, DELETE_CHUNK, &mut more);
             self.topology_changed();
             // Fair unlocking; otherwise this thread would finish the next chunk before a waiting publisher
             // has woken up.
@@ -440,7 +440,7 @@ impl fmt::Debug for VirtualHost {
 }
 
 /// Bindings removed in one go, with the topology locked: about a millisecond.
-const DEMOLITION_CHUNK: usize = 1000;
+const DELETE_CHUNK: usize = 1000;
 
 /// Name, type and `internal` flag of the exchanges that every virtual host has.
 const STANDARD_EXCHANGES: &[(&str, ExchangeKind, bool)] = &[

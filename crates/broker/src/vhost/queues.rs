@@ -75,7 +75,7 @@ impl VirtualHost {
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
         let mut arguments = declare.arguments.decode();
         let is_asked_for = declare.type_name.is_none() && arguments.get("x-queue-type").is_none();
-        if is_asked_for && self.compatibility.writes_queue_types() {
+        if is_asked_for && self.compatibility.stores_queue_type_argument() {
             let kind = self.kind_without_type(declare);
             arguments.insert("x-queue-type", FieldValue::text(kind.name()));
         }
@@ -344,11 +344,11 @@ impl VirtualHost {
             }
         }
         let mut topology = self.topology.write();
-        let doomed = topology.doom_queue(queue.slot());
+        let doomed = topology.unlink_queue(queue.slot());
         self.topology_changed();
         drop(topology);
         queue.forget_stored();
-        self.demolish(vec![doomed]);
+        self.delete_in_steps(vec![doomed]);
     }
 
     /// A ticket that is done when a queue that does not exist is not on disk either. Another thread may have marked it as
@@ -359,7 +359,7 @@ impl VirtualHost {
             let mut topology = self.topology.write();
             if let Some(slot) = topology.deleted_queue(name) {
                 // The other thread removes the rest.
-                topology.doom_queue(slot);
+                topology.unlink_queue(slot);
                 self.topology_changed();
             }
         }

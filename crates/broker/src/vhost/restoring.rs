@@ -15,7 +15,7 @@ use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd};
 use crate::topology_recorder::{WrittenBinding, WrittenEnd};
 
 /// Restores exchanges and queues.
-pub(crate) struct Restoring<'b> {
+pub(crate) struct TopologyRecovery<'b> {
     broker: &'b Broker,
     store: &'b Store,
     vhosts: Vec<Arc<VirtualHost>>,
@@ -33,7 +33,7 @@ pub(crate) struct RestoringBindings {
     ends: HashMap<NumberedEnd, (usize, Destination)>,
 }
 
-impl<'b> Restoring<'b> {
+impl<'b> TopologyRecovery<'b> {
     pub(crate) fn new(broker: &'b Broker, store: &'b Store) -> Self {
         let (places, ends, queues) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self { broker, store, vhosts: Vec::new(), places, ends, queues }

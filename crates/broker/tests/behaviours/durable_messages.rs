@@ -71,6 +71,23 @@ fn a_delivery_limit_counts_across_restarts() {
     assert_eq!(disk_world.drain("q"), Vec::<String>::new(), "delivered more often than allowed");
 }
 
+/// As in RabbitMQ, where a limit that has become smaller drops no message before its next failure.
+#[test]
+fn a_start_drops_no_message_that_failed_more_often_than_a_newer_limit_allows() {
+    let mut disk_world = disk_world(36);
+    let queue = disk_world.durable("q", &[("x-queue-type", FieldValue::text("quorum"))]);
+    disk_world.publish("", "q", "kept");
+    for _ in 0..25 {
+        queue.requeue(vec![disk_world.world.get(&queue)], Returned::Released, disk_world.world.now);
+    }
+    disk_world.sync();
+    let disk_world = disk_world.crash_into(Compatibility::V4);
+    let queue = disk_world.queue("q");
+    assert_eq!((queue.delivery_limit(), queue.message_count()), (Some(20), 1));
+    queue.requeue(vec![disk_world.world.get(&queue)], Returned::Failed, disk_world.world.now);
+    assert_eq!(queue.message_count(), 0, "that was its next failure");
+}
+
 /// As in RabbitMQ, quorum queues store messages whatever their delivery mode is; other queues of the same messages do not.
 #[test]
 fn a_quorum_queue_stores_transient_messages_too() {

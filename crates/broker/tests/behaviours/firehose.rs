@@ -162,11 +162,11 @@ fn a_held_message_is_told_of_when_it_is_held() {
         body: Body::Copied(body),
     };
     world.publisher.hold(held(b"given up"), world.now).unwrap();
-    world.publisher.hold(held(b"committed"), world.now).unwrap();
+    let committed = world.publisher.hold(held(b"committed"), world.now).unwrap();
     world.publisher.flush(world.now);
     let expected = pairs(&[("publish.", "given up"), ("publish.", "committed")]);
     assert_eq!(heard(&world, &hears), expected);
-    assert!(world.publisher.publish_in_transaction(held(b"committed"), world.now).unwrap());
+    assert!(world.publisher.publish_held(held(b"committed"), &committed, world.now).unwrap());
     world.publisher.flush(world.now);
     assert_eq!(heard(&world, &hears), []);
 }

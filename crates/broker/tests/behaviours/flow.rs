@@ -43,7 +43,7 @@ impl Connected {
 }
 
 /// Publishes `count` messages to the queue `q` as one batch of input; returns the hold.
-fn publish(world: &mut World, count: usize) -> Option<Box<PublisherHold>> {
+fn publish(world: &mut World, count: usize) -> Option<Box<ThrottledPublisher>> {
     for _ in 0..count {
         let publish =
             Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
@@ -85,7 +85,7 @@ fn messages_that_come_back_do_not_show_that_holding_helps() {
 }
 
 /// Publishes until there is a hold.
-fn hold_of(world: &mut World) -> Box<PublisherHold> {
+fn hold_of(world: &mut World) -> Box<ThrottledPublisher> {
     for _ in 0..100 {
         if let Some(hold) = publish(world, 256) {
             return hold;

@@ -81,7 +81,7 @@ fn a_deleted_virtual_host_takes_everything_with_it() {
         (broker.metrics().queues.get(), broker.metrics().bindings.get(), broker.metrics().exchanges.get());
     assert_eq!(before, (1, 1, 12));
     let queue = broker.vhost("v").unwrap().find_queue("q").unwrap();
-    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    assert!(broker.delete_definition(Section::VirtualHosts, &["v"], NOW));
     assert!(broker.vhost("v").is_none() && queue.is_deleted());
     let after =
         (broker.metrics().queues.get(), broker.metrics().bindings.get(), broker.metrics().exchanges.get());
@@ -89,7 +89,7 @@ fn a_deleted_virtual_host_takes_everything_with_it() {
     for section in [Section::VirtualHosts, Section::Permissions, Section::Policies] {
         assert!(broker.definitions_of(section, &[]).iter().all(|entry| entry["vhost"] != "v"), "{section:?}");
     }
-    assert!(!broker.undefine(Section::VirtualHosts, &["v"], NOW), "it is gone");
+    assert!(!broker.delete_definition(Section::VirtualHosts, &["v"], NOW), "it is gone");
 }
 
 /// Names of the entries on disk in a section, except those of the standard exchanges.
@@ -124,7 +124,7 @@ fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_
     });
     load(&broker, &json!({"vhosts": [{"name": "v"}]}));
     some_are_there.recv().unwrap();
-    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    assert!(broker.delete_definition(Section::VirtualHosts, &["v"], NOW));
     assert_eq!(declaring.join().unwrap(), BrokerError::NoVirtualHost("v".to_owned()));
     let exchange = ExchangeDeclare { name: "e", kind: "topic", durable: true, ..ExchangeDeclare::default() };
     assert!(vhost.declare_exchange(&exchange).is_err() && vhost.is_gone());
@@ -160,7 +160,7 @@ fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_
     // Some of the entries are on disk already, and some are not.
     disk_world.sync();
     vhost.note(|catalogue| catalogue.put(sections[0], b"\x01vd".to_vec(), Vec::new()));
-    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    assert!(broker.delete_definition(Section::VirtualHosts, &["v"], NOW));
     load(&broker, &json!({"vhosts": [{"name": "v"}]}));
     for section in sections {
         assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_none());
@@ -182,7 +182,7 @@ fn a_deleted_user_has_no_permissions_when_it_comes_again() {
     );
     let identity = broker.authenticate("u", b"p", true).unwrap();
     assert!(broker.open(&identity, "/").is_ok());
-    assert!(broker.undefine(Section::Users, &["u"], NOW));
+    assert!(broker.delete_definition(Section::Users, &["u"], NOW));
     assert!(broker.authenticate("u", b"p", true).is_err());
     load(&broker, &user);
     assert!(broker.open(&identity, "/").is_err());
@@ -204,7 +204,7 @@ fn policies_and_operator_policies_are_told_with_what_holds() {
     assert_eq!((name.as_deref(), operator.as_deref()), (Some("p"), Some("o")));
     assert_eq!(merged, json!({"max-length": 4, "message-ttl": 5}), "the lower limit");
     assert_eq!(queue.arguments().max_length, Some(4));
-    assert!(broker.undefine(Section::Parameters, &["/", "operator_policy", "o"], NOW));
+    assert!(broker.delete_definition(Section::Parameters, &["/", "operator_policy", "o"], NOW));
     assert_eq!(queue.arguments().max_length, Some(9));
 }
 

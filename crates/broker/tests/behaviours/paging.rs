@@ -443,6 +443,23 @@ fn a_delivery_limit_counts_for_what_a_restart_left_on_disk() {
 }
 
 #[test]
+fn what_failed_more_often_than_a_newer_limit_allows_is_loaded_from_disk() {
+    let mut disk_world = paging(37, 0);
+    let queue = disk_world.durable("q", &[("x-queue-type", FieldValue::text("quorum"))]);
+    persistent(&mut disk_world, MANY);
+    for _ in 0..3 {
+        let taken: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).take(200).collect();
+        queue.requeue(taken, Returned::Failed, disk_world.world.now);
+    }
+    disk_world.sync();
+    let disk_world = disk_world.crash();
+    set_policy(&disk_world, r#"{"delivery-limit": 1}"#);
+    assert_eq!(disk_world.queue("q").delivery_limit(), Some(1));
+    disk_world.page();
+    assert_eq!(disk_world.drain("q"), bodies(0..MANY));
+}
+
+#[test]
 fn a_message_of_many_queues_counts_once_in_memory() {
     let mut disk_world = paging(17, u64::MAX);
     for at in 0..50 {

@@ -40,9 +40,11 @@ fn least_of_groups(root: &Path, groups: &str) -> Option<u64> {
 /// path does not exist, it is the host's path seen from within a container, whose own group is at `mount`.
 fn least_up_to(mount: &Path, path: &str, file: &str) -> Option<u64> {
     let group: PathBuf = mount.join(path.trim_start_matches('/'));
-    let folders = group.ancestors().take_while(|folder| folder.starts_with(mount));
+    let directories = group.ancestors().take_while(|directory| directory.starts_with(mount));
     // `max`, and the huge number for it in version 1, do not limit below the machine's memory.
-    folders.filter_map(|folder| fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()).min()
+    directories
+        .filter_map(|directory| fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok())
+        .min()
 }
 
 #[cfg(test)]
@@ -50,9 +52,9 @@ mod tests {
     use super::*;
 
     fn group(root: &Path, path: &str, file: &str, limit: &str) {
-        let folder = root.join(path);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(file), format!("{limit}\n")).unwrap();
+        let directory = root.join(path);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join(file), format!("{limit}\n")).unwrap();
     }
 
     #[test]

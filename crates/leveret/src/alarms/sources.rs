@@ -11,7 +11,7 @@ use store::Store;
 pub(super) trait Sources {
     /// Bytes of memory that this process uses.
     fn memory_used(&self) -> Option<u64>;
-    /// Bytes that may still be written to the data folder's file system.
+    /// Bytes that may still be written to the data directory's file system.
     fn disk_free(&self) -> Option<u64>;
     /// Whether the store can write nothing, or only acknowledgements into the space reserved for them.
     fn needs_space(&self) -> bool;
@@ -21,11 +21,11 @@ pub(super) trait Sources {
     fn page(&self, used: u64, limit: Option<u64>);
 }
 
-/// Measures this process and its data folder.
+/// Measures this process and its data directory.
 pub(super) struct System {
-    /// The data folder.
-    pub(super) folder: Option<PathBuf>,
-    /// The broker, whose store is in the data folder.
+    /// The data directory.
+    pub(super) directory: Option<PathBuf>,
+    /// The broker, whose store is in the data directory.
     pub(super) broker: Option<Arc<Broker>>,
     /// Bytes of memory that this process may use, if that is known.
     pub(super) memory_total: Option<u64>,
@@ -45,7 +45,7 @@ impl Sources for System {
 
     /// Excludes the space reserved for the superuser.
     fn disk_free(&self) -> Option<u64> {
-        let file_system = rustix::fs::statvfs(self.folder.as_ref()?).ok()?;
+        let file_system = rustix::fs::statvfs(self.directory.as_ref()?).ok()?;
         file_system.f_bavail.checked_mul(file_system.f_frsize)
     }
 
@@ -73,10 +73,11 @@ mod tests {
 
     #[test]
     fn this_process_and_its_disk_are_measured() {
-        let folder = tempfile::tempdir().unwrap();
-        let system = System { folder: Some(folder.path().to_owned()), broker: None, memory_total: None };
+        let directory = tempfile::tempdir().unwrap();
+        let system =
+            System { directory: Some(directory.path().to_owned()), broker: None, memory_total: None };
         assert!(system.memory_used().unwrap() > 1 << 20);
         assert!(system.disk_free().unwrap() > 0);
-        assert_eq!(System { folder: None, ..system }.disk_free(), None);
+        assert_eq!(System { directory: None, ..system }.disk_free(), None);
     }
 }

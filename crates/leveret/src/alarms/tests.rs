@@ -119,9 +119,9 @@ fn near_a_limit_it_is_looked_at_more_often() {
 #[test]
 fn a_limit_of_nothing_blocks_from_the_first_sample_on() {
     let alarms = Arc::new(Alarms::default());
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let everything = ByteSize(u64::MAX);
-    let path = Some(folder.path().to_owned());
+    let path = Some(directory.path().to_owned());
     let (nothing, broker) = (Watermark::Share(0.0), Broker::new(BrokerConfig::default()));
     let sampler = Sampler::start(Arc::clone(&alarms), nothing, everything, path, broker).unwrap();
     assert!(alarms.is_raised(Resource::Memory) && alarms.is_raised(Resource::Disk));

@@ -121,7 +121,7 @@ impl Value for ListenAddr {
             }
         }
         if several.is_empty() {
-            Err("is an empty list ('off' is none)".into())
+            Err("is an empty list (use 'off' for none)".into())
         } else {
             Ok(Self::Several(several))
         }
@@ -164,7 +164,7 @@ pub(crate) struct UpstreamUrl {
     pub(crate) port: u16,
     /// Whether to use TLS.
     pub(crate) tls: bool,
-    /// Whether the URL has a user or vhost, which have no effect; start-up warns about them.
+    /// Whether the URL has a user or vhost, which have no effect; startup warns about them.
     pub(crate) has_unused_parts: bool,
 }
 
@@ -357,7 +357,7 @@ mod tests {
             (&["a:1", "unix:/b"], "'unix:/b' cannot be combined with another address"),
             (&["a:1", "a:1"], "names a:1 twice"),
             (&["a:1,b"], "'b' has no port (HOST:PORT, unix:/path or off)"),
-            (&[], "is an empty list ('off' is none)"),
+            (&[], "is an empty list (use 'off' for none)"),
         ] {
             assert_eq!(all(texts).unwrap_err().to_string(), reason);
         }

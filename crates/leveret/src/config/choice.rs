@@ -120,7 +120,7 @@ words!(LimitsMode { "enforce" => Self::Enforce, "alarm" => Self::Alarm });
 /// When the definitions are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DefinitionsIf {
-    /// The data folder is empty.
+    /// The data directory is empty.
     Empty,
     Always,
 }

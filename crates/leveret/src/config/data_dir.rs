@@ -1,4 +1,4 @@
-//! The folder in which the embedded broker stores durable data.
+//! The directory in which the embedded broker stores durable data.
 
 use std::env;
 use std::path::PathBuf;
@@ -11,32 +11,35 @@ use super::value_error::ValueError;
 pub(crate) enum DataDir {
     /// Nothing is stored on disk.
     Off,
-    /// The system's folder for state: `STATE_DIRECTORY`, `XDG_STATE_HOME` or below `HOME`.
+    /// The system's directory for state: `STATE_DIRECTORY`, `XDG_STATE_HOME` or below `HOME`.
     Auto,
-    /// This folder.
+    /// This directory.
     At(PathBuf),
 }
 
 impl DataDir {
-    /// The folder; `None` if nothing is to be stored.
+    /// The directory; `None` if nothing is to be stored.
     ///
     /// # Errors
     ///
-    /// The setting is `auto`, and the environment names no folder.
-    pub(crate) fn folder(&self) -> Result<Option<PathBuf>, ValueError> {
-        self.folder_with(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+    /// The setting is `auto`, and the environment names no directory.
+    pub(crate) fn directory(&self) -> Result<Option<PathBuf>, ValueError> {
+        self.directory_with(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
-    fn folder_with(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Option<PathBuf>, ValueError> {
+    fn directory_with(
+        &self,
+        variable: impl Fn(&str) -> Option<PathBuf>,
+    ) -> Result<Option<PathBuf>, ValueError> {
         match self {
             Self::Off => Ok(None),
-            Self::At(folder) => Ok(Some(folder.clone())),
+            Self::At(directory) => Ok(Some(directory.clone())),
             Self::Auto => {
                 let state = || variable("XDG_STATE_HOME").map(|state| state.join("leveret"));
                 let home = || variable("HOME").map(|home| home.join(".local/state/leveret"));
-                let folder = variable("STATE_DIRECTORY").or_else(state).or_else(home);
+                let directory = variable("STATE_DIRECTORY").or_else(state).or_else(home);
                 let unknown = "'auto', but neither STATE_DIRECTORY, XDG_STATE_HOME nor HOME is set; name a directory, or 'off'";
-                folder.map(Some).ok_or_else(|| unknown.into())
+                directory.map(Some).ok_or_else(|| unknown.into())
             }
         }
     }
@@ -58,7 +61,7 @@ impl Value for DataDir {
         match self {
             Self::Off => quoted("off"),
             Self::Auto => quoted("auto"),
-            Self::At(folder) => quoted(&folder.to_string_lossy()),
+            Self::At(directory) => quoted(&directory.to_string_lossy()),
         }
     }
 }
@@ -71,7 +74,7 @@ mod tests {
     fn the_system_is_asked_before_the_user() {
         let auto = |set: &[(&str, &str)]| {
             let set = set.to_vec();
-            DataDir::Auto.folder_with(move |name| {
+            DataDir::Auto.directory_with(move |name| {
                 set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())
             })
         };

@@ -64,12 +64,12 @@ keys! {
     "path" "PATH" "none" "A path on the listeners `ws` and `wss`, such as `/mqtt`. A relay needs this, `listen`, or both.";
     "listen" "ADDR" "off" "A listener of its own, for WebSocket at every path.";
     "tls" "MODE" "off" "With `on`, that listener is for TLS, with `tls_cert` and `tls_key`.";
-    "upstream" "URL" "needed" "The server behind: `tcp://host:port`, `tls://host:port` or `unix:/path`. It is connected to before the client is upgraded; a refusal is 502 to the client, no answer is 504.";
+    "upstream" "URL" "needed" "The server behind the relay: `tcp://host:port`, `tls://host:port` or `unix:/path`. It is connected to before the client is upgraded; a refusal is 502 to the client, no answer is 504.";
     "upstream_ca" "FILE" "off" "The CA certificates by which the certificate of a `tls://` server is verified, as PEM; `off` for those of the system.";
     "upstream_server_name" "HOST" "off" "The name that its certificate has to be for; `off` for the host of its URL.";
-    "upstream_verify" "MODE" "on" "With `off` its certificate is not verified, and anybody on the network path can read the data; the log warns of it at the start.";
+    "upstream_verify" "MODE" "on" "With `off` its certificate is not verified, and anyone on the network path can read the data; a warning is logged at startup.";
     "connect_timeout" "DURATION" "5s" "How long connecting may take, TLS included. From `100ms` to `10m`; `handshake_timeout` does not count meanwhile.";
-    "proxy_protocol" "MODE" "off" "A PROXY protocol header in front of each connection to the server behind: `off`, `v1` or `v2`. It has the client's address: the one that a proxy in `ws_trusted_proxies` or `trusted_proxies` reports, else the peer's.";
+    "proxy_protocol" "MODE" "off" "A PROXY protocol header in front of each connection to that server: `off`, `v1` or `v2`. It has the client's address: the one that a proxy in `ws_trusted_proxies` or `trusted_proxies` reports, else the peer's.";
     "subprotocols" "list" "any" "Subprotocols in order of preference. A client that offers others only gets 400, one that offers none is relayed without. Without a list, the first that a client offers is taken.";
     "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
     "max_connections" "N" "unlimited" "Maximum number of connections of this relay; above it the answer is 503. They count for the server's own limits, too.";

@@ -50,7 +50,7 @@ pub(super) const LOGIN_BY_CERTIFICATE: Requirement =
 
 pub(super) const EMBEDDED_BROKER: Requirement = Requirement {
     is_met: |config| config.upstream.is_empty(),
-    otherwise: "is for the embedded broker, and with an upstream there is none",
+    otherwise: "applies to the embedded broker only, not with an upstream",
 };
 
 pub(super) const OAUTH2: Requirement = Requirement {

@@ -1,14 +1,14 @@
-//! Why the file or folder that a setting names cannot be used.
+//! Why the file or directory that a setting names cannot be used.
 
 use std::error::Error;
 use std::fmt;
 
-/// A setting whose file or folder cannot be used. Its text begins with the key.
+/// A setting whose file or directory cannot be used. Its text begins with the key.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: {}{source}", subject.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default())]
 pub(crate) struct SettingError {
     key: &'static str,
-    /// The file, the folder or the relay, unless the source names it.
+    /// The file, the directory or the relay, unless the source names it.
     subject: Option<String>,
     source: Box<dyn Error + Send + Sync>,
 }

@@ -183,59 +183,59 @@ settings! {
         /// AMQP 0-9-1 over WebSocket, for browsers, at `/` and `/ws/amqp`.
         ws: ListenAddr = "127.0.0.1:15670";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        /// AMQP 0-9-1 over WebSocket and TLS; needs `tls_cert` and `tls_key`.
         wss: ListenAddr = "off", requires CERTIFICATE;
 
         /// MQTT 3.1, 3.1.1 and 5.0 for applications, on the embedded broker or in front of the upstream, which needs no MQTT of
         /// its own. With `upstream_mqtt` clients are relayed there instead.
         mqtt: ListenAddr = "127.0.0.1:1883", with upstream "off";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        /// MQTT over TLS; needs `tls_cert` and `tls_key`.
         mqtts: ListenAddr = "off", requires CERTIFICATE;
 
-        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it, `/mqtt` and `/`. `ws` and `wss`
-        /// have it at `/ws/mqtt`.
+        /// MQTT over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it, `/mqtt` and `/`. `ws` and `wss` have
+        /// it at `/ws/mqtt`.
         web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        /// MQTT over WebSocket and TLS; needs `tls_cert` and `tls_key`.
         web_mqtts: ListenAddr = "off", requires CERTIFICATE;
 
         /// STOMP 1.0 to 1.2 for applications, on the embedded broker or in front of the upstream, which needs no STOMP of its
         /// own. With `upstream_stomp` clients are relayed there instead.
         stomp: ListenAddr = "127.0.0.1:61613", with upstream "off";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        /// STOMP over TLS; needs `tls_cert` and `tls_key`.
         stomps: ListenAddr = "off", requires CERTIFICATE;
 
-        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-STOMP has it. `ws` and `wss` have it at
+        /// STOMP over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-STOMP has it. `ws` and `wss` have it at
         /// `/ws/stomp`.
         web_stomp: ListenAddr = "127.0.0.1:15674", with upstream "off";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        /// STOMP over WebSocket and TLS; needs `tls_cert` and `tls_key`.
         web_stomps: ListenAddr = "off", requires CERTIFICATE;
 
         /// The dashboard (`/`), the management API (`/api`), health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page
         /// to try AMQP over WebSocket (`/messages`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
 
-        /// The same over TLS; needs `tls_cert` and `tls_key`. RabbitMQ has its management there at port 15671.
+        /// The listener `http` over TLS; needs `tls_cert` and `tls_key`. RabbitMQ's management uses port 15671.
         https: ListenAddr = "off", requires CERTIFICATE;
 
-        /// For how long every answer of `https` has browsers use only TLS for this host (Strict-Transport-Security); with 0
-        /// the header is not sent. It holds for all ports of the host's name, `http` and other servers' among them, and
+        /// How long browsers use only TLS for this host (Strict-Transport-Security, sent with every response of `https`); with
+        /// 0 the header is not sent. It applies to all ports of the host's name, `http` and other servers' among them, and
         /// browsers remember it for that time.
         https_strict: Duration = "0s", from "0s" to "20000h", requires HTTPS;
 
-        /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that are
-        /// not to reach `http`; RabbitMQ has them at port 15692.
+        /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that must
+        /// not have access to `http`; RabbitMQ has them at port 15692.
         prometheus: ListenAddr = "off";
     }
 
     "Load balancers" {
         /// Whether load balancers in front of `amqp` and `amqps` report the client's address by the PROXY protocol: `off`,
         /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the address
-        /// in it counts for limits, logs and users that may log in from this machine only. Everybody else connects without a
-        /// header, and is closed when sending one.
+        /// in it counts for limits, logs and users that may log in from this machine only. Connections from other addresses
+        /// have no header, and are closed if they send one.
         proxy_protocol: InboundHeader = "off", requires TRUSTED_PROXIES;
 
         /// The addresses of the load balancers, such as `10.0.0.0/8`, or `unix` for Unix sockets; repeat it for several.
@@ -259,8 +259,8 @@ settings! {
 
         /// The addresses of reverse proxies in front of `ws` and `wss`, such as `10.0.0.0/8`, or `unix` for Unix sockets;
         /// repeat it for several. The client's address that they report in `Forwarded`, `X-Forwarded-For` or `X-Real-IP`
-        /// counts for limits, logs and users that may log in from this machine only; these headers are ignored from anybody
-        /// else.
+        /// counts for limits, logs and users that may log in from this machine only; from other addresses these headers are
+        /// ignored.
         ws_trusted_proxies: Networks = "off";
     }
 
@@ -299,9 +299,9 @@ settings! {
     }
 
     "Upstream" {
-        /// A broker to stand in front of, `amqp://host[:port]` or `amqps://host[:port]`; repeat it for several.
-        /// Without one, Leveret is the broker itself.
-        /// Clients log in upstream with their own credentials: a user, password or vhost in the URL is not used.
+        /// The broker to forward clients to, `amqp://host[:port]` or `amqps://host[:port]`; repeat it for several. Without
+        /// one, Leveret is the broker itself. Clients log in upstream with their own credentials: a user, password or vhost in
+        /// the URL is not used.
         upstream: Vec<UpstreamUrl> = "off";
 
         /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`,
@@ -330,8 +330,8 @@ settings! {
         /// The name that an `amqps://` upstream's certificate has to be for; `off` for the host of its URL.
         upstream_server_name: HostName = "off", requires UPSTREAM_OVER_TLS;
 
-        /// Whether the certificate of an `amqps://` upstream is verified. With `off` anybody on the network path can read
-        /// everything, passwords included; start-up warns of it.
+        /// Whether the certificate of an `amqps://` upstream is verified. With `off` anyone on the network path can read
+        /// everything, passwords included; a warning is logged at startup.
         upstream_verify: Switch = "on", requires UPSTREAM_OVER_TLS;
 
         /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It has Leveret's own
@@ -352,31 +352,31 @@ settings! {
         /// and as many for everything else. Another one is opened when those that are there are busy or full.
         upstream_connections_max: u16 = "8", from "1" to "1024";
 
-        /// How many of them stay open although nobody uses them, unless another user or virtual host needs a connection.
+        /// How many of these connections stay open while idle, unless another user or virtual host needs a connection.
         upstream_connections_min: u16 = "0", from "0" to "1024";
 
         /// Maximum number of channels on an upstream connection that clients share, if the upstream allows as many.
         upstream_channels_max: u16 = "1000", from "1" to "65535";
 
-        /// Maximum number of upstream connections in all, dedicated ones included. Each needs a file descriptor. A client
-        /// that needs one more waits for `upstream_arrival_max`; unused ones are closed to make room.
+        /// Maximum number of upstream connections in all, dedicated ones included. Each needs a file descriptor. A client that
+        /// needs one more waits for `upstream_arrival_max`; idle ones are evicted.
         upstream_connections_total: u32 = "4096", from "1" to "1000000";
 
-        /// An upstream connection, or a channel on one, that nobody has used for this long is closed.
+        /// An upstream connection, or a channel on one, that has been idle for this long is closed.
         upstream_idle_timeout: Duration = "60s", from "100ms" to "24h";
 
-        /// How long clients whose upstream connection is lost wait for an upstream to answer again, before they get 320
-        /// CONNECTION_FORCED. With `0s` only an upstream that answers immediately is used, and nobody waits.
+        /// How long clients whose upstream connection is lost wait for an upstream to be reachable again, before they get 320
+        /// CONNECTION_FORCED. With `0s` only an upstream that is reachable immediately is used, and no client waits.
         upstream_outage_max: Duration = "60s", from "0s" to "24h";
 
-        /// How long a client that is logging in when the upstreams stop answering waits for one to return, before its
-        /// connection is closed without an answer. It is admitted only when an upstream has accepted its credentials. While
-        /// no upstream is known to answer, connections are closed immediately, as by a broker that is down. Also how long a
-        /// client waits that needs an upstream connection while there are `upstream_connections_total`; then 506
-        /// RESOURCE_ERROR ends it.
+        /// How long a client that is logging in when the upstreams become unreachable waits for one to be reachable again,
+        /// before its connection is closed without an answer. It is admitted only when an upstream has accepted its
+        /// credentials. While no upstream is known to be reachable, connections are closed immediately, as by a broker that is
+        /// down. Also how long a client waits that needs an upstream connection while there are `upstream_connections_total`;
+        /// then 506 RESOURCE_ERROR ends it.
         upstream_arrival_max: Duration = "3s", from "0s" to "10m";
 
-        /// The heartbeat interval wanted from upstreams, in seconds; the upstream may ask for a shorter one. One that is
+        /// The heartbeat interval requested from upstreams, in seconds; the upstream may ask for a shorter one. One that is
         /// silent for two intervals counts as lost. 0 sends none.
         upstream_heartbeat: u16 = "30";
 
@@ -386,11 +386,12 @@ settings! {
         /// there from the start; with 0 all are.
         upstream_consumer_budget: ByteSize = "4MiB", from "0" to "1GiB";
 
-        /// How much of a client's frames may be without an upstream's answer, such as a confirm, before the client is no
+        /// How many bytes of a client's frames may wait for an upstream's answer, such as a confirm, before the client is no
         /// longer read. They are buffered to be sent again when the upstream connection is lost.
         upstream_replay_client: ByteSize = "8MiB", from "64KiB" to "1GiB";
 
-        /// The same of all clients together.
+        /// How many bytes of the frames of all clients together may wait for an upstream's answer before the clients are no
+        /// longer read.
         upstream_replay_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
 
         /// How many bytes of messages wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream. One
@@ -415,13 +416,13 @@ settings! {
 
         /// For how long the upstream may answer a message with basic.nack at each attempt, as for a full queue with
         /// `reject-publish`, and everything else for its exchange and routing key, before the message is parked and those
-        /// behind it continue; `0s` for no limit. It should be well below `spool_max_age`.
+        /// after it continue; `0s` for no limit. It should be well below `spool_max_age`.
         spool_nacked_max: Duration = "12h", from "0s" to "10000h", requires SPOOL;
 
         /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
-        /// spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all. Passwords are stored as
-        /// salted hashes, which leave the disk after that time. Once the upstream can be asked again, a client that it refuses
-        /// is closed.
+        /// spool while no upstream is reachable, also across restarts of Leveret; `0s` disables it. Passwords are stored as
+        /// salted hashes, which leave the disk after that time. Once the upstream is reachable again, clients that it refuses
+        /// are closed.
         spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
 
         /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a
@@ -434,32 +435,32 @@ settings! {
     }
 
     "Broker" {
-        /// The user that the embedded broker is given when it has none of its operator's yet: at the first start, that is
-        /// with an empty data directory or with none, or when nothing but guest has been defined since. It has the tag
-        /// administrator, and all permissions in `default_vhost`. It is guest with the password guest unless this or a
-        /// password says otherwise; any other user needs a password here. A user named guest, whatever its password, may log
-        /// in from this machine only; all others from anywhere. Later starts change no user.
+        /// The user that the embedded broker creates at the first start: with an empty data directory or with none, or when
+        /// nothing but guest has been defined since. It has the tag administrator, and all permissions in `default_vhost`. It
+        /// is guest with the password guest unless this or a password says otherwise; any other user needs a password here. A
+        /// user named guest, whatever its password, may log in from this machine only; all others from anywhere. Later starts
+        /// change no user.
         default_user: BrokerName = "guest", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_USER";
 
-        /// The password of `default_user`; `off` for that of guest. There is no flag for it, since everybody can read command
-        /// lines.
+        /// The password of `default_user`; `off` for that of guest. There is no flag for it, since command lines are visible
+        /// to all users of a machine.
         default_password: Secret = "off", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_PASS";
 
-        /// A file whose first line is that password, such as a secret of Docker or Kubernetes.
+        /// A file whose first line is the password of `default_user`, such as a secret of Docker or Kubernetes.
         default_password_file: FilePath = "off", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_PASS_FILE";
 
-        /// The virtual host that the embedded broker is given with that user.
+        /// The virtual host that the embedded broker creates together with `default_user`.
         default_vhost: BrokerName = "/", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_VHOST";
 
         /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when `definitions_if` says so: vhosts, users,
         /// permissions, policies, limits, queues, exchanges and bindings. With such a file `default_user` and `default_vhost`
-        /// are made only if a password for that user is given.
+        /// are created only if a password for that user is given.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
         /// When `definitions` are loaded: `empty` for once, by a broker that has no users, virtual hosts, permissions,
-        /// policies or parameters of its operator's yet (as for `default_user`); `always` for every start. Then what the file
-        /// has is added to what the data directory has, and users, passwords, permissions, policies and limits that differ
-        /// are overwritten, those included that were changed since the last start.
+        /// policies or parameters of its operator's yet (as for `default_user`); `always` for every start. Then the contents
+        /// of the file are added to those of the data directory, and users, passwords, permissions, policies and limits that
+        /// differ are overwritten, those included that were changed since the last start.
         definitions_if: DefinitionsIf = "empty", requires EMBEDDED_BROKER;
 
         /// The directory where the embedded broker, or a spool, stores what must survive a restart; one process at a time can
@@ -496,17 +497,17 @@ settings! {
         /// The URL (`https://` or `http://`) where `http` asks whether a user may log in, as RabbitMQ's `auth_http.user_path`.
         auth_http_user_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
-        /// The URL where it asks whether a user may open a virtual host, as `auth_http.vhost_path`.
+        /// The URL where `http` asks whether a user may open a virtual host, as `auth_http.vhost_path`.
         auth_http_vhost_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
-        /// The URL where it asks whether a user may use a queue or an exchange, as `auth_http.resource_path`.
+        /// The URL where `http` asks whether a user may use a queue or an exchange, as `auth_http.resource_path`.
         auth_http_resource_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
-        /// The URL where it asks whether a user may use a routing key of a topic exchange, as `auth_http.topic_path`.
+        /// The URL where `http` asks whether a user may use a routing key of a topic exchange, as `auth_http.topic_path`.
         auth_http_topic_path: OptionalUrl = "off", requires HTTP_BACKEND;
 
-        /// How it asks, as RabbitMQ's `auth_http.http_method`: `get` has passwords in the URL, which logs may show; `post` has
-        /// them in a form.
+        /// The HTTP method of `http`, as RabbitMQ's `auth_http.http_method`: `get` has passwords in the URL, which logs may
+        /// show; `post` has them in a form.
         auth_http_method: HttpMethodName = "get", requires HTTP_BACKEND;
 
         /// The CA certificates by which the certificate of an `https://` service is verified, as PEM; `off` for those of the
@@ -523,15 +524,15 @@ settings! {
         /// How long `cache:http` reuses an answer, as RabbitMQ's `auth_cache.cache_ttl`.
         auth_cache_ttl: Duration = "15s", from "1ms" to "24h", requires CACHED_BACKEND;
 
-        /// Whether it does so with refusals, too, as RabbitMQ's `auth_cache.cache_refusals`.
+        /// Whether `cache:http` reuses refusals as well, as RabbitMQ's `auth_cache.cache_refusals`.
         auth_cache_refusals: Switch = "off", requires CACHED_BACKEND;
 
         /// The name of this server in tokens, as RabbitMQ's `auth_oauth2.resource_server_id`: it has to be in a token's `aud`.
         oauth2_resource_server_id: OptionalName = "off", requires OAUTH2;
 
         /// The keys that tokens are verified with, a JSON Web Key Set: a file, or a URL (`https://` or `http://`). A file is
-        /// read again on SIGHUP, and when a token names a key that is not in it; a URL then, too, every 10 seconds at most, and
-        /// once the keys are 5 minutes old. Only a file may have symmetric keys (HS256 to HS512).
+        /// read again on SIGHUP, and when a token names a key that is not in it; a URL is read again in the same case, every
+        /// 10 seconds at most, and once the keys are 5 minutes old. Only a file may have symmetric keys (HS256 to HS512).
         oauth2_jwks: JwksSource = "off", requires OAUTH2;
 
         /// The CA certificates by which the server of an `https://` URL in `oauth2_jwks` is verified, as PEM; `off` for those
@@ -684,8 +685,8 @@ settings! {
         /// Maximum number of bytes a second that are read from one user.
         max_receive_rate_per_user: RateLimit = "unlimited", applied live;
 
-        /// The effect of the limits above: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody,
-        /// but counts (`leveret_limit_exceeded_total`) and logs what would have been refused.
+        /// The effect of the limits above: `enforce` refuses or delays what exceeds them; `alarm` refuses nothing, but counts
+        /// (`leveret_limit_exceeded_total`) and logs what would have been refused.
         limits_mode: LimitsMode = "enforce", applied live;
 
         /// Bytes waiting to be written to one client above which Leveret produces no more for it until it has read.
@@ -702,8 +703,8 @@ settings! {
         /// PRECONDITION_FAILED.
         consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
-        /// Whether to take the place of the process that runs with these listeners, if there is one: it hands over its
-        /// listening sockets, so that nobody is refused, and shuts down. It is known by its user and its first address.
+        /// Whether to take over the listening sockets of the process that runs with these listeners, if there is one; no
+        /// connection is refused, and that process shuts down. It is found by its user and its first address.
         take_over: Switch = "off";
 
         /// How long a server that shuts down continues to serve while `/readyz` already answers 503: time for load balancers
@@ -714,10 +715,11 @@ settings! {
         /// elsewhere at the same time. No new connections are accepted.
         drain_spread: Duration = "0s", from "0s" to "1h", applied live;
 
-        /// How long shutting down waits for clients to take their last bytes and close, from the last one's moment on.
+        /// How long shutting down waits for clients to take their last bytes and close, counted from the end of
+        /// `drain_spread`.
         drain_timeout: Duration = "10s", from "0s" to "1h", applied live;
 
-        /// How long of that it waits for a client that has nothing under way, and only its connection to close.
+        /// The part of `drain_timeout` that idle clients get, which have only their connection to close.
         drain_idle_timeout: Duration = "2s", from "0s" to "1h";
     }
 
@@ -728,13 +730,14 @@ settings! {
 
         /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
         /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (reopened on SIGHUP), or
-        /// `off`. Lines that cannot be written in time are dropped and counted. They take the place of those in the log.
+        /// `off`. Lines that cannot be written in time are dropped and counted. They replace the corresponding lines of the
+        /// log.
         access_log: AccessLogTarget = "off";
 
-        /// How these lines look: `text` or `json`.
+        /// The format of the access log: `text` or `json`.
         access_log_format: AccessFormat = "text";
 
-        /// Threads that busy sessions may use, `auto` is one for each core; one more serves all others.
+        /// The number of threads for busy sessions, `auto` for one per core; one more thread serves all others.
         worker_threads: WorkerThreads = "auto";
     }
 }

@@ -1,6 +1,6 @@
 //! Why a text is not a value of a setting.
 
-use websocket::handshake::NotOrigin;
+use websocket::handshake::ParseOriginError;
 
 use super::suggestion::did_you_mean;
 
@@ -36,7 +36,7 @@ pub(crate) enum ValueError {
     Table(#[source] toml::de::Error),
     /// The text is not an origin.
     #[error("'{text}' is {source}")]
-    Origin { text: String, source: NotOrigin },
+    Origin { text: String, source: ParseOriginError },
     /// The text is not the URL of a service.
     #[error(transparent)]
     Service(auth::ServiceUrlError),

@@ -15,17 +15,17 @@ use crate::config::ValueError;
 pub(super) enum ActCommand {
     /// Drop the ready messages of a queue
     PurgeQueue(QueueName),
-    /// Remove a queue
+    /// Delete a queue
     DeleteQueue(DeleteQueue),
-    /// Remove an exchange
+    /// Delete an exchange
     DeleteExchange(DeleteExchange),
     /// Close a connection, by the name that list_connections shows
     CloseConnection(CloseConnection),
     /// Close all connections of a user
     CloseAllUserConnections(CloseAll),
-    /// Publish what goes through a virtual host to its exchange amq.rabbitmq.trace, too, until trace_off or a restart
+    /// Enable the firehose tracer of a virtual host (exchange amq.rabbitmq.trace) until trace_off or a restart
     TraceOn(Vhost),
-    /// End what trace_on has begun
+    /// Disable the firehose tracer of a virtual host
     TraceOff(Vhost),
 }
 
@@ -64,7 +64,7 @@ pub(super) struct DeleteExchange {
 pub(super) struct CloseConnection {
     /// The connection
     name: String,
-    /// Why: the client is told. Of the characters of ASCII
+    /// The reason, sent to the client (ASCII)
     #[arg(default_value = REASON, value_parser = reason)]
     reason: String,
 }
@@ -73,7 +73,7 @@ pub(super) struct CloseConnection {
 pub(super) struct CloseAll {
     /// The user
     user: String,
-    /// Why: the clients are told. Of the characters of ASCII
+    /// The reason, sent to the clients (ASCII)
     #[arg(default_value = REASON, value_parser = reason)]
     reason: String,
 }

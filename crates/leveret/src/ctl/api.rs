@@ -184,6 +184,9 @@ impl Api {
     fn missing(&self, path: &str, reason: String) -> Failure {
         let overview = self.found("/api/overview").ok().flatten();
         let mode = overview.as_ref().and_then(|overview| overview.get("mode")?.as_str());
+        let needed = if mode == Some("proxy") { Vec::new() } else { missing::needed_by(path) };
+        let needed = needed.into_iter().find(|needed| matches!(self.found(needed), Ok(None)));
+        let path = needed.as_deref().unwrap_or(path);
         Failure::Run(missing::explain(path, mode, self.client.endpoint()).unwrap_or(reason))
     }
 

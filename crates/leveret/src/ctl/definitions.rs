@@ -19,7 +19,7 @@ pub(super) enum DefinitionCommand {
     /// Write all definitions to a file, or to standard output
     #[command(visible_alias = "definitions")]
     ExportDefinitions(File),
-    /// Add the definitions of a file, or of standard input, to what there is
+    /// Add the definitions of a file, or of standard input, to the existing ones
     ImportDefinitions(File),
 }
 

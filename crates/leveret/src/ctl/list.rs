@@ -38,13 +38,13 @@ pub(super) enum ListCommand {
     /// The permissions of users in a virtual host
     #[command(name = "list_permissions", visible_alias = "permissions")]
     Permissions(VhostListArgs),
-    /// Which topics users may write to and read from in a virtual host
+    /// The topic permissions of users in a virtual host
     #[command(name = "list_topic_permissions")]
     TopicPermissions(VhostListArgs),
     /// The permissions of a user in every virtual host
     #[command(name = "list_user_permissions")]
     UserPermissions(UserListArgs),
-    /// Which topics a user may write to and read from
+    /// The topic permissions of a user in every virtual host
     #[command(name = "list_user_topic_permissions")]
     UserTopicPermissions(UserListArgs),
     /// Policies of a virtual host
@@ -66,7 +66,7 @@ pub(super) enum ListCommand {
 pub(super) struct VhostListArgs {
     #[command(flatten)]
     vhost: super::Vhost,
-    /// Of every virtual host, which is a column then; whatever --vhost says
+    /// List those of all virtual hosts, with a column for the virtual host; overrides --vhost
     // Not declared as conflicting with --vhost, which a variable may have set.
     #[arg(long)]
     all_vhosts: bool,

@@ -31,11 +31,31 @@ pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Opti
     }
 }
 
+/// The paths of what a binding needs, the virtual host first; empty for the path of something else.
+pub(super) fn needed_by(path: &str) -> Vec<String> {
+    let parts: Vec<&str> = path.split('/').collect();
+    match parts[..] {
+        ["", "api", "bindings", vhost, "e", source, end, destination, ..] => {
+            let kind = if end == "q" { "queues" } else { "exchanges" };
+            vec![
+                format!("/api/vhosts/{vhost}"),
+                format!("/api/exchanges/{vhost}/{source}"),
+                format!("/api/{kind}/{vhost}/{destination}"),
+            ]
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// The object of a path that does not exist.
 fn object(parts: &[&str]) -> Option<String> {
     Some(match parts {
         ["queues", vhost, queue, ..] => format!("no queue '{queue}' in vhost '{vhost}'"),
         ["exchanges", vhost, exchange, ..] => format!("no exchange '{exchange}' in vhost '{vhost}'"),
+        ["bindings", vhost, "e", source, end, destination, ..] => {
+            let kind = if *end == "q" { "queue" } else { "exchange" };
+            format!("no such binding of {kind} '{destination}' to exchange '{source}' in vhost '{vhost}'")
+        }
         ["policies", vhost, policy] => format!("no policy '{policy}' in vhost '{vhost}'"),
         ["operator-policies", vhost, policy] => format!("no operator policy '{policy}' in vhost '{vhost}'"),
         ["permissions", vhost, user] | ["topic-permissions", vhost, user] => {
@@ -71,6 +91,11 @@ mod tests {
             ("/api/queues/%2F/a%20b/contents", "no queue 'a b' in vhost '/'"),
             ("/api/queues/%2F/q?if-empty=true", "no queue 'q' in vhost '/'"),
             ("/api/queues/nope?page=1&page_size=500", "no vhost 'nope'"),
+            ("/api/bindings/nope", "no vhost 'nope'"),
+            (
+                "/api/bindings/%2F/e/a%20b/q/c/k",
+                "no such binding of queue 'c' to exchange 'a b' in vhost '/'",
+            ),
             ("/api/vhosts/nope/permissions", "no vhost 'nope'"),
             ("/api/users/ann/permissions", "no user 'ann'"),
             ("/api/permissions/%2F/ann", "no permissions of user 'ann' in vhost '/'"),
@@ -81,6 +106,15 @@ mod tests {
             }
         }
         assert_eq!(explained("/api/extensions", Some("broker")), None);
+    }
+
+    #[test]
+    fn a_binding_needs_both_of_its_ends() {
+        let needed = needed_by("/api/bindings/%2F/e/a%20b/e/c");
+        assert_eq!(needed, ["/api/vhosts/%2F", "/api/exchanges/%2F/a%20b", "/api/exchanges/%2F/c"]);
+        let needed = needed_by("/api/bindings/v/e/a/q/c/key");
+        assert_eq!(needed, ["/api/vhosts/v", "/api/exchanges/v/a", "/api/queues/v/c"]);
+        assert_eq!(needed_by("/api/queues/v/q/bindings"), Vec::<String>::new());
     }
 
     #[test]

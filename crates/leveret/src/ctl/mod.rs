@@ -1,4 +1,4 @@
-//! `leveret ctl`: manual operations on a running server over its HTTP API, or on a data folder.
+//! `leveret ctl`: manual operations on a running server over its HTTP API, or on a data directory.
 //!
 //! The commands and their names are rabbitmqctl's as far as both have the feature. They use RabbitMQ's
 //! management API, and work with a RabbitMQ server too.

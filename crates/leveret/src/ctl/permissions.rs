@@ -11,19 +11,19 @@ use crate::Failure;
 /// Actions on permissions.
 #[derive(Debug, Subcommand)]
 pub(super) enum PermissionCommand {
-    /// Let a user configure, write to and read from what has a name that matches
+    /// Set the permissions of a user: regular expressions for the names of queues and exchanges
     #[command(name = "set_permissions")]
     Set(Permissions),
-    /// Keep a user out of a virtual host
+    /// Clear the permissions of a user in a virtual host
     #[command(name = "clear_permissions")]
     Clear(UserPermissionsArgs),
-    /// Let a user write to and read from those topics of an exchange that match
+    /// Set the topic permissions of a user: regular expressions for the routing keys of an exchange
     #[command(name = "set_topic_permissions")]
     SetTopic(TopicPermissions),
-    /// Lift the restrictions on a user's topics
+    /// Clear the topic permissions of a user, which restrict its routing keys
     #[command(name = "clear_topic_permissions")]
     ClearTopic(TopicPermissionsArgs),
-    /// Have the service of auth_backends (http) asked again about all users, including those with a connection
+    /// Clear the cache of auth_backends (http): the service is asked again about all users, including connected ones
     #[command(name = "clear_auth_backend_cache")]
     ClearAnswers,
 }
@@ -36,9 +36,9 @@ pub(super) struct Permissions {
     user: String,
     /// A regular expression for what the user may declare and delete
     configure: String,
-    /// For what the user may publish to
+    /// A regular expression for what the user may publish to
     write: String,
-    /// For what the user may consume
+    /// A regular expression for what the user may consume
     read: String,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct TopicPermissions {
     exchange: String,
     /// A regular expression for the routing keys that the user may publish with
     write: String,
-    /// For the binding keys that the user may bind with
+    /// A regular expression for the binding keys that the user may bind with
     read: String,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct TopicPermissionsArgs {
     vhost: Vhost,
     /// The user
     user: String,
-    /// Of this exchange only
+    /// Only for this exchange
     exchange: Option<String>,
 }
 

@@ -11,13 +11,13 @@ use crate::Failure;
 /// Actions on policies.
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
-    /// Give arguments to the queues and exchanges whose names match
+    /// Set a policy for the queues and exchanges whose names match
     #[command(name = "set_policy")]
     Set(Policy),
     /// Remove a policy
     #[command(name = "clear_policy")]
     Clear(PolicyName),
-    /// Bound the arguments of the queues whose names match
+    /// Set an operator policy for the queues whose names match
     #[command(name = "set_operator_policy")]
     SetOperator(Policy),
     /// Remove an operator policy
@@ -29,7 +29,7 @@ pub(super) enum PolicyCommand {
 pub(super) struct Policy {
     #[command(flatten)]
     vhost: Vhost,
-    /// Of several that match, the one with the highest number holds
+    /// Of several policies that match, the one with the highest priority applies
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     priority: i64,
     /// queues, exchanges or all; an operator policy is for queues unless this says otherwise
@@ -39,7 +39,7 @@ pub(super) struct Policy {
     name: String,
     /// A regular expression for names
     pattern: String,
-    /// The arguments as JSON, such as {"max-length": 1000}
+    /// The definition as JSON, such as {"max-length": 1000}
     definition: String,
 }
 

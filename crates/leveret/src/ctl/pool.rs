@@ -18,7 +18,7 @@ pub(super) enum PoolCommand {
     /// Clients, and the upstream connections that serve them
     #[command(visible_alias = "clients")]
     ListClients(ListArgs),
-    /// Upstream addresses, and whether they answer
+    /// Upstream addresses, and whether they are reachable
     #[command(visible_alias = "upstreams")]
     ListUpstreams(ListArgs),
     /// Upstream connections, and how many share them
@@ -34,7 +34,7 @@ pub(super) enum PoolCommand {
     ListSharedGroups(ListArgs),
     /// Retained MQTT messages of each virtual host upstream
     ListRetained(ListArgs),
-    /// The spool of the pool: what waits in it, and what it does
+    /// The spool of the pool: its messages and its state
     #[command(subcommand)]
     Spool(SpoolCommand),
     /// Channels leased to clients, and what sharing has saved
@@ -45,7 +45,7 @@ pub(super) enum PoolCommand {
     Environment(ListArgs),
     /// Shut the server down gracefully, as SIGTERM does
     Drain,
-    /// Start the program that is on the server's disk now; it takes over without refusing anybody
+    /// Upgrade in place to the binary on the server's disk, which takes over without refusing any client
     Upgrade,
 }
 

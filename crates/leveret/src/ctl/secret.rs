@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn a_file_gives_its_first_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("password");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("password");
         fs::write(&path, "s3cret \nmore\n").unwrap();
         assert!(matches!(of_file(&path), Ok(password) if password == "s3cret "));
         fs::write(&path, "\n").unwrap();
         assert!(
             matches!(of_file(&path), Err(Failure::Usage(line)) if line.ends_with("its first line is empty"))
         );
-        assert!(of_file(&folder.path().join("missing")).is_err());
+        assert!(of_file(&directory.path().join("missing")).is_err());
     }
 }

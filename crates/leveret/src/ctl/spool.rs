@@ -15,7 +15,7 @@ pub(super) enum SpoolCommand {
     List(ListArgs),
     /// Messages that the upstream has refused permanently
     Parked(ListArgs),
-    /// Forward parked messages again, behind those that wait
+    /// Forward parked messages again, after the waiting ones
     Requeue(Selection),
     /// Drop parked messages, or those of a user that wait
     Purge(Purge),
@@ -42,11 +42,11 @@ pub(super) struct Selection {
 pub(super) struct Purge {
     #[command(flatten)]
     selection: Selection,
-    /// Drop the messages of a user that are not forwarded, instead of parked ones. Their publishers have got confirms for
-    /// them, and nobody else has them
+    /// Drop the messages of a user that are not forwarded yet, instead of parked ones. Their publishers have got confirms
+    /// for them, and there is no other copy
     #[arg(long, requires = "of_user")]
     waiting: bool,
-    /// Do so; without it the command says how many they are
+    /// Drop them; without it the command only shows how many there are
     #[arg(long, requires = "waiting")]
     yes: bool,
 }
@@ -111,7 +111,7 @@ fn purge_waiting(selection: &Selection, yes: bool, api: &Api, output: &Output) -
     output.done(&format!("{} messages that were not forwarded are dropped", answer["purged"]))
 }
 
-/// Says for what a drain waits.
+/// Prints what a drain waits for.
 fn remark_what_waits(api: &Api, output: &Output) -> Result<(), Failure> {
     for queue in queues(api)?.iter().filter(|queue| queue["messages"] != 0) {
         let text = |key: &str| queue[key].as_str().unwrap_or_default().to_owned();

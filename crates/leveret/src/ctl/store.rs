@@ -1,4 +1,4 @@
-//! `leveret ctl store`: verifies a data folder, and discards damaged parts of it.
+//! `leveret ctl store`: verifies a data directory, and discards damaged parts of it.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use store::FolderLock;
+use store::DirectoryLock;
 use store::disk::{Disk, RealDisk};
 
 use crate::Failure;
 
-/// Actions on a data folder.
+/// Actions on a data directory.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
     /// Read everything and verify it, changing nothing; exit code 1 when something is damaged
-    Check(Folder),
+    Check(Directory),
     /// Discard damaged data, and nothing else, so that a broker starts again
-    Repair(Folder),
+    Repair(Directory),
 }
 
 /// Which one.
 #[derive(Debug, Args)]
-pub(crate) struct Folder {
+pub(crate) struct Directory {
     /// The data directory
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
@@ -31,8 +31,8 @@ pub(crate) struct Folder {
 pub(super) fn run(command: &StoreCommand) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
     let sound = match command {
-        StoreCommand::Check(Folder { data_dir }) => check(data_dir, &mut output),
-        StoreCommand::Repair(Folder { data_dir }) => repair(data_dir, &mut output),
+        StoreCommand::Check(Directory { data_dir }) => check(data_dir, &mut output),
+        StoreCommand::Repair(Directory { data_dir }) => repair(data_dir, &mut output),
     };
     output.flush().map_err(Failure::run)?;
     match sound? {
@@ -41,38 +41,38 @@ pub(super) fn run(command: &StoreCommand) -> Result<(), Failure> {
     }
 }
 
-fn check(folder: &Path, output: &mut impl io::Write) -> Result<bool, Failure> {
-    let (_lock, disk) = open(folder)?;
-    report(folder, &disk, output)
+fn check(directory: &Path, output: &mut impl io::Write) -> Result<bool, Failure> {
+    let (_lock, disk) = open(directory)?;
+    report(directory, &disk, output)
 }
 
-fn repair(folder: &Path, output: &mut impl io::Write) -> Result<bool, Failure> {
-    let (_lock, disk) = open(folder)?;
-    let done = store::repair(&disk).map_err(|error| at_fault(folder, &error))?;
+fn repair(directory: &Path, output: &mut impl io::Write) -> Result<bool, Failure> {
+    let (_lock, disk) = open(directory)?;
+    let done = store::repair(&disk).map_err(|error| at_fault(directory, &error))?;
     for line in &done {
         writeln!(output, "{line}").map_err(Failure::run)?;
     }
-    report(folder, &disk, output)
+    report(directory, &disk, output)
 }
 
-fn report(folder: &Path, disk: &Arc<dyn Disk>, output: &mut impl io::Write) -> Result<bool, Failure> {
-    let report = store::check(disk).map_err(|error| at_fault(folder, &error))?;
+fn report(directory: &Path, disk: &Arc<dyn Disk>, output: &mut impl io::Write) -> Result<bool, Failure> {
+    let report = store::check(disk).map_err(|error| at_fault(directory, &error))?;
     write!(output, "{report}").map_err(Failure::run)?;
     Ok(report.is_sound())
 }
 
-/// Opens and locks an existing folder.
-fn open(folder: &Path) -> Result<(FolderLock, Arc<dyn Disk>), Failure> {
-    if !folder.is_dir() {
-        return Err(at_fault(folder, &"not a directory"));
+/// Opens and locks an existing directory.
+fn open(directory: &Path) -> Result<(DirectoryLock, Arc<dyn Disk>), Failure> {
+    if !directory.is_dir() {
+        return Err(at_fault(directory, &"not a directory"));
     }
-    let lock = FolderLock::take(folder).map_err(|error| at_fault(folder, &error))?;
-    let disk = RealDisk::new(folder).map_err(|error| at_fault(folder, &error))?;
+    let lock = DirectoryLock::take(directory).map_err(|error| at_fault(directory, &error))?;
+    let disk = RealDisk::new(directory).map_err(|error| at_fault(directory, &error))?;
     Ok((lock, Arc::new(disk)))
 }
 
-fn at_fault(folder: &Path, error: &dyn fmt::Display) -> Failure {
-    Failure::Run(format!("{}: {error}", folder.display()))
+fn at_fault(directory: &Path, error: &dyn fmt::Display) -> Failure {
+    Failure::Run(format!("{}: {error}", directory.display()))
 }
 
 #[cfg(test)]
@@ -84,10 +84,10 @@ mod tests {
 
     use super::*;
 
-    /// A data folder with three messages in two groups.
+    /// A data directory with three messages in two groups.
     fn filled() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = Arc::new(RealDisk::new(folder.path()).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Arc::new(RealDisk::new(directory.path()).unwrap());
         let settings = JournalSettings { segment_size: 64 << 10, ..JournalSettings::default() };
         let (store, mut rounds, _): (_, Rounds, _) = Store::open(disk, settings).unwrap();
         let queue = store.queue(QueueId(1));
@@ -96,7 +96,7 @@ mod tests {
             queue.enqueue(&[Entry { position, message, expires: 0, last: true }]);
             rounds.step();
         }
-        folder
+        directory
     }
 
     fn text(outcome: Result<bool, Failure>, output: Vec<u8>) -> (bool, String) {
@@ -104,54 +104,54 @@ mod tests {
         (sound, String::from_utf8(output).unwrap())
     }
 
-    fn checked(folder: &Path) -> (bool, String) {
+    fn checked(directory: &Path) -> (bool, String) {
         let mut output = Vec::new();
-        let outcome = check(folder, &mut output);
+        let outcome = check(directory, &mut output);
         text(outcome, output)
     }
 
     #[test]
-    fn a_sound_folder_is_told_in_a_few_lines_and_left_as_it_is() {
-        let folder = filled();
-        let (sound, report) = checked(folder.path());
+    fn a_sound_directory_is_told_in_a_few_lines_and_left_as_it_is() {
+        let directory = filled();
+        let (sound, report) = checked(directory.path());
         assert!(sound, "{report}");
         assert!(report.contains("journal: 6 records") && report.ends_with("all is well\n"), "{report}");
-        assert_eq!(checked(folder.path()), (true, report));
+        assert_eq!(checked(directory.path()), (true, report));
     }
 
     #[test]
     fn damage_is_named_and_repaired() {
-        let folder = filled();
-        let journal = folder.path().join("journal");
+        let directory = filled();
+        let journal = directory.path().join("journal");
         let mut segments = fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
         let segment = segments.find(|path| path.extension().is_some_and(|kind| kind == "segment")).unwrap();
         let mut bytes = fs::read(&segment).unwrap();
         let at = bytes.windows(7).position(|window| window == b"message").unwrap();
         bytes[at] ^= 1;
         fs::write(&segment, bytes).unwrap();
-        let (sound, report) = checked(folder.path());
+        let (sound, report) = checked(directory.path());
         assert!(!sound);
         assert!(
             report.contains("DAMAGED journal: journal/") && report.ends_with("damaged places: 1\n"),
             "{report}"
         );
         let mut output = Vec::new();
-        let outcome = repair(folder.path(), &mut output);
+        let outcome = repair(directory.path(), &mut output);
         let (sound, report) = text(outcome, output);
         assert!(sound && report.starts_with("journal: gave up journal/"), "{report}");
-        assert!(checked(folder.path()).0);
+        assert!(checked(directory.path()).0);
     }
 
     #[test]
-    fn a_folder_in_use_or_missing_is_not_touched() {
-        let folder = filled();
-        let _lock = FolderLock::take(folder.path()).unwrap();
+    fn a_directory_in_use_or_missing_is_not_touched() {
+        let directory = filled();
+        let _lock = DirectoryLock::take(directory.path()).unwrap();
         let refused = |path: &Path| match check(path, &mut Vec::new()) {
             Err(Failure::Run(line)) => line,
             _ => panic!("not refused"),
         };
-        assert!(refused(folder.path()).contains("in use by process"));
-        let missing = folder.path().join("missing");
+        assert!(refused(directory.path()).contains("in use by process"));
+        let missing = directory.path().join("missing");
         assert!(refused(&missing).ends_with("not a directory"));
         assert!(!missing.exists());
     }

@@ -11,7 +11,7 @@ use crate::Failure;
 
 /// How long the successor may take to serve: as long as systemd gives the service to start, for it may have a long journal to
 /// read.
-const START_TIME: Duration = Duration::from_mins(15);
+const START_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// Pause between questions.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -19,18 +19,48 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) fn run(api: &Api, output: &Output) -> Result<(), Failure> {
     let path = path(&["leveret", "upgrade"]);
     let before = api.post(&path, Vec::new())?;
-    let deadline = Instant::now() + START_TIME;
+    let deadline = Instant::now() + START_TIMEOUT;
+    let processes = Processes::of(api, &before);
     loop {
+        // Before the question: a process that has ended by now does not answer it.
+        let have_ended = processes.as_ref().is_some_and(Processes::have_ended);
         // While the one has gone and the other reads its journal, nobody answers.
         let asked = api.get(&path);
         match asked.as_ref().map(|now| outcome(&before, now)) {
             Ok(Outcome::Replaced(reported)) => return output.done(&reported),
             Ok(Outcome::Failed(why)) => return Err(Failure::Run(why)),
+            Err(Failure::Passing(_)) if have_ended => {
+                return Err(Failure::Run(
+                    "the server has ended, and then its successor did: nobody serves; the log says why"
+                        .to_owned(),
+                ));
+            }
             Ok(Outcome::UnderWay) | Err(_) if Instant::now() < deadline => thread::sleep(PAUSE),
             Ok(Outcome::UnderWay) => return Err(Failure::Run("the successor does not take over".to_owned())),
             Err(_) => return asked.map(drop),
         }
     }
+}
+
+/// The server and its successor, both on this machine.
+struct Processes([u64; 2]);
+
+impl Processes {
+    /// `None` if one of them cannot be seen from here: the server may be in a container, or somebody else's.
+    fn of(api: &Api, before: &Value) -> Option<Self> {
+        let ids = [before["process"].as_u64()?, before["upgrade"]["process"].as_u64()?];
+        (api.endpoint().is_local() && ids.into_iter().all(is_alive)).then_some(Self(ids))
+    }
+
+    fn have_ended(&self) -> bool {
+        !self.0.into_iter().any(is_alive)
+    }
+}
+
+/// Whether a process runs: one that has ended may wait for its parent to take note (proc(5), `/proc/pid/stat`).
+fn is_alive(process: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with(['Z', 'X']))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -65,6 +95,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_process_that_its_parent_has_not_waited_for_has_ended() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let process = child.id().into();
+        assert!(is_alive(process) && !Processes([process, process]).have_ended());
+        drop(child.stdin.take());
+        // Returns once it has ended, and leaves it a zombie.
+        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        let id = rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child));
+        rustix::process::waitid(id, exited).unwrap();
+        assert!(!is_alive(process));
+        child.wait().unwrap();
+        assert!(!is_alive(process));
+    }
 
     #[test]
     fn the_answer_of_another_process_ends_the_wait() {

@@ -16,19 +16,19 @@ use crate::Failure;
 pub(super) enum UserCommand {
     /// Add a user
     AddUser(NewUser),
-    /// Give a user another password
+    /// Change the password of a user
     ChangePassword(NewPassword),
-    /// Take a user's password away, so that nobody can log in with one
+    /// Clear the password of a user, who then cannot log in with one
     ClearPassword(User),
-    /// Remove a user
+    /// Delete a user
     DeleteUser(User),
-    /// Give a user these tags, such as administrator, monitoring, management or policymaker, and no others
+    /// Set the tags of a user, such as administrator, monitoring, management or policymaker
     SetUserTags(Tags),
     /// Check that the user of this command can log in
     AuthenticateUser(Authenticate),
     /// Add a virtual host
     AddVhost(VhostName),
-    /// Remove a virtual host and everything in it
+    /// Delete a virtual host and everything in it
     DeleteVhost(VhostName),
 }
 

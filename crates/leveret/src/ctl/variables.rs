@@ -9,7 +9,7 @@ use crate::config::{did_you_mean, nearest};
 /// Precedes each of them.
 const PREFIX: &str = "LEVERET_CTL_";
 
-/// Those that are options as well, and those of passwords.
+/// The variables of `leveret ctl`: one for each global option, and those for passwords.
 const KNOWN: [&str; 12] = [
     "LEVERET_CTL_URL",
     "LEVERET_CTL_USER",

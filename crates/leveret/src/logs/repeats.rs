@@ -299,7 +299,7 @@ mod tests {
         let events = |_: &Repeats| {
             for _ in 0..2 {
                 tracing::warn!(target: "proxy::state", "upstream connection failed");
-                tracing::info!(target: "proxy::state", "upstream answers again");
+                tracing::info!(target: "proxy::state", "upstream reachable again");
             }
         };
         assert_eq!(logged("info", events).len(), 4);

@@ -24,7 +24,7 @@ fn view(Announced { kind, url }: &Announced) -> ListenerInfo {
     }
 }
 
-/// The listeners over TLS, with their certificates and trusted authorities. Listeners of relays are included,
+/// The listeners over TLS, with their certificates and trusted CA certificates. Listeners of relays are included,
 /// with a protocol name of Leveret's own.
 pub(super) fn over_tls(announced: &[Announced], in_use: &TlsInUse) -> Vec<TlsListener> {
     let file = |path: &Path, ends: &[Expiry]| CertificateFile {

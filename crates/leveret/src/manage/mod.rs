@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admin::{
-    ApiProcess, ChangePermit, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationStep,
-    NoMigration, NoUpgrade, NodeInfo, TlsListener,
+    ApiProcess, ChangePermit, ClientConnection, Counters, DetachedSession, ListenerInfo, MigrationError,
+    MigrationStep, NodeInfo, TlsListener, UpgradeRefused,
 };
 use broker::{Store, Timestamp};
 use serde_json::{Map, Value, json};
@@ -56,7 +56,7 @@ pub(crate) struct Hooks {
     pub(crate) migrator: Arc<Migrator>,
 }
 
-/// Listeners over TLS, with the certificates and authorities now in use.
+/// Listeners over TLS, with the certificates and CA certificates now in use.
 pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
     tls.map(|tls| listeners::over_tls(&announced(), &tls.in_use())).unwrap_or_default()
 }
@@ -167,13 +167,13 @@ impl ApiProcess for Manager {
         }
     }
 
-    fn shared_queues(&self) -> Vec<Value> {
-        self.server.shared_queues().iter().map(pool::shared_queue).collect()
+    fn multiplexed_queues(&self) -> Vec<Value> {
+        self.server.multiplexed_queues().iter().map(pool::multiplexed_queue).collect()
     }
 
-    fn shared_bindings(&self, queue: &str) -> Option<Vec<Value>> {
-        let bindings = self.server.shared_bindings(queue)?;
-        Some(bindings.iter().map(pool::shared_binding).collect())
+    fn multiplexed_bindings(&self, queue: &str) -> Option<Vec<Value>> {
+        let bindings = self.server.multiplexed_bindings(queue)?;
+        Some(bindings.iter().map(pool::multiplexed_binding).collect())
     }
 
     fn detached_sessions(&self) -> Vec<DetachedSession> {
@@ -288,8 +288,12 @@ impl ApiProcess for Manager {
         self.hooks.drainer.ask();
     }
 
-    fn upgrade(&self) -> Result<Value, NoUpgrade> {
-        self.hooks.upgrades.start().map(|_| self.upgrade_status()).map_err(|error| NoUpgrade(error.into()))
+    fn upgrade(&self) -> Result<Value, UpgradeRefused> {
+        self.hooks
+            .upgrades
+            .start()
+            .map(|_| self.upgrade_status())
+            .map_err(|error| UpgradeRefused(error.into()))
     }
 
     fn upgrade_status(&self) -> Value {
@@ -304,7 +308,7 @@ impl ApiProcess for Manager {
         self.hooks.migrator.begin_change()
     }
 
-    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, NoMigration> {
+    fn steer_migration(&self, step: MigrationStep<'_>) -> Result<Value, MigrationError> {
         let migrator = &self.hooks.migrator;
         let done = match step {
             MigrationStep::Start(request) => migrator.start(request),
@@ -313,8 +317,8 @@ impl ApiProcess for Manager {
             MigrationStep::Finish(named) => migrator.finish(named),
         };
         done.map_err(|error| match error {
-            MoveError::NotNamed { .. } => NoMigration::OtherMove(error.into()),
-            error => NoMigration::Refused(error.into()),
+            MoveError::NotNamed { .. } => MigrationError::OtherMove(error.into()),
+            error => MigrationError::Refused(error.into()),
         })
     }
 }

@@ -4,8 +4,8 @@ use admin::DetachedSession;
 use proxy::{AddressState, Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
-    DetachedMqttSession, ForwardingMode, GroupStatus, ParkedMessage, RetainedStatus, Server,
-    SharedBindingStatus, SharedQueueStatus, SharedTotals, SpoolStatus,
+    DetachedMqttSession, ForwardingMode, GroupStatus, MultiplexedBindingStatus, MultiplexedQueueStatus,
+    MultiplexedTotals, ParkedMessage, RetainedStatus, Server, SpoolStatus,
 };
 
 /// Limits of the pool, which do not change while the process runs.
@@ -43,7 +43,7 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
 }
 
 /// A queue that subscriptions share upstream.
-pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
+pub(super) fn multiplexed_queue(status: &MultiplexedQueueStatus) -> Value {
     json!({
         "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "exchange": status.exchange,
         "subscribers": status.subscribers, "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
@@ -79,7 +79,7 @@ pub(super) fn parked_message(message: &ParkedMessage) -> Value {
 }
 
 /// A binding key of such a queue.
-pub(super) fn shared_binding(status: &SharedBindingStatus) -> Value {
+pub(super) fn multiplexed_binding(status: &MultiplexedBindingStatus) -> Value {
     json!({"key": &*status.key, "subscribers": status.subscribers, "bound": status.is_bound})
 }
 
@@ -109,7 +109,7 @@ pub(super) fn detached(session: DetachedMqttSession) -> DetachedSession {
 /// and its live subscriptions one queue at least, to which each message would be delivered.
 pub(super) fn leases(server: &Server, pool: &Pool) -> Value {
     let metrics = pool.metrics();
-    let SharedTotals { queues, subscribers, counts, .. } = server.shared_totals();
+    let MultiplexedTotals { queues, subscribers, counts, .. } = server.multiplexed_totals();
     let connections_saved = server.connection_count().saturating_sub(metrics.upstream_connections);
     json!({
         "connections_saved": connections_saved, "multiplexed_queues": queues, "multiplexed_subscribers": subscribers,

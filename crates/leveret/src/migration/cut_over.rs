@@ -14,25 +14,25 @@ use crate::takeover::{UpgradeError, Upgrades};
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the process waits for its operator's tool with the last definitions: clients wait meanwhile.
-const DEFINITIONS_TIME: Duration = Duration::from_secs(30);
+const DEFINITIONS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long no message may move before the change is given up: clients wait meanwhile.
-const REST_TIME: Duration = Duration::from_secs(60);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long all that clients wait for the last definitions may last, however often somebody asks for the state.
 const DEFINITIONS_MAX: Duration = Duration::from_mins(5);
 
 /// How long changes over HTTP that have begun may take.
-const CHANGES_TIME: Duration = Duration::from_secs(30);
+const CHANGES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the other broker may take to count its messages.
-const COUNT_TIME: Duration = Duration::from_secs(20);
+const COUNT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long messages in flight may take at the end of the move.
-const STOP_TIME: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a successor may take.
-const SUCCESSOR_TIME: Duration = Duration::from_secs(120);
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Attempts to start one, for as long as some 15 seconds.
 const ATTEMPTS: usize = 5;
@@ -43,19 +43,19 @@ const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Why a broker stays one.
 #[derive(Debug, thiserror::Error)]
 enum CutOverError {
-    #[error("nobody has copied the last definitions in time")]
+    #[error("final copy of definitions timed out")]
     NoDefinitions,
     #[error("queue '{queue}' of virtual host '{vhost}' cannot be moved: {reason}")]
     Stuck { vhost: String, queue: String, reason: String },
-    #[error("{0} messages are left, and none of them moves")]
+    #[error("migration stalled with {0} messages left")]
     TooSlow(u64),
-    #[error("changes over HTTP have not ended in time")]
+    #[error("pending HTTP changes timed out")]
     Changing,
-    #[error("{0} messages have come after the last one moved")]
+    #[error("{0} messages arrived after the final move")]
     Late(u64),
-    #[error("the other broker does not answer")]
+    #[error("other broker not responding")]
     NoAnswer,
-    #[error("a signal or a successor has come before the end")]
+    #[error("interrupted by a signal or takeover")]
     Interrupted,
     #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),
@@ -63,10 +63,8 @@ enum CutOverError {
 
 /// No pool, and no broker, has taken over: the next start of this process is to be one.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "no successor has taken over after the migration: this process ends, and the next start is what its record says"
-)]
-pub(crate) struct NoSuccessor;
+#[error("no successor took over after the migration: exiting; the next start follows the migration record")]
+pub(crate) struct TakeoverError;
 
 impl Migrator {
     /// Closes all clients, moves what they had, and hands the listening sockets to a successor: a pool, or, if something is in
@@ -80,7 +78,7 @@ impl Migrator {
         upgrades: &Arc<Upgrades>,
         drain: &mut DrainRequest,
         drain_timeout: Duration,
-    ) -> Result<(), NoSuccessor> {
+    ) -> Result<(), TakeoverError> {
         let left = self.server.drain(Duration::ZERO, drain_timeout).await;
         if left > 0 {
             tracing::warn!(
@@ -95,11 +93,11 @@ impl Migrator {
             () = drain.cut_over_done() => Err(CutOverError::Interrupted),
         };
         match moved {
-            Ok(()) => tracing::info!("everything has moved: a pool takes over"),
+            Ok(()) => tracing::info!("migration complete: switching to pool mode"),
             Err(error) => {
-                tracing::error!(%error, "the migration is not complete: the next process is a broker with the rest");
-                if tokio::time::timeout(STOP_TIME, migration.stop()).await.is_err() {
-                    tracing::warn!("the other broker does not answer: messages in flight may come twice");
+                tracing::error!(%error, "migration incomplete: staying a broker with the remaining messages");
+                if tokio::time::timeout(STOP_TIMEOUT, migration.stop()).await.is_err() {
+                    tracing::warn!("other broker not responding: in-flight messages may be duplicated");
                 }
                 self.set_phase(MovePhase::Failed(error.to_string()));
             }
@@ -115,11 +113,11 @@ impl Migrator {
         migration.retry();
         wait_for_rest(migration).await?;
         // Counts are for people: a move is complete without them.
-        let counted = tokio::time::timeout(COUNT_TIME, migration.count_there()).await;
+        let counted = tokio::time::timeout(COUNT_TIMEOUT, migration.count_target_messages()).await;
         if !matches!(counted, Ok(Ok(()))) {
-            tracing::warn!("the other broker does not say how many messages its queues have");
+            tracing::warn!("cannot count messages on the other broker");
         }
-        tokio::time::timeout(STOP_TIME, migration.stop()).await.map_err(|_| CutOverError::NoAnswer)?;
+        tokio::time::timeout(STOP_TIMEOUT, migration.stop()).await.map_err(|_| CutOverError::NoAnswer)?;
         // Nothing moves from here on.
         let left = migration.messages_left();
         if left > 0 {
@@ -137,7 +135,7 @@ impl Migrator {
     /// Refuses further changes over HTTP, and waits for those under way: what they make would stay here.
     async fn end_changes(&self) -> Result<(), CutOverError> {
         let Some(permits) = self.changes.lock().take() else { return Ok(()) };
-        let deadline = Instant::now() + CHANGES_TIME;
+        let deadline = Instant::now() + CHANGES_TIMEOUT;
         while Arc::strong_count(&permits) > 1 {
             if Instant::now() > deadline {
                 return Err(CutOverError::Changing);
@@ -152,7 +150,7 @@ impl Migrator {
         while self.state.lock().phase == MovePhase::LastDefinitions {
             // Many definitions take long, and their tool asks again and again meanwhile; so may others, forever.
             let asked = self.state.lock().asked_at.unwrap_or(begun).max(begun);
-            if asked.elapsed() > DEFINITIONS_TIME || begun.elapsed() > DEFINITIONS_MAX {
+            if asked.elapsed() > DEFINITIONS_TIMEOUT || begun.elapsed() > DEFINITIONS_MAX {
                 return Err(CutOverError::NoDefinitions);
             }
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -184,7 +182,7 @@ async fn wait_for_rest(migration: &Migration) -> Result<(), CutOverError> {
                 reason: queue.trouble.clone().unwrap_or_default(),
             });
         }
-        if since.elapsed() > REST_TIME {
+        if since.elapsed() > DRAIN_TIMEOUT {
             return Err(CutOverError::TooSlow(migration.messages_left()));
         }
     }
@@ -193,7 +191,7 @@ async fn wait_for_rest(migration: &Migration) -> Result<(), CutOverError> {
 
 /// Starts a successor, and waits until it has taken over, or a signal has come. If there is none, the end of this process makes
 /// room for its next start.
-async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result<(), NoSuccessor> {
+async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result<(), TakeoverError> {
     let mut pause = Duration::ZERO;
     for _ in 0..ATTEMPTS {
         // A fault that passes, such as no memory, has time to.
@@ -206,15 +204,15 @@ async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result
             // One that an operator has started waits already.
             Ok(_) | Err(UpgradeError::UnderWay(_)) => {}
             Err(error @ UpgradeError::Start { .. }) => {
-                tracing::error!(%error, "a successor could not be started");
+                tracing::error!(%error, "cannot start successor");
                 continue;
             }
             Err(error) => {
-                tracing::error!(%error, "no successor can take over");
-                return Err(NoSuccessor);
+                tracing::error!(%error, "no takeover possible");
+                return Err(TakeoverError);
             }
         }
-        let deadline = Instant::now() + SUCCESSOR_TIME;
+        let deadline = Instant::now() + SUCCESSOR_TIMEOUT;
         let has_failed = || upgrades.status()["upgrade"]["failure"].is_string();
         while !has_failed() && Instant::now() < deadline {
             if tokio::time::timeout(CHECK_INTERVAL, drain.cut_over_done()).await.is_ok() {
@@ -222,5 +220,5 @@ async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result
             }
         }
     }
-    Err(NoSuccessor)
+    Err(TakeoverError)
 }

@@ -22,7 +22,7 @@ use server::{
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 
-pub(crate) use cut_over::NoSuccessor;
+pub(crate) use cut_over::TakeoverError;
 pub(crate) use record::{RecordFile, forget_if_off, is_outdated, obey};
 pub(crate) use state::{MoveError, direction_name, is_same_cluster};
 
@@ -35,7 +35,7 @@ use crate::takeover::Offer;
 use crate::tls::Tls;
 
 /// How long messages in flight may delay a drain.
-const HALT_TIME: Duration = Duration::from_secs(2);
+const HALT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The moves of this process, of which one at a time is under way.
 pub(crate) struct Migrator {
@@ -170,13 +170,13 @@ impl Migrator {
             return false;
         }
         if let Err(error) = checked {
-            tracing::error!(%error, "the migration has not begun");
+            tracing::error!(%error, "migration not started");
             state.phase = MovePhase::Failed(error.to_string());
             return false;
         }
         migration.begin();
         let (to, direction) = (state.addresses.join(", "), migration.direction());
-        tracing::info!(other = to, ?direction, "messages of all queues move");
+        tracing::info!(other = to, ?direction, "migration started");
         (state.migration, state.phase) = (Some(Arc::clone(migration)), MovePhase::Moving);
         true
     }
@@ -227,7 +227,7 @@ impl Migrator {
         let migration = self.state.lock().migration.take();
         if let Some(migration) = migration {
             // Past the limit they come twice.
-            let _ = tokio::time::timeout(HALT_TIME, migration.stop()).await;
+            let _ = tokio::time::timeout(HALT_TIMEOUT, migration.stop()).await;
         }
     }
 
@@ -238,13 +238,13 @@ impl Migrator {
     /// It is not possible, or not the time for it, or another move is under way.
     pub(crate) fn cut_over(&self, request: &Map<String, Value>) -> Result<Value, MoveError> {
         if self.file.is_none() {
-            return Err(MoveError::NoFolder);
+            return Err(MoveError::NoDirectory);
         }
         if self.is_upstream_set {
             return Err(MoveError::UpstreamSet);
         }
         if !self.offer.is_found() {
-            return Err(MoveError::NoSuccessor);
+            return Err(MoveError::TakeoverError);
         }
         let mut state = self.state.lock();
         state.check_named(request)?;

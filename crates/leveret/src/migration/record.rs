@@ -1,4 +1,4 @@
-//! The record of a move in the data folder: whose messages these are, and where they have moved to.
+//! The record of a move in the data directory: whose messages these are, and where they have moved to.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,7 +19,7 @@ const EXCHANGES: &str = "migration-exchanges.jsonl";
 /// A broker's record of its moves. It has no password: clients log in with their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MoveRecord {
-    /// Tells this broker's messages apart from those of others, in their ids.
+    /// Part of message ids, which distinguishes this broker's messages from those of others.
     pub(super) broker_id: String,
     /// Set once everything has moved: this process is a pool from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub(crate) struct MovedTo {
     pub(super) queues: Value,
 }
 
-/// The file in the data folder.
+/// The file in the data directory.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordFile(PathBuf);
 
@@ -44,9 +44,9 @@ impl RecordFile {
     ///
     /// # Errors
     ///
-    /// The setting names no folder.
+    /// The setting names no directory.
     pub(crate) fn of(config: &Config) -> Result<Option<Self>, ValueError> {
-        Ok(config.data_dir.folder()?.map(|folder| Self(folder.join(NAME))))
+        Ok(config.data_dir.directory()?.map(|directory| Self(directory.join(NAME))))
     }
 
     /// The file beside it for exchanges that may be at other brokers.
@@ -74,8 +74,8 @@ impl RecordFile {
         file.write_all(&serde_json::to_vec_pretty(record)?)?;
         file.sync_all()?;
         fs::rename(&draft, &self.0)?;
-        let folder = self.0.parent().unwrap_or(Path::new("/"));
-        File::open(folder)?.sync_all()
+        let directory = self.0.parent().unwrap_or(Path::new("/"));
+        File::open(directory)?.sync_all()
     }
 }
 
@@ -87,10 +87,10 @@ impl RecordFile {
 /// The record cannot be read.
 pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     let mut config = effective.config.clone();
-    // Without a folder there is no record; a broker says why there is none.
+    // Without a directory there is no record; a broker says why there is none.
     let Ok(Some(file)) = RecordFile::of(&config) else { return Ok(config) };
     // One that is none, or cannot be read, is reported by who opens it.
-    if file.path().parent().is_some_and(|folder| fs::read_dir(folder).is_err()) {
+    if file.path().parent().is_some_and(|directory| fs::read_dir(directory).is_err()) {
         return Ok(config);
     }
     let path = file.path().display().to_string();
@@ -123,7 +123,7 @@ pub(crate) fn obey(effective: &Effective) -> Result<Config, SettingError> {
     Ok(config)
 }
 
-/// Whether the settings are those of a broker, and its record says that it is one no more. Called once the data folder is this
+/// Whether the settings are those of a broker, and its record says that it is one no more. Called once the data directory is this
 /// process's alone.
 ///
 /// # Errors
@@ -138,7 +138,7 @@ pub(crate) fn is_outdated(config: &Config, effective: &Effective) -> Result<bool
 
 /// Forgets that everything has moved, if `upstream` is set to `off`: an operator has gone back to the broker, and messages
 /// come here again. By the record the first start without the setting would be the pool again, with these messages left
-/// behind. Called once the data folder is this process's alone.
+/// behind. Called once the data directory is this process's alone.
 ///
 /// # Errors
 ///
@@ -169,22 +169,22 @@ mod tests {
     use super::*;
     use crate::config::{Environment, Flags, load};
 
-    /// The settings of a start with this folder, and with `upstream` if that is given.
-    fn settings(folder: &Path, upstream: Option<&str>) -> Effective {
-        let folder = ("data_dir", vec![folder.display().to_string()]);
+    /// The settings of a start with this directory, and with `upstream` if that is given.
+    fn settings(directory: &Path, upstream: Option<&str>) -> Effective {
+        let directory = ("data_dir", vec![directory.display().to_string()]);
         let upstream = upstream.map(|address| ("upstream", vec![address.to_owned()]));
-        let values = BTreeMap::from_iter([folder].into_iter().chain(upstream));
+        let values = BTreeMap::from_iter([directory].into_iter().chain(upstream));
         load(&Flags { file: None, values }, &Environment::default()).unwrap()
     }
 
     #[test]
     fn a_broker_that_is_one_again_stays_one_without_the_setting() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = RecordFile(folder.path().join(NAME));
+        let directory = tempfile::tempdir().unwrap();
+        let file = RecordFile(directory.path().join(NAME));
         let moved = MovedTo { upstream: vec!["amqp://rabbit:5672".to_owned()], queues: Value::Null };
         file.write(&MoveRecord { broker_id: "b".to_owned(), moved: Some(moved) }).unwrap();
         let start = |upstream| {
-            let effective = settings(folder.path(), upstream);
+            let effective = settings(directory.path(), upstream);
             let config = obey(&effective).unwrap();
             forget_if_off(&config, &effective).unwrap();
             config
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_is_its_owners() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = RecordFile(folder.path().join(NAME));
+        let directory = tempfile::tempdir().unwrap();
+        let file = RecordFile(directory.path().join(NAME));
         assert_eq!(file.read().unwrap(), None);
         let mut record = MoveRecord { broker_id: "b".to_owned(), moved: None };
         file.write(&record).unwrap();

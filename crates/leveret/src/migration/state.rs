@@ -67,33 +67,31 @@ impl MovePhase {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MoveError {
     /// In front of an upstream there are no messages here.
-    #[error("this process is a pool: its messages are in the brokers behind it")]
+    #[error("not available in pool mode: the messages are in the upstream brokers")]
     Pool,
     /// The request lacks something.
     #[error("{0}")]
     Wrong(String),
     /// It does not fit what is under way.
-    #[error("the migration is {0}: this is not possible now")]
+    #[error("not possible while the migration is {0}")]
     NotNow(&'static str),
     /// Another one is under way.
-    #[error("messages move {direction} {addresses} already: end that migration with --stop first")]
+    #[error("a migration {direction} {addresses} is running; end it with --stop first")]
     OtherMove { direction: String, addresses: String },
     /// The request names another one.
-    #[error("the migration under way is one {direction} {addresses}, and not the one that the request names")]
+    #[error("the running migration is {direction} {addresses}, not the requested one")]
     NotNamed { direction: String, addresses: String },
     /// The process could not be a pool after a restart.
-    #[error("data_dir is off: nothing could make this process a pool after a restart")]
-    NoFolder,
+    #[error("data_dir is off: the migration would be lost on restart")]
+    NoDirectory,
     /// A setting would make the next process the broker again.
     #[error(
         "upstream is set (to off, or to another address), which a successor would follow: remove the setting and restart"
     )]
     UpstreamSet,
     /// No successor could take over.
-    #[error(
-        "no listener has an address with a port of its own, by which a successor could find this process"
-    )]
-    NoSuccessor,
+    #[error("takeover needs a listener with a fixed TCP port")]
+    TakeoverError,
     /// The record cannot be written.
     #[error("the record of the migration: {0}")]
     Record(#[from] std::io::Error),
@@ -190,8 +188,7 @@ mod tests {
             state.check_same(direction, &list(names)).err().map(|error| error.to_string())
         };
         assert_eq!(refusal(MoveDirection::Out, &["amqp://b:5672", "amqp://a:5672"]), None);
-        let expected =
-            "messages move to amqp://a:5672, amqp://b:5672 already: end that migration with --stop first";
+        let expected = "a migration to amqp://a:5672, amqp://b:5672 is running; end it with --stop first";
         assert_eq!(refusal(MoveDirection::Out, &["amqp://c:5672"]).as_deref(), Some(expected));
         let reverse = refusal(MoveDirection::In, &["amqp://a:5672", "amqp://b:5672"]);
         assert_eq!(reverse.as_deref(), Some(expected));
@@ -210,8 +207,7 @@ mod tests {
         {
             assert_eq!(refusal(&state, request), None);
         }
-        let expected =
-            "the migration under way is one to amqp://a:5672, and not the one that the request names";
+        let expected = "the running migration is to amqp://a:5672, not the requested one";
         for other in [json!({"direction": "from"}), json!({"addresses": ["amqp://b"]})] {
             assert_eq!(refusal(&state, other).as_deref(), Some(expected));
         }

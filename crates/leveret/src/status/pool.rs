@@ -2,11 +2,13 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::{AddressState, Pool};
-use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
+use server::{
+    ForwardingMode, MqttUpstreamTotals, MultiplexedCounts, MultiplexedTotals, Server, Spool, SpoolStatus,
+};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
-    let help = "1 if an upstream has open connections or answered when it was last asked, else 0.";
+    let help = "1 if an upstream has open connections or was reachable when it was last probed, else 0.";
     out.gauge("leveret_upstream_up", help, u64::from(pool.is_reachable()));
     for (name, help, value) in metrics.gauges() {
         out.gauge(name, help, value);
@@ -15,7 +17,7 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
         out.counter(name, help, value);
     }
     write_addresses(pool, out);
-    write_shared_queues(&server.shared_totals(), out);
+    write_multiplexed(&server.multiplexed_totals(), out);
     if let Some(totals) = server.mqtt_upstream_totals() {
         write_mqtt(&totals, server.metrics().mqtt_messages_dropped.get(), out);
     }
@@ -31,8 +33,8 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
 }
 
 /// The queues that subscriptions share upstream. Sharing has saved as many messages as copies exceed those received.
-fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
-    let SharedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
+fn write_multiplexed(totals: &MultiplexedTotals, out: &mut MetricsWriter) {
+    let MultiplexedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
     for (name, help, value) in [
         ("leveret_multiplexed_queues", "Queues of multiplexed subscriptions upstream.", queues),
         ("leveret_multiplexed_subscribers", "Clients with multiplexed subscriptions upstream.", subscribers),
@@ -43,13 +45,13 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
         ),
         (
             "leveret_multiplexed_waiting_bytes",
-            "Bytes of messages of multiplexed subscriptions that wait for slow clients (upstream_inbox_total).",
+            "Bytes of messages of multiplexed subscriptions waiting for slow clients (upstream_inbox_total).",
             waiting_bytes,
         ),
     ] {
         out.gauge(name, help, value as u64);
     }
-    let SharedCounts { received, copies, dropped, overflowed, lost } = counts;
+    let MultiplexedCounts { received, copies, dropped, overflowed, lost } = counts;
     for (name, help, value) in [
         (
             "leveret_multiplexed_received_messages_total",
@@ -63,12 +65,12 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
         ),
         (
             "leveret_multiplexed_dropped_messages_total",
-            "Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).",
+            "Messages of QoS 0 dropped, the oldest first, because their MQTT client was too slow (mqtt_queue_max).",
             dropped,
         ),
         (
             "leveret_multiplexed_overflowed_subscribers_total",
-            "Subscribers of multiplexed subscriptions disconnected because they did not take their messages in time.",
+            "Subscribers of multiplexed subscriptions disconnected because they were too slow.",
             overflowed,
         ),
         (
@@ -91,13 +93,13 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
         ),
         (
             "leveret_mqtt_detached_bytes",
-            "Memory of those sessions, about, in bytes.",
+            "Approximate memory in bytes of MQTT sessions without a connection.",
             totals.detached_bytes as u64,
         ),
         ("leveret_mqtt_delayed_wills", "MQTT wills whose delay has not passed.", totals.delayed_wills as u64),
         (
             "leveret_mqtt_delayed_will_bytes",
-            "Memory of those wills, about, in bytes.",
+            "Approximate memory in bytes of MQTT wills whose delay has not passed.",
             totals.delayed_will_bytes as u64,
         ),
         (
@@ -107,7 +109,7 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
         ),
         (
             "leveret_mqtt_shared_group_members",
-            "Members of these groups, a client once for each of its groups.",
+            "Members of groups of MQTT's shared subscriptions that are connected here; a client counts once per group.",
             totals.group_members,
         ),
         (
@@ -129,56 +131,64 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
     out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
 }
 
+type SpoolValue = fn(&SpoolStatus) -> u64;
+
+/// The metrics of each user and virtual host that has spooled messages: name, help, kind and value.
+const SPOOL_FAMILIES: [(&str, &str, MetricKind, SpoolValue); 8] = [
+    (
+        "leveret_spool_messages",
+        "Spooled messages not yet confirmed by the upstream.",
+        MetricKind::Gauge,
+        |queue| queue.messages,
+    ),
+    (
+        "leveret_spool_bytes",
+        "Bytes of spooled messages not yet confirmed by the upstream.",
+        MetricKind::Gauge,
+        |queue| queue.bytes,
+    ),
+    (
+        "leveret_spool_oldest_seconds",
+        "Age in seconds of the oldest spooled message; 0 if there is none.",
+        MetricKind::Gauge,
+        |queue| queue.oldest_seconds.unwrap_or_default(),
+    ),
+    (
+        "leveret_spool_deferred_messages",
+        "Spooled messages waiting because the upstream nacked or permanently refused an earlier one for the same destination.",
+        MetricKind::Gauge,
+        |queue| queue.deferred,
+    ),
+    (
+        "leveret_spool_waiting",
+        "1 while spooled messages cannot be forwarded, for example because the upstream is unreachable, else 0.",
+        MetricKind::Gauge,
+        |queue| u64::from(queue.trouble.is_some()),
+    ),
+    (
+        "leveret_spool_accepted_messages_total",
+        "Messages accepted by the spool.",
+        MetricKind::Counter,
+        |queue| queue.accepted,
+    ),
+    (
+        "leveret_spool_forwarded_messages_total",
+        "Spooled messages confirmed by the upstream.",
+        MetricKind::Counter,
+        |queue| queue.forwarded,
+    ),
+    (
+        "leveret_spool_refused_messages_total",
+        "Spooled messages that the upstream has refused permanently, and that were parked.",
+        MetricKind::Counter,
+        |queue| queue.parked,
+    ),
+];
+
 /// The queues of the spool, by user and virtual host.
 fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
-    type Of = fn(&SpoolStatus) -> u64;
-    const FAMILIES: [(&str, &str, MetricKind, Of); 8] = [
-        (
-            "leveret_spool_messages",
-            "Messages in the spool that the upstream has not confirmed.",
-            MetricKind::Gauge,
-            |queue| queue.messages,
-        ),
-        ("leveret_spool_bytes", "Bytes of these messages.", MetricKind::Gauge, |queue| queue.bytes),
-        (
-            "leveret_spool_oldest_seconds",
-            "Seconds since the oldest of them was accepted; 0 if there is none.",
-            MetricKind::Gauge,
-            |queue| queue.oldest_seconds.unwrap_or_default(),
-        ),
-        (
-            "leveret_spool_deferred_messages",
-            "Messages that wait for their destination, in memory or on disk: the upstream has nacked one for it, or refused one permanently.",
-            MetricKind::Gauge,
-            |queue| queue.deferred,
-        ),
-        (
-            "leveret_spool_waiting",
-            "1 if something keeps the messages from being forwarded, such as an upstream that is unreachable, else 0.",
-            MetricKind::Gauge,
-            |queue| u64::from(queue.trouble.is_some()),
-        ),
-        (
-            "leveret_spool_accepted_messages_total",
-            "Messages that the spool has accepted.",
-            MetricKind::Counter,
-            |queue| queue.accepted,
-        ),
-        (
-            "leveret_spool_forwarded_messages_total",
-            "Messages that the upstream has confirmed.",
-            MetricKind::Counter,
-            |queue| queue.forwarded,
-        ),
-        (
-            "leveret_spool_refused_messages_total",
-            "Messages that the upstream has refused permanently, which were parked.",
-            MetricKind::Counter,
-            |queue| queue.parked,
-        ),
-    ];
     let queues = spool.status();
-    for (name, help, kind, value) in FAMILIES {
+    for (name, help, kind, value) in SPOOL_FAMILIES {
         let mut family = out.family(name, help, kind);
         for queue in &queues {
             family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
@@ -186,10 +196,14 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
     }
     let is_paused = u64::from(spool.mode() == ForwardingMode::Paused);
     out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
-    out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
-    let help = "Clients that were admitted before the upstream had decided about their login, because it had accepted their credentials before.";
+    out.gauge(
+        "leveret_spool_parked_messages",
+        "Parked messages: those that the upstream has refused permanently.",
+        spool.parked(),
+    );
+    let help = "Clients admitted before the upstream had verified their credentials, because it had accepted the same ones earlier.";
     out.counter("leveret_spool_offline_logins_total", help, spool.offline_logins());
-    let help = "Open clients about whose login the upstream has not decided yet.";
+    let help = "Connected clients whose credentials the upstream has not verified yet.";
     out.gauge("leveret_spool_unverified_clients", help, spool.unverified_clients() as u64);
     let help =
         "Connections whose publishers are blocked: the spool has reached a limit, or is being drained.";
@@ -198,7 +212,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
     let addresses = pool.addresses();
-    let help = "1 if an upstream address has open connections or answered when it was last asked, else 0; missing until it is asked.";
+    let help = "1 if an upstream address has open connections or was reachable when it was last probed, else 0; missing until it is probed.";
     let mut family = out.family("leveret_upstream_address_up", help, MetricKind::Gauge);
     for AddressState { address, is_up, .. } in &addresses {
         if let Some(is_up) = *is_up {

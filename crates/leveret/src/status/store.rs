@@ -10,7 +10,7 @@ use broker::Store;
 pub(super) fn impairment(store: &Store) -> Option<String> {
     let failing = store.failing()?;
     let seconds = failing.since.elapsed().unwrap_or_default().as_secs();
-    let cause = if failing.full { "no room" } else { "an error" };
+    let cause = if failing.full { "disk full" } else { "an error" };
     Some(format!("disk writes failing for {seconds} s ({cause})"))
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use server::{DepartingClient, MAX_CLIENT_STATE, Server};
 use tokio::sync::mpsc;
 
-use super::ANSWER_TIME;
+use super::ANSWER_TIMEOUT;
 use super::messages::{Client, Socket, Taken, receive, receive_with_sockets, send, send_with_sockets};
 
 /// Clients that wait for their turn: each waits for those before it anyway.
@@ -20,15 +20,15 @@ const WAITING: usize = 1;
 /// There is no thread for it.
 pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<()> {
     // One that hangs is found out, and all others are closed.
-    stream.set_read_timeout(Some(ANSWER_TIME))?;
-    stream.set_write_timeout(Some(ANSWER_TIME))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let (leave, mut leaving) = mpsc::channel(WAITING);
     server.hand_over_to(leave);
     let send_all = move || {
         while let Some(client) = leaving.blocking_recv() {
             if let Err(error) = send_client(&mut stream, client) {
                 // The server closes the others.
-                return tracing::warn!(%error, "the successor takes no more clients");
+                return tracing::warn!(%error, "successor stopped accepting clients: remaining ones are closed");
             }
         }
     };
@@ -40,7 +40,7 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
         Ok(state) => state,
         Err(error) => {
             // It is notified that it is closed.
-            tracing::warn!(%error, "a client is not handed over");
+            tracing::warn!(%error, "client not handed over");
             return Ok(());
         }
     };
@@ -95,7 +95,7 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
                 Ok(Some((mut state, socket))) => {
                     clients += 1;
                     if let Err(error) = receiving.resume(&state, socket) {
-                        tracing::warn!(%error, "a client of the predecessor cannot be served");
+                        tracing::warn!(%error, "cannot resume client of the previous process");
                     }
                     state.fill(0);
                 }
@@ -104,9 +104,9 @@ pub(super) fn take_over(mut stream: UnixStream, server: &Server) {
             }
         };
         match ended {
-            Ok(()) => tracing::info!(clients, "the predecessor has ended; its clients are served here"),
+            Ok(()) => tracing::info!(clients, "previous process exited; its clients are served here"),
             Err(error) => {
-                tracing::warn!(clients, %error, "the predecessor has ended in the middle of handing over a client")
+                tracing::warn!(clients, %error, "previous process exited during the hand-over of a client")
             }
         }
     };

@@ -40,7 +40,7 @@ pub(crate) use upgrade::{UpgradeError, Upgrades};
 use crate::config::{Config, ListenAddr};
 
 /// How long the other process may take for a message, in which it does nothing that takes time.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a process with this configuration can be asked for its place; `None` if it has no listener with a fixed address.
 fn socket_name(config: &Config) -> Option<SocketAddr> {

@@ -15,7 +15,7 @@ use transport::SharedSockets;
 
 use super::clients;
 use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
-use super::{ANSWER_TIME, check_peer, socket_name};
+use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
 use crate::notify::Notifier;
 use crate::signals::Drainer;
@@ -24,7 +24,7 @@ use crate::signals::Drainer;
 pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long these attempts are made before it is logged that they are in vain so far.
-const BIND_PATIENCE: Duration = Duration::from_secs(60);
+const BIND_WARNING_AFTER: Duration = Duration::from_secs(60);
 
 /// A successor that has waited for its answer nearly as long as it does is not answered any more.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
@@ -115,8 +115,8 @@ impl Offer {
         self.0.is_found
     }
 
-    /// Has successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at the
-    /// sockets that are held for a successor, with their files, when listeners have ended.
+    /// Makes successors wait: one that started now would not know yet whether it is to be a broker. Clients wait as well: at
+    /// the sockets that are held for a successor, with their files, when listeners have ended.
     pub(crate) fn pause(&self) {
         self.set_paused(true);
     }
@@ -152,14 +152,14 @@ impl Offer {
     fn wait_at(&self, bound: io::Result<UnixListener>, name: &SocketAddr) {
         let listener = match bound.or_else(|_| listen(name)) {
             Ok(listener) => listener,
-            Err(error) => return tracing::warn!(%error, "no successor can find this process"),
+            Err(error) => return tracing::warn!(%error, "takeover and upgrades not possible"),
         };
         for stream in listener.incoming() {
             match stream.and_then(|stream| self.serve(stream)) {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a successor was refused");
+                    tracing::warn!(%error, "successor refused");
                     thread::sleep(BIND_PAUSE);
                 }
             }
@@ -169,8 +169,8 @@ impl Offer {
     /// Serves a successor; returns whether it has taken this process's place.
     fn serve(&self, mut stream: UnixStream) -> io::Result<bool> {
         let pid = check_peer(&stream)?;
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
-        stream.set_write_timeout(Some(ANSWER_TIME))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
         let Some(serving) = self.serving() else { return Ok(false) };
         // It may accept from now on, so that files of Unix sockets stay whatever becomes of this process.
@@ -191,14 +191,14 @@ impl Offer {
     ) -> io::Result<bool> {
         welcome(&mut stream, &serving.sockets)?;
         let process = pid.as_raw_nonzero();
-        tracing::info!(process, version, "a successor starts");
+        tracing::info!(process, version, "successor starting");
         stream.set_read_timeout(None)?;
         let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
-            tracing::warn!(process, "the successor has ended before it served; this process continues");
+            tracing::warn!(process, "successor exited before serving; this process continues");
             return Ok(false);
         };
         self.wait_while_paused()?;
-        tracing::info!(process, version, "a successor takes over; shutting down");
+        tracing::info!(process, version, "successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
         self.hand_clients_over(&stream, &serving.server, clients.as_ref());
         send(&mut stream, &Left {})?;
@@ -218,22 +218,22 @@ impl Offer {
             self.0.changed.wait(&mut place);
         }
         drop(place);
-        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIME {
+        if asked.elapsed() + ANSWER_MARGIN < ANSWER_TIMEOUT {
             return Ok(());
         }
         // It would take the end of this connection, if it still waited, for that of this process.
-        thread::sleep((ANSWER_TIME + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
-        Err(io::Error::new(io::ErrorKind::TimedOut, "it came during the change to a pool"))
+        thread::sleep((ANSWER_TIMEOUT + ANSWER_MARGIN).saturating_sub(asked.elapsed()));
+        Err(io::Error::new(io::ErrorKind::TimedOut, "migration is finishing: try again afterwards"))
     }
 
     /// Has the clients leave for the successor in the drain, if it can continue with them.
     fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
         let Some(acceptable) = acceptable else { return };
         if let Some(why) = acceptable.refuses(&self.0.clients) {
-            return tracing::warn!(why, "the successor cannot serve the clients, which are closed");
+            return tracing::warn!(why, "successor cannot take over clients: connections closed");
         }
         if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
-            tracing::warn!(%error, "the clients cannot be handed over, and are closed");
+            tracing::warn!(%error, "client hand-over failed: connections closed");
         }
     }
 
@@ -264,14 +264,14 @@ fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> 
 
 /// Listens where a predecessor still does so, until it has left.
 fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
-    let end = Instant::now() + BIND_PATIENCE;
+    let end = Instant::now() + BIND_WARNING_AFTER;
     let mut pause = BIND_PAUSE;
     loop {
         match UnixListener::bind_addr(name) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 if pause == BIND_PAUSE && Instant::now() > end {
                     tracing::warn!(
-                        "another process waits for a successor with these listeners: take_over finds that one"
+                        "another process already offers these listeners for takeover: take_over reaches that one"
                     );
                     pause = LATER_PAUSE;
                 }

@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn an_orphan_is_no_child_of_this_process_and_its_end_is_noticed() {
-        let folder = tempfile::tempdir().unwrap();
-        let gate = folder.path().join("gate");
+        let directory = tempfile::tempdir().unwrap();
+        let gate = directory.path().join("gate");
         assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
         // It lives until somebody has written to the pipe.
         let mut command = shell(r#"read line <"$GATE""#);

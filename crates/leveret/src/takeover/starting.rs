@@ -9,20 +9,20 @@ use transport::Inherited;
 
 use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
 use super::running::BIND_PAUSE;
-use super::{ANSWER_TIME, check_peer, socket_name};
+use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
 
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
-const SUCCEEDED_TIME: Duration = Duration::from_millis(500);
+const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a process is looked for where none is: one that has just taken over is found in that time.
-const CHANGE_TIME: Duration = Duration::from_millis(200);
+const FIND_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The process whose place this one takes.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     stream: UnixStream,
-    /// Whether it has to end before this process can start: one at a time can use the data folder, and two brokers that serve
+    /// Whether it has to end before this process can start: one at a time can use the data directory, and two brokers that serve
     /// side by side keep their messages apart.
     must_end_first: bool,
     /// The clients of it that this process can continue with.
@@ -44,17 +44,17 @@ impl Predecessor {
         loop {
             let found = Self::ask(config, inherited);
             shuts_down |= found.as_ref().is_err_and(is_gone);
-            let patience = if shuts_down { SUCCEEDED_TIME } else { CHANGE_TIME };
+            let patience = if shuts_down { SUCCESSOR_POLL_TIMEOUT } else { FIND_TIMEOUT };
             match found {
                 // Another one may just have taken over, and be found in a moment.
                 Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Ok(None) | Err(_) if shuts_down => {
-                    tracing::info!("take_over: the running process shuts down");
+                    tracing::info!("take_over: previous process is shutting down");
                     return Ok(None);
                 }
                 Ok(None) => {
-                    tracing::info!("take_over: no process runs with these listeners");
+                    tracing::info!("take_over: no running process with these listeners");
                     return Ok(None);
                 }
                 found => return found,
@@ -72,23 +72,27 @@ impl Predecessor {
         let pid = match check_peer(&stream) {
             Ok(pid) => pid,
             Err(error) => {
-                tracing::warn!(%error, "take_over: the process that waits for a successor runs as another user");
+                tracing::warn!(%error, "take_over: running process belongs to another user");
                 return Ok(None);
             }
         };
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         send(&mut stream, &Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
         let (welcome, sockets): (Welcome, _) = match receive_with_sockets(&stream) {
             Ok(welcome) => welcome,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::other(
-                    "the process that runs does not answer: it starts, or another one takes over",
+                    "running process not responding: it is starting, or being taken over by another process",
                 ));
             }
             Err(error) => return Err(error),
         };
         if welcome.sockets != sockets.len() {
-            return Err(io::Error::other(format!("{} of {} sockets came", sockets.len(), welcome.sockets)));
+            return Err(io::Error::other(format!(
+                "received {} of {} sockets",
+                sockets.len(),
+                welcome.sockets
+            )));
         }
         for socket in sockets {
             inherited.add(socket)?;
@@ -114,7 +118,7 @@ impl Predecessor {
         let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
         match replaced {
             Err(error) if is_gone(&error) => {
-                tracing::warn!("take_over: the previous process has ended already");
+                tracing::warn!("take_over: previous process already exited");
                 Ok(None)
             }
             replaced => replaced,

@@ -89,15 +89,13 @@ pub(crate) enum UpgradeError {
     #[error("process {0} is starting as the successor")]
     UnderWay(u32),
     /// A container ends with its first process.
-    #[error("this is the first process of a container, which ends with it: replace the container")]
+    #[error("running as process 1 of a container: replace the container instead")]
     FirstProcess,
     /// This process becomes a pool, and starts its successor itself.
-    #[error("the last messages move to another broker: a successor starts after that")]
+    #[error("migration is finishing: upgrade afterwards")]
     CutOver,
     /// No successor could find this process.
-    #[error(
-        "no listener has an address with a port of its own, by which a successor could find this process"
-    )]
+    #[error("takeover needs a listener with a fixed TCP port")]
     NotFound,
     /// The program could not be started.
     #[error("{}: {error}", path.display())]
@@ -143,11 +141,11 @@ impl Upgrades {
         let process = successor.process();
         *last = Some(Attempt { process, failure: None });
         drop(last);
-        tracing::info!(process, program = %self.program.path.display(), "upgrade: a successor is started");
+        tracing::info!(process, program = %self.program.path.display(), "upgrade: successor started");
         let upgrades = Arc::clone(self);
         let watch = move || {
             let ended = successor.wait();
-            tracing::error!(process, %ended, "upgrade: the successor has ended");
+            tracing::error!(process, %ended, "upgrade: successor exited");
             *upgrades.last.lock() = Some(Attempt { process, failure: Some(ended) });
         };
         thread::Builder::new().name("upgrade".into()).spawn(watch).map_err(failed)?;
@@ -159,7 +157,7 @@ impl Upgrades {
         loop {
             requests.next().await;
             if let Err(error) = self.start() {
-                tracing::error!(%error, "SIGUSR2: no upgrade");
+                tracing::error!(%error, "SIGUSR2: upgrade not started");
             }
         }
     }
@@ -169,7 +167,7 @@ impl Upgrades {
         if self.program.is_replaced()
             && let Err(error) = self.start()
         {
-            tracing::error!(%error, "no upgrade to the program that has been replaced");
+            tracing::error!(%error, "binary on disk replaced: upgrade not started");
         }
     }
 

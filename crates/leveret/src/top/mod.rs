@@ -47,7 +47,7 @@ pub(crate) struct TopArguments {
 /// The time between two questions is at least this many times what the last answer took, so that watching a busy server
 /// does not become its work.
 const PAUSES: u32 = 4;
-/// But not more, unless the interval is.
+/// Maximum of that pause, unless the interval is longer.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds of the interval, in seconds; the message of a wrong one names them.
 const MIN_INTERVAL: f64 = 0.1;

@@ -58,6 +58,17 @@ impl ServerConnection {
         None
     }
 
+    /// Refuses a message of QoS 1 or 2 that a full queue has refused. Older clients than those of 5.0 get no answer, as from
+    /// RabbitMQ 4, and the message is forgotten: if they send it again, it is a new one.
+    pub fn refuse_for_full_queue(&mut self, packet_id: u16, text: &str, out: &mut impl Output) {
+        let core = &mut self.core;
+        if core.version.is_5() {
+            self.refuse_publish(packet_id, ReasonCode::QuotaExceeded, text, out);
+        } else if core.incoming.remove(&packet_id) == Some(QoS::ExactlyOnce) {
+            core.session.forget_received(packet_id);
+        }
+    }
+
     /// Completes a message of QoS 2 from the client: its identifier is free.
     pub fn complete(&mut self, packet_id: u16, out: &mut impl Output) {
         let core = &mut self.core;

@@ -160,7 +160,7 @@ impl ServerConnection {
     }
 
     /// Reports that the server has stopped reading, so that the client's silence does not count.
-    pub fn note_unread(&mut self, now: Instant) {
+    pub fn pause_keep_alive(&mut self, now: Instant) {
         if let Some(keep_alive) = &mut self.core.keep_alive {
             keep_alive.received(now);
         }

@@ -7,7 +7,7 @@
 //!    identifier ([`ServerConnection::disconnect`] with Session taken over, [`ServerConnection::take_session`]), and
 //!    answers with [`ServerConnection::accept`], passing the stored session, or [`ServerConnection::refuse`].
 //! 3. Messages for the client: [`ServerConnection::deliver`] while [`ServerConnection::free_window`] is above 0.
-//! 4. [`ServerConnection::next_deadline`] returns the latest time for [`ServerConnection::handle_deadline`]; time-outs of
+//! 4. [`ServerConnection::next_deadline`] returns the latest time for [`ServerConnection::handle_deadline`]; timeouts of
 //!    the handshake and of writing are up to the caller.
 //! 5. The end is reported once, as an [`MqttEnd`]: by an event, or by the call that caused it. The session is
 //!    then [taken](ServerConnection::take_session) and stored for as long as `End::session_expiry` says.

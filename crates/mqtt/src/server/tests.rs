@@ -290,6 +290,28 @@ fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
 }
 
 #[test]
+fn a_message_that_a_full_queue_has_refused_is_answered_in_5_0_alone_and_is_a_new_one_if_it_comes_again() {
+    let v311 = || ConnectPacket::new(MqttVersion::V311, "c");
+    for (connect, expected) in
+        [(v5(), &["PubAck 1 Quota exceeded", "PubRec 2 Quota exceeded"][..]), (v311(), &[])]
+    {
+        let mut bench = Bench::connect(connect, MqttSettings::default());
+        bench.heard();
+        for (qos, packet_id) in [(QoS::AtLeastOnce, 1), (QoS::ExactlyOnce, 2)] {
+            bench.say(&publish(qos, packet_id, b"x"));
+            bench.connection.refuse_for_full_queue(packet_id, "", &mut bench.out);
+        }
+        assert_eq!(bench.heard(), expected);
+        assert!(bench.connection.is_connected());
+        for (qos, packet_id) in [(QoS::AtLeastOnce, 1), (QoS::ExactlyOnce, 2)] {
+            assert_eq!(bench.say(&publish(qos, packet_id, b"x")), "publish a/b x");
+            bench.connection.accepted(packet_id, true, &mut bench.out);
+        }
+        assert_eq!(bench.heard(), ["PubAck 1 Success", "PubRec 2 Success"]);
+    }
+}
+
+#[test]
 fn more_than_receive_maximum_ends_the_connection() {
     let mut bench = Bench::connect(v5(), MqttSettings { receive_maximum: 2, ..MqttSettings::default() });
     bench.heard();

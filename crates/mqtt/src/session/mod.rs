@@ -135,8 +135,8 @@ impl Session {
     }
 
     /// Gives messages in flight other tags: those that `tag` returns for theirs. Returns whether any has got one.
-    pub fn retag(&mut self, tag: impl FnMut(u64) -> Option<u64>) -> bool {
-        self.outgoing.retag(tag)
+    pub fn remap_tags(&mut self, tag: impl FnMut(u64) -> Option<u64>) -> bool {
+        self.outgoing.remap_tags(tag)
     }
 
     /// Messages of QoS 2 from the client that were accepted and not released.

@@ -124,7 +124,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn retag(&mut self, mut tag: impl FnMut(u64) -> Option<u64>) -> bool {
+    pub(super) fn remap_tags(&mut self, mut tag: impl FnMut(u64) -> Option<u64>) -> bool {
         let mut has_changed = false;
         for entry in &mut self.entries {
             if let Some(tag) = tag(entry.tag) {

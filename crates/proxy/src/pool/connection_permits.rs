@@ -10,6 +10,7 @@
 //! permit. When another client's own connection with C's credentials and virtual host becomes unused, C takes it
 //! over, before B. The next connection that ends leaves its permit to B; after 3 s without one B is refused with 506.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::Pool;
-use crate::auth_gate::HandshakePermit;
+use crate::auth_gate::{Destination, HandshakePermit};
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
@@ -36,13 +37,13 @@ impl ConnectionPermit {
 
 /// Notifies waiters that a connection may have become unused.
 #[derive(Debug, Default)]
-pub(crate) struct Unused {
+pub(crate) struct UnusedNotifier {
     /// Whether it is worth looking for an unused connection.
     some: AtomicBool,
     changed: Notify,
 }
 
-impl Unused {
+impl UnusedNotifier {
     /// Reports that a connection may have become unused.
     pub(crate) fn notify(&self) {
         self.some.store(true, Ordering::Release);
@@ -57,7 +58,7 @@ impl Unused {
 }
 
 /// The outcome of [`Pool::enter`].
-pub(super) enum Entered<'p, T> {
+pub(super) enum PermitOutcome<'p, T> {
     /// An alternative has come up; no new connection is needed.
     Instead(T),
     /// The client may begin a handshake.
@@ -65,29 +66,31 @@ pub(super) enum Entered<'p, T> {
 }
 
 impl Pool {
-    /// Waits for permission to begin a handshake, and until `end` for a connection permit, unless there is an
+    /// Waits until `end` for permission to begin a handshake, and for a connection permit, unless there is an
     /// alternative `instead`. `accepted` is true for a session's credentials: a broker has accepted them,
     /// though others of the same user may have been accepted since.
     ///
     /// # Errors
-    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining.
+    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining, or other handshakes have not
+    /// ended.
     pub(super) async fn enter<T>(
         &self,
         credentials: &Credentials,
         accepted: bool,
+        destination: &Destination,
         end: Instant,
         instead: impl Fn() -> Option<T>,
-    ) -> Result<Entered<'_, T>, Refusal> {
+    ) -> Result<PermitOutcome<'_, T>, Refusal> {
         let handshake = match accepted {
-            true => self.auth_gate.enter_known().await,
-            false => self.auth_gate.enter(credentials).await,
+            true => self.auth_gate.enter_known(destination, end).await?,
+            false => self.auth_gate.enter(credentials, destination, end).await?,
         };
         // Another client may have opened one meanwhile.
         if let Some(other) = instead() {
-            return Ok(Entered::Instead(other));
+            return Ok(PermitOutcome::Instead(other));
         }
         if let Some(permit) = self.free_permit()? {
-            return Ok(Entered::Begin(handshake, permit));
+            return Ok(PermitOutcome::Begin(handshake, permit));
         }
         // No handshake waits for a known client that has no connection permit. Clients with unknown
         // credentials keep their handshake permit, so that only that number of them may queue, and none waits for
@@ -98,17 +101,23 @@ impl Pool {
             Err(other) => {
                 // The notification may matter to the next waiter.
                 self.unused.changed.notify_one();
-                return Ok(Entered::Instead(other));
+                return Ok(PermitOutcome::Instead(other));
             }
         };
         let handshake = match stranger {
             Some(handshake) => handshake,
-            None => self.auth_gate.enter_known().await,
+            None => self.auth_gate.enter_known(destination, end).await?,
         };
         match instead() {
-            Some(other) => Ok(Entered::Instead(other)),
-            None => Ok(Entered::Begin(handshake, permit)),
+            Some(other) => Ok(PermitOutcome::Instead(other)),
+            None => Ok(PermitOutcome::Begin(handshake, permit)),
         }
+    }
+
+    /// The destination of a handshake with a virtual host, at the node `near` if that answers and is one of several.
+    pub(super) fn destination(&self, near: Option<SocketAddr>, virtual_host: &str) -> Destination {
+        let node = near.filter(|node| self.endpoints.count().0 > 1 && self.endpoints.is_up(*node));
+        Destination { node, virtual_host: Some(virtual_host.into()) }
     }
 
     /// A connection permit, for optional connections; never waits.
@@ -184,7 +193,9 @@ impl Pool {
         let mut connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         connections.retain(|upstream| upstream.unused_since().is_some());
         connections.sort_by_cached_key(|upstream| upstream.unused_since());
-        if connections.into_iter().any(|upstream| upstream.close_unused("room for others", transport::now()))
+        if connections
+            .into_iter()
+            .any(|upstream| upstream.close_unused("connection limit reached", transport::now()))
         {
             // There may be more, for the next waiter.
             self.unused.some.store(true, Ordering::Release);
@@ -224,7 +235,9 @@ mod tests {
         // There is nothing yet when it arrives, nor when it begins to wait.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
         let end = Instant::now() + CHECK_INTERVAL / 2;
-        let entered = pool.enter(&Credentials::plain("user", "right"), false, end, instead).await;
-        assert!(matches!(entered, Ok(Entered::Instead(()))));
+        let entered = pool
+            .enter(&Credentials::plain("user", "right"), false, &Destination::default(), end, instead)
+            .await;
+        assert!(matches!(entered, Ok(PermitOutcome::Instead(()))));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Endpoint {
 #[derive(Debug)]
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
-    known: Mutex<Vec<Known>, { Rank::Leaf as u8 }>,
+    known: Mutex<Vec<EndpointState>, { Rank::Leaf as u8 }>,
     /// The names that could not be resolved when that was last tried, and why.
     unresolved: Mutex<Vec<(UpstreamAddress, String)>, { Rank::Leaf as u8 }>,
     /// When each name was last resolved.
@@ -44,7 +44,7 @@ pub(super) struct Endpoints {
 }
 
 #[derive(Debug)]
-struct Known {
+struct EndpointState {
     endpoint: Endpoint,
     /// When its name last resolved to it.
     resolved_at: Instant,
@@ -54,8 +54,12 @@ struct Known {
     /// Consecutive failures in short succession.
     failures: u32,
     failed_at: Option<Instant>,
-    /// It did not answer last, or lost a connection, and is being probed.
+    /// It did not answer last, or lost its last connection, and is being probed.
     down: bool,
+    /// Until when it is tried last, as a virtual host was down there.
+    lacks_until: Option<Instant>,
+    /// Whether it is probed because it has lost a connection while others stayed open.
+    is_doubted: bool,
     /// Whether it answered when it was last asked; `None` if it was never asked.
     answered: Option<bool>,
     /// Whether client declarations may exist there: set when it answers, cleared when they are counted as lost.
@@ -80,14 +84,14 @@ pub struct AddressState {
     pub cause: Option<String>,
 }
 
-/// When a broker was asked, as [`Known::losses`] was then. A reply may be on its way when the broker dies: it says nothing
+/// When a broker was asked, as [`EndpointState::losses`] was then. A reply may be on its way when the broker dies: it says nothing
 /// about a broker that has lost a connection since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AskedAt(u64);
+pub(super) struct ProbeGeneration(u64);
 
 /// Whether a broker would answer a client that comes now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum Reachability {
     /// A broker has open connections, or answered when it was last asked and has not lost a connection since.
     Answers,
     /// None answered when it was last asked.
@@ -96,7 +100,7 @@ pub(super) enum Reach {
     Unknown,
 }
 
-impl Known {
+impl EndpointState {
     /// A broker whose connections work is not dead, whatever it replies to new ones: it may be at its
     /// connection limit, or slow to greet.
     fn is_in_use(&self) -> bool {
@@ -108,8 +112,13 @@ impl Known {
         self.is_in_use() || (!self.down && self.answered == Some(true))
     }
 
+    /// Whether a virtual host has lately been down there.
+    fn lacks_any(&self, now: Instant) -> bool {
+        self.lacks_until.is_some_and(|until| now < until)
+    }
+
     /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
-    fn loses_state(&mut self) -> bool {
+    fn take_lost_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
     }
 
@@ -127,7 +136,7 @@ impl Known {
         } else {
             self.answered
         };
-        let unknown = if is_up == Some(false) { "it does not answer" } else { "not asked yet" };
+        let unknown = if is_up == Some(false) { "not responding" } else { "not asked yet" };
         let cause = || self.cause.clone().unwrap_or_else(|| unknown.to_owned());
         AddressState {
             address: self.endpoint.to_string(),
@@ -150,7 +159,7 @@ impl Known {
 
     fn count_failure(&mut self) {
         let now = transport::now();
-        let soon = self.failed_at.is_some_and(|before| now < before + FAILURES_COUNT_WITHIN);
+        let soon = self.failed_at.is_some_and(|before| now < before + FAILURE_WINDOW);
         self.failures = if soon { self.failures.saturating_add(1) } else { 1 };
         self.failed_at = Some(now);
         self.down = true;
@@ -181,18 +190,19 @@ impl Endpoints {
     }
 
     /// The addresses in the order in which to try them: those that answer, with the fewest connections first, but last those
-    /// that their name no longer resolves to; then the others, with the fewest failures first.
+    /// where a virtual host is down or that their name no longer resolves to; then the others, with the fewest failures first.
     pub(super) async fn in_order(self: &Arc<Self>, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
         for address in configured {
             self.look_up(address).await;
         }
         let known = self.known.lock();
+        let now = transport::now();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % known.len().max(1);
-        let mut order: Vec<&Known> = known[turn..].iter().chain(&known[..turn]).collect();
+        let mut order: Vec<&EndpointState> = known[turn..].iter().chain(&known[..turn]).collect();
         // Stable, so that equals take turns.
         order.sort_by_key(|known| {
             let load = if known.down { known.failures as usize } else { known.connections };
-            (known.down, known.is_gone, load)
+            (known.down, known.is_gone, known.lacks_any(now), load)
         });
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
@@ -208,7 +218,7 @@ impl Endpoints {
         let Some(lookup) = background::run(resolving) else { return };
         if has_some {
             // A later result serves later callers.
-            let _ = tokio::time::timeout(LOOKUP_PATIENCE, lookup).await;
+            let _ = tokio::time::timeout(LOOKUP_WAIT, lookup).await;
         } else {
             // It ends by itself; a panic would have been reported.
             let _ = lookup.await;
@@ -241,20 +251,20 @@ impl Endpoints {
             Ok(Ok(sockets)) if !sockets.is_empty() => self.resolved(address, &sockets),
             Ok(Ok(_)) => {
                 tracing::warn!(%address, "upstream name resolves to no address");
-                self.is_unresolved(address, "its name resolves to no address".to_owned());
+                self.record_unresolved(address, "its name resolves to no address".to_owned());
             }
             Ok(Err(error)) => {
                 tracing::warn!(%address, %error, "upstream name not found");
-                self.is_unresolved(address, format!("its name is not found: {error}"));
+                self.record_unresolved(address, format!("its name is not found: {error}"));
             }
             Err(_) => {
-                tracing::warn!(%address, "no answer about the upstream's name in time");
-                self.is_unresolved(address, "no answer about its name in time".to_owned());
+                tracing::warn!(%address, "upstream name lookup timed out");
+                self.record_unresolved(address, "name lookup timed out".to_owned());
             }
         }
     }
 
-    fn is_unresolved(&self, address: &UpstreamAddress, cause: String) {
+    fn record_unresolved(&self, address: &UpstreamAddress, cause: String) {
         let mut unresolved = self.unresolved.lock();
         unresolved.retain(|(other, _)| other != address);
         unresolved.push((address.clone(), cause));
@@ -280,7 +290,7 @@ impl Endpoints {
                 Some(known) => known.resolved_at = now,
                 None => {
                     is_more = true;
-                    known.push(Known {
+                    known.push(EndpointState {
                         endpoint,
                         resolved_at: now,
                         is_gone: false,
@@ -288,6 +298,8 @@ impl Endpoints {
                         failures: 0,
                         failed_at: None,
                         down: false,
+                        lacks_until: None,
+                        is_doubted: false,
                         answered: None,
                         has_state: false,
                         losses: 0,
@@ -303,9 +315,11 @@ impl Endpoints {
         }
     }
 
-    /// Whether a node is in use, or nothing is known against it, so that further connections may go there.
+    /// Whether nothing is known against a node, so that further connections may go there. One whose connections are open may
+    /// have frozen, which they show only later: each new connection would wait for its timeout first.
     pub(super) fn is_up(&self, node: SocketAddr) -> bool {
-        let is_up = |known: &Known| !known.is_gone && (known.is_in_use() || !known.down);
+        let now = transport::now();
+        let is_up = |known: &EndpointState| !known.is_gone && !known.down && !known.lacks_any(now);
         self.known.lock().iter().any(|known| known.endpoint.socket == node && is_up(known))
     }
 
@@ -319,43 +333,51 @@ impl Endpoints {
     pub(super) fn closed(&self, pool: &Pool, endpoint: &Endpoint) {
         let is_lost = self.with(endpoint, |known| {
             known.connections = known.connections.saturating_sub(1);
-            known.loses_state()
+            known.take_lost_state()
         });
         if is_lost == Some(true) {
             pool.topologies.lost_all();
         }
     }
 
-    /// A connection there was lost. Probes it in the background until it answers.
+    /// A connection there was lost. Probes it in the background until it answers. While others are open it is only probed: the
+    /// broker may have closed this one alone, as it does when an operator asks for it or a token has expired.
     pub(super) fn lost(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        // At once, so that nobody takes a broker without connections for one that answers.
-        let change = |known: &mut Known| {
+        let change = |known: &mut EndpointState| {
             known.connections = known.connections.saturating_sub(1);
             known.losses += 1;
+            if known.is_in_use() && !known.down {
+                let is_first = !std::mem::replace(&mut known.is_doubted, true);
+                return (false, false, is_first);
+            }
+            // At once, so that nobody takes a broker without connections for one that answers.
             known.cause.get_or_insert_with(|| "an open connection was lost".to_owned());
-            (known.mark_down(), known.loses_state())
+            (known.mark_down(), known.take_lost_state(), false)
         };
-        let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
+        let (is_new, is_lost, is_to_be_probed) = self.with(endpoint, change).unwrap_or_default();
+        if is_to_be_probed {
+            background::run(probe_once(Arc::downgrade(pool), endpoint.clone()));
+        }
         if is_lost {
             pool.topologies.lost_all();
         }
         if is_new {
-            background::run(heal(Arc::downgrade(pool), endpoint.clone()));
+            background::run(probe_until_up(Arc::downgrade(pool), endpoint.clone()));
         }
     }
 
     /// Called before it is asked whether it answers.
-    pub(super) fn asked_at(&self, endpoint: &Endpoint) -> AskedAt {
-        AskedAt(self.with(endpoint, |known| known.losses).unwrap_or_default())
+    pub(super) fn asked_at(&self, endpoint: &Endpoint) -> ProbeGeneration {
+        ProbeGeneration(self.with(endpoint, |known| known.losses).unwrap_or_default())
     }
 
     /// It has answered when it was asked. Returns false, and changes nothing, if it has lost a connection since.
-    pub(super) fn has_answered(&self, endpoint: &Endpoint, asked_at: AskedAt) -> bool {
+    pub(super) fn has_answered(&self, endpoint: &Endpoint, asked_at: ProbeGeneration) -> bool {
         self.answers_if(endpoint, |known| known.losses == asked_at.0)
     }
 
     /// Records that it answers, if the condition holds. Returns false otherwise.
-    fn answers_if(&self, endpoint: &Endpoint, so: impl FnOnce(&Known) -> bool) -> bool {
+    fn answers_if(&self, endpoint: &Endpoint, so: impl FnOnce(&EndpointState) -> bool) -> bool {
         let changed = self.with(endpoint, |known| {
             let is_so = so(known);
             if is_so {
@@ -366,7 +388,7 @@ impl Endpoints {
         // One that its name does not resolve to any more is not recorded.
         let (is_so, was_down) = changed.unwrap_or((true, false));
         if was_down {
-            tracing::info!(target: STATE, %endpoint, "upstream answers again");
+            tracing::info!(target: STATE, %endpoint, "upstream reachable again");
         }
         if is_so {
             self.healed.notify_waiters();
@@ -376,12 +398,12 @@ impl Endpoints {
 
     /// It has answered, but not let any client in yet: it may still lose those that come.
     pub(super) fn heard(&self, endpoint: &Endpoint) {
-        self.with(endpoint, Known::set_answered);
+        self.with(endpoint, EndpointState::set_answered);
     }
 
     /// Records that it was asked and does not answer. Returns whether that is new.
-    pub(super) fn is_silent(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
-        let is_new = self.is_unheard(pool, endpoint);
+    pub(super) fn record_no_answer(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
+        let is_new = self.mark_unanswered(pool, endpoint);
         self.failed(pool, endpoint);
         is_new
     }
@@ -389,8 +411,10 @@ impl Endpoints {
     /// Records that it does not answer; returns whether that is new. The broker may have stopped and lost its
     /// transient topology, unless connections to it are open. Which node of a cluster had which part is
     /// unknown: everything is declared again, which is harmless where it still exists.
-    fn is_unheard(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
-        let change = |known: &mut Known| (known.answered.replace(false) != Some(false), known.loses_state());
+    fn mark_unanswered(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
+        let change = |known: &mut EndpointState| {
+            (known.answered.replace(false) != Some(false), known.take_lost_state())
+        };
         let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
         if is_lost {
             pool.topologies.lost_all();
@@ -399,50 +423,51 @@ impl Endpoints {
     }
 
     /// Records that no name resolves to an address. Retries in the background until one does.
-    pub(super) fn is_nameless(&self, pool: &Arc<Pool>) {
+    pub(super) fn retry_resolution(&self, pool: &Arc<Pool>) {
         if !self.nameless.swap(true, Ordering::AcqRel) {
             background::run(find(Arc::downgrade(pool)));
         }
     }
 
     /// Whether a broker would answer a client that comes now.
-    pub(super) fn reach(&self) -> Reach {
+    pub(super) fn reach(&self) -> Reachability {
         let known = self.known.lock();
-        let is_silent = if known.is_empty() {
+        let record_no_answer = if known.is_empty() {
             self.nameless.load(Ordering::Acquire)
         } else {
             known.iter().all(|known| known.answered == Some(false))
         };
-        if known.iter().any(Known::answers) {
-            Reach::Answers
-        } else if is_silent {
-            Reach::Silent
+        if known.iter().any(EndpointState::answers) {
+            Reachability::Answers
+        } else if record_no_answer {
+            Reachability::Silent
         } else {
-            Reach::Unknown
+            Reachability::Unknown
         }
     }
 
     /// Whether connections to one are open.
     pub(super) fn any_in_use(&self) -> bool {
-        self.known.lock().iter().any(Known::is_in_use)
+        self.known.lock().iter().any(EndpointState::is_in_use)
     }
 
     /// Whether one has open connections, or answered when it was last asked and has not lost one since.
-    pub(super) fn any_answers(&self) -> bool {
-        self.known.lock().iter().any(Known::answers)
+    pub(super) fn any_up(&self) -> bool {
+        self.known.lock().iter().any(EndpointState::answers)
     }
 
     /// Records that it does not answer. Probes it in the background until it does.
     pub(super) fn failed(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        if self.with(endpoint, Known::mark_down) == Some(true) {
-            background::run(heal(Arc::downgrade(pool), endpoint.clone()));
+        if self.with(endpoint, EndpointState::mark_down) == Some(true) {
+            background::run(probe_until_up(Arc::downgrade(pool), endpoint.clone()));
         }
     }
 
-    /// Whether to wait for [`Self::healed`] before trying: none is up, and those that come back keep failing.
-    pub(super) fn keep_failing(&self) -> bool {
+    /// Whether to wait for [`Self::healed`] before trying: none is up or in use, and those that come back keep failing.
+    pub(super) fn all_failing(&self) -> bool {
         let known = self.known.lock();
-        !known.is_empty() && known.iter().all(|known| known.down && known.failures > 1)
+        let keeps_failing = |known: &EndpointState| known.down && known.failures > 1 && !known.is_in_use();
+        !known.is_empty() && known.iter().all(keeps_failing)
     }
 
     /// Waits until it is worth trying again.
@@ -470,14 +495,19 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Whether a refusal says that its address is of no use now. One of a virtual host that is down there does so if another
-    /// address may serve it.
-    pub(super) fn are_to_blame(&self, refusal: &Refusal) -> bool {
-        refusal.is_outage() && (!refusal.is_of_virtual_host() || self.known.lock().len() > 1)
+    /// Handles a refusal to open a virtual host. An address where one is down answers, and is tried last for a while: another
+    /// one may serve it.
+    pub(super) fn blame(&self, pool: &Arc<Pool>, endpoint: &Endpoint, refusal: &Refusal) {
+        if refusal.is_of_virtual_host() {
+            self.with(endpoint, |known| known.lacks_until = Some(transport::now() + LACKS_FOR));
+        } else if refusal.is_outage() {
+            self.set_failure_cause(endpoint, refusal);
+            self.failed(pool, endpoint);
+        }
     }
 
     /// Why it did not answer, for operators.
-    pub(super) fn note_cause(&self, endpoint: &Endpoint, error: &Refusal) {
+    pub(super) fn set_failure_cause(&self, endpoint: &Endpoint, error: &Refusal) {
         self.with(endpoint, |known| known.cause = Some(error.cause(endpoint)));
     }
 
@@ -507,7 +537,7 @@ impl Endpoints {
         self.with(endpoint, |known| known.down.then(|| backoff(known.failures, random)))?
     }
 
-    fn with<T>(&self, endpoint: &Endpoint, change: impl FnOnce(&mut Known) -> T) -> Option<T> {
+    fn with<T>(&self, endpoint: &Endpoint, change: impl FnOnce(&mut EndpointState) -> T) -> Option<T> {
         self.known.lock().iter_mut().find(|known| known.endpoint == *endpoint).map(change)
     }
 }
@@ -516,12 +546,21 @@ impl Endpoints {
 const STATE: &str = "proxy::state";
 
 /// Logs that a broker that answered, or was not asked before, does not answer.
-pub(super) fn warn_of(endpoint: &Endpoint, error: &Refusal) {
+pub(super) fn log_failure(endpoint: &Endpoint, error: &Refusal) {
     tracing::warn!(target: STATE, %endpoint, %error, "upstream connection failed");
 }
 
+/// Probes an address that has lost a connection, but not all.
+async fn probe_once(pool: Weak<Pool>, endpoint: Endpoint) {
+    let Some(pool) = pool.upgrade() else { return };
+    if !pool.draining.load(Ordering::Acquire) {
+        pool.probe_one(&endpoint).await;
+    }
+    pool.endpoints.with(&endpoint, |known| known.is_doubted = false);
+}
+
 /// Probes an address until it answers, or another caller found out that it does.
-async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
+async fn probe_until_up(pool: Weak<Pool>, endpoint: Endpoint) {
     loop {
         let pause = |pool: Arc<Pool>| pool.endpoints.backoff(&endpoint, (pool.config.random)());
         let Some(pause) = pool.upgrade().and_then(pause) else { return };
@@ -533,12 +572,12 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
         match pool.ask(&endpoint).await {
             Ok(_) => return pool.restore_soon(),
             Err(error) => {
-                pool.endpoints.with(&endpoint, Known::count_failure);
-                pool.endpoints.note_cause(&endpoint, &error);
-                if pool.endpoints.is_unheard(&pool, &endpoint) {
-                    warn_of(&endpoint, &error);
+                pool.endpoints.with(&endpoint, EndpointState::count_failure);
+                pool.endpoints.set_failure_cause(&endpoint, &error);
+                if pool.endpoints.mark_unanswered(&pool, &endpoint) {
+                    log_failure(&endpoint, &error);
                 } else {
-                    tracing::debug!(%endpoint, %error, "upstream still does not answer");
+                    tracing::debug!(%endpoint, %error, "upstream still unreachable");
                 }
                 // Its name may resolve to other addresses by now, and no other task asks while none answers.
                 let endpoints = pool.endpoints.clone();
@@ -573,11 +612,13 @@ fn backoff(failures: u32, random: u64) -> Duration {
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest pause: a broker that returns is noticed soon, and one probe costs it next to nothing.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How long an address is tried last after a virtual host was down there. Clients without another one are not delayed by it.
+const LACKS_FOR: Duration = Duration::from_secs(10);
 /// Failures further apart than this are not consecutive.
-const FAILURES_COUNT_WITHIN: Duration = Duration::from_secs(30);
+const FAILURE_WINDOW: Duration = Duration::from_secs(30);
 /// Timeout for resolving a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a caller that already knows some addresses waits for that: normally it takes milliseconds.
-const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
+const LOOKUP_WAIT: Duration = Duration::from_millis(500);
 /// How long an address that does not answer, and that its name no longer resolves to, is remembered.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 impl Pool {
     /// Waits while upstreams let clients in only to lose them again, but not beyond `end`.
     pub(crate) async fn wait_while_failing(&self, end: Instant) {
-        if self.endpoints.keep_failing() {
+        if self.endpoints.all_failing() {
             // When the time is over the caller tries once more.
             let _ = tokio::time::timeout_at(end, self.endpoints.healed()).await;
         }
@@ -33,9 +33,9 @@ impl Pool {
         if limit.is_zero() || self.draining.load(Ordering::Acquire) || client.is_gone() {
             return Err(refusal);
         }
-        let healed = tokio::time::timeout_at(end, self.healed_after(&refusal)).await;
+        let healed = tokio::time::timeout_at(end, self.wait_until_up_after(&refusal)).await;
         if healed.is_err() || Instant::now() >= end {
-            return Err(Refusal::in_vain(limit, refusal));
+            return Err(Refusal::outage_timeout(limit, refusal));
         }
         Ok(())
     }
@@ -54,11 +54,11 @@ impl Pool {
         if !refusal.is_outage() || self.draining.load(Ordering::Acquire) || Instant::now() >= end {
             return Err(refusal);
         }
-        tokio::time::timeout_at(end, self.healed_after(&refusal)).await.map_err(|_| refusal)
+        tokio::time::timeout_at(end, self.wait_until_up_after(&refusal)).await.map_err(|_| refusal)
     }
 
     /// Waits until it is worth trying again.
-    async fn healed_after(&self, refusal: &Refusal) {
+    async fn wait_until_up_after(&self, refusal: &Refusal) {
         if refusal.is_of_virtual_host() {
             // The broker answers, so that nobody probes it for this.
             tokio::time::sleep(VIRTUAL_HOST_PAUSE).await;

@@ -1,15 +1,16 @@
 //! Selection of the connection that a client is placed on, and of the number of connections.
 
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
+use sync::{Mutex, Rank};
 use tokio::time::Instant;
 
-use super::{Entered, Pool, background};
+use super::{PermitOutcome, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
@@ -26,11 +27,11 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        sought: Sought,
+        sought: PlacementRequest,
         patience: bool,
     ) -> Option<Arc<Upstream>> {
         let node = sought.near.filter(|node| self.endpoints.is_up(*node));
-        let (mut near, mut far) = (Least::default(), Least::default());
+        let (mut near, mut far) = (LeastLoaded::default(), LeastLoaded::default());
         let (mut shared, mut opening) = (0, 0);
         self.each(credentials, virtual_host, |upstream| {
             let Some(found) = upstream.shared(sought.confirm, sought.role) else { return };
@@ -136,7 +137,7 @@ impl Pool {
                 self.own_connection(credentials, virtual_host, announced, link.clone()).await?
             }
             None => {
-                let sought = Sought { confirm: false, role, near: link.home() };
+                let sought = PlacementRequest { confirm: false, role, near: link.home() };
                 self.shared_connection(credentials, virtual_host, sought).await?
             }
         };
@@ -154,7 +155,7 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        sought: Sought,
+        sought: PlacementRequest,
     ) -> Result<Arc<Upstream>, Refusal> {
         if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, sought).await {
             return Ok(upstream);
@@ -168,9 +169,10 @@ impl Pool {
         if let Some(upstream) = found() {
             return Ok(upstream);
         }
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
-            Entered::Instead(upstream) => return Ok(upstream),
-            Entered::Begin(handshake, permit) => (handshake, permit),
+        let (destination, end) = (self.destination(sought.near, virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
+            PermitOutcome::Instead(upstream) => return Ok(upstream),
+            PermitOutcome::Begin(handshake, permit) => (handshake, permit),
         };
         let most = self.config.max_shared_connections;
         if self.count_shared(credentials, virtual_host, Some(role)) >= most {
@@ -178,7 +180,7 @@ impl Pool {
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let opening = self.begin_near(sought.near, permit, credentials, &ClientProperties::SHARED);
+        let opening = self.connect_preferring(sought.near, permit, credentials, &ClientProperties::SHARED);
         let begun = Box::pin(opening).await?;
         let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
         drop(turn);
@@ -191,7 +193,7 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        sought: Sought,
+        sought: PlacementRequest,
     ) -> Option<Arc<Upstream>> {
         let end = Instant::now() + self.config.opening_patience;
         loop {
@@ -227,20 +229,21 @@ impl Pool {
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
-        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
-            Entered::Instead(upstream) => return Ok(upstream),
-            Entered::Begin(handshake, permit) => (handshake, permit),
+        let (destination, end) = (self.destination(owner.home(), virtual_host), self.arrival_end());
+        let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
+            PermitOutcome::Instead(upstream) => return Ok(upstream),
+            PermitOutcome::Begin(handshake, permit) => (handshake, permit),
         };
         if owner.is_gone() {
             // The client is gone; leave the permit to others.
-            return Err(Refusal::unreachable("client is gone"));
+            return Err(Refusal::unreachable("client disconnected"));
         }
-        let begun = Box::pin(self.begin_near(owner.home(), permit, credentials, announced)).await?;
+        let begun = Box::pin(self.connect_preferring(owner.home(), permit, credentials, announced)).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
     /// Whether an idle connection is one of the last that are kept open.
-    pub(crate) fn keeps_warm(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn is_kept_idle(&self, upstream: &Upstream) -> bool {
         let least = self.config.min_shared_connections;
         least > 0 && self.count_shared(&upstream.credentials(), &upstream.virtual_host, None) <= least
     }
@@ -257,25 +260,27 @@ impl Pool {
         count
     }
 
-    /// Opens another connection in the background, one at a time.
-    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, sought: Sought) {
-        if self.growing.swap(true, Ordering::AcqRel) {
+    /// Opens another connection in the background, one at a time for a user, virtual host and role.
+    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, sought: PlacementRequest) {
+        let group = (credentials.username.clone(), virtual_host.into(), sought.role);
+        if !self.growing.begin(&group) {
             return;
         }
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
         background::run(async move {
             let result = async {
-                let _permit = pool.auth_gate.enter(&credentials).await;
-                let Sought { near, role, .. } = sought;
+                let PlacementRequest { near, role, .. } = sought;
+                let (destination, end) = (pool.destination(near, &virtual_host), pool.arrival_end());
+                let _permit = pool.auth_gate.enter(&credentials, &destination, end).await?;
                 let permit = pool.permit_at_once()?;
-                let opening = pool.begin_near(near, permit, &credentials, &ClientProperties::SHARED);
+                let opening = pool.connect_preferring(near, permit, &credentials, &ClientProperties::SHARED);
                 let begun = Box::pin(opening).await?;
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {
                 tracing::warn!(%error, "could not open another upstream connection");
             }
-            pool.growing.store(false, Ordering::Release);
+            pool.growing.end(&group);
         });
     }
 
@@ -304,9 +309,28 @@ impl Opening {
     }
 }
 
+/// The users, virtual hosts and roles for which a connection is being opened because the others are busy. A broker that
+/// lets one of them wait holds up none of the others.
+#[derive(Debug, Default)]
+pub(super) struct Growing(Mutex<HashSet<Group>, { Rank::Leaf as u8 }>);
+
+/// Clients that share connections, but for those that have different passwords for a while.
+type Group = (String, Box<str>, Role);
+
+impl Growing {
+    /// Returns false if one is being opened already.
+    fn begin(&self, group: &Group) -> bool {
+        self.0.lock().insert(group.clone())
+    }
+
+    fn end(&self, group: &Group) {
+        self.0.lock().remove(group);
+    }
+}
+
 /// The shared connection that a client's channel is to be on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sought {
+pub(crate) struct PlacementRequest {
     /// Whether the channel is in confirm mode.
     pub(crate) confirm: bool,
     pub(crate) role: Role,
@@ -316,16 +340,16 @@ pub(crate) struct Sought {
 
 /// The connections with the least load: of all, and of those on which a channel rests.
 #[derive(Default)]
-struct Least {
+struct LeastLoaded {
     of_all: Option<(usize, Arc<Upstream>)>,
     rested: Option<(usize, Arc<Upstream>)>,
 }
 
-impl Least {
+impl LeastLoaded {
     fn add(&mut self, load: usize, rests: bool, upstream: &Arc<Upstream>) {
-        keep_least(&mut self.of_all, load, upstream);
+        min_by_load(&mut self.of_all, load, upstream);
         if rests {
-            keep_least(&mut self.rested, load, upstream);
+            min_by_load(&mut self.rested, load, upstream);
         }
     }
 
@@ -336,7 +360,7 @@ impl Least {
 }
 
 /// Keeps the connection with the least load.
-fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream: &Arc<Upstream>) {
+fn min_by_load(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream: &Arc<Upstream>) {
     if least.as_ref().is_none_or(|(least, _)| load < *least) {
         *least = Some((load, upstream.clone()));
     }

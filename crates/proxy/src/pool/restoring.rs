@@ -8,7 +8,7 @@ use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
 use super::connection_permits::ConnectionPermit;
-use super::{Endpoint, Entered, Pool, background, is_same};
+use super::{Endpoint, PermitOutcome, Pool, background, is_same};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -17,7 +17,7 @@ use crate::topology::{Plan, Step, Topologies};
 use crate::upstream::Declaring;
 
 /// Stands for no client: waits only for losses that concern all clients.
-const NOBODY: u64 = 0;
+const NO_CLIENT: u64 = 0;
 
 /// The progress of restoring a virtual host.
 #[derive(Default)]
@@ -68,9 +68,9 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             for virtual_host in torn {
-                if let Err(error) = pool.restored(&virtual_host, NOBODY).await {
+                if let Err(error) = pool.restored(&virtual_host, NO_CLIENT).await {
                     // It is retried when an upstream answers next, or a client needs it.
-                    tracing::debug!(%error, "not declared again yet");
+                    tracing::debug!(%error, "topology not restored yet");
                 }
             }
         });
@@ -79,7 +79,7 @@ impl Pool {
     /// Carries out the plan, phase by phase, each client's declarations with its own credentials.
     async fn restore(self: &Arc<Self>, virtual_host: &str, plan: Plan) -> Result<(), Refusal> {
         for (link, why) in &plan.lost {
-            let text = format!("the broker lost what this client declared, and it is not remembered: {why}");
+            let text = format!("transient topology of this client was lost and cannot be restored: {why}");
             self.end_client(link, text);
         }
         let count: usize = plan.phases.iter().map(Vec::len).sum();
@@ -97,7 +97,7 @@ impl Pool {
         for Open { declaring, .. } in progress.open {
             declaring.close().await;
         }
-        tracing::info!(virtual_host, count, "declared again what the upstream may have lost");
+        tracing::info!(virtual_host, count, "topology restored");
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Pool {
             ReplyCode::AccessRefused => return self.pass_on(virtual_host, step, &text),
             // The queue belongs to an open connection, so it was never lost, nor were its bindings.
             ReplyCode::ResourceLocked if fault.method == QUEUE_BIND => {
-                tracing::debug!(virtual_host, what = step.what, "not declared again: the queue is in use");
+                tracing::debug!(virtual_host, what = step.what, "queue not restored: in use");
             }
             _ => self.give_up(virtual_host, step, &text),
         }
@@ -190,24 +190,29 @@ impl Pool {
         virtual_host: &str,
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
-        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_PATIENCE));
-        let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
+        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_TIMEOUT));
+        let destination = self.destination(None, virtual_host);
+        let entered = match Box::pin(self.enter(credentials, true, &destination, end, nothing)).await {
             // Clients wait for this as for an outage: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
                 return Err(Refusal::unreachable(fault.text));
             }
             entered => entered?,
         };
-        let Entered::Begin(_handshake, permit) = entered else {
+        let PermitOutcome::Begin(handshake, permit) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
         let (begun, endpoint, permit) = *self.begin(permit, credentials, &ClientProperties::SHARED).await?;
         let declaring = match Declaring::open(begun, virtual_host, &self.config).await {
             Ok(declaring) => declaring,
+            Err(refusal) if refusal.is_connection_limit() => {
+                drop((permit, handshake));
+                tokio::time::sleep(LIMIT_PAUSE).await;
+                // As above.
+                return Err(Refusal::unreachable(refusal));
+            }
             Err(refusal) => {
-                if self.endpoints.are_to_blame(&refusal) {
-                    self.endpoints.failed(self, &endpoint);
-                }
+                self.endpoints.blame(self, &endpoint, &refusal);
                 return Err(refusal);
             }
         };
@@ -227,7 +232,7 @@ impl Pool {
     }
 
     fn end_owners(&self, virtual_host: &str, step: &Step, owners: Vec<Arc<ClientLink>>, why: &str) {
-        tracing::warn!(virtual_host, what = step.what, why, "could not be declared again");
+        tracing::warn!(virtual_host, what = step.what, why, "topology restore failed");
         for link in owners {
             self.end_client(&link, format!("{} could not be declared again: {why}", step.what));
         }
@@ -265,4 +270,6 @@ fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
 const QUEUE_BIND: (u16, u16) = (50, 20);
 /// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
 /// pause between attempts where arriving clients do not wait at all.
-const PERMIT_PATIENCE: Duration = Duration::from_secs(1);
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause after an upstream has refused one connection more than there may be.
+const LIMIT_PAUSE: Duration = Duration::from_secs(1);

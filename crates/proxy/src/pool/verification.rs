@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use amqp::Credentials;
 
-use super::{ClientInfo, ClientSide, Entered, Login, Pool, background};
+use super::{ClientInfo, ClientSide, Login, PermitOutcome, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
@@ -105,14 +105,21 @@ impl Pool {
     }
 
     /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is
-    /// none yet.
+    /// none yet. If there may be no more connections, the login that has succeeded confirms those that are open.
     pub(super) async fn verify(
         self: &Arc<Self>,
-        begun: super::HalfOpen,
+        begun: super::PermittedConnection,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<(), Refusal> {
-        let verified = self.finish(begun, credentials, virtual_host, None, None).await?;
+        let verified = match self.finish(begun, credentials, virtual_host, None, None).await {
+            Err(refusal)
+                if refusal.is_connection_limit() && self.renew_verified(credentials, virtual_host) =>
+            {
+                return Ok(());
+            }
+            finished => finished?,
+        };
         let others = |upstream: &Arc<Upstream>| {
             *upstream.virtual_host == *virtual_host
                 && !Arc::ptr_eq(upstream, &verified)
@@ -130,26 +137,35 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             let credentials = upstream.credentials();
-            let _permit = pool.auth_gate.enter(&credentials).await;
+            let destination = pool.destination(None, &upstream.virtual_host);
             let result = async {
+                let _permit = pool.auth_gate.enter(&credentials, &destination, pool.arrival_end()).await?;
                 let begun =
                     pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
             // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
             if result.await.is_err_and(|refusal| refusal.is_final()) {
-                pool.distrust(&credentials, &upstream.virtual_host);
+                pool.revoke_verification(&credentials, &upstream.virtual_host);
             }
             upstream.end_refresh();
         });
     }
 
+    /// Confirms a connection that was opened with these credentials for the virtual host, unless the broker has refused
+    /// them since. Returns whether there is one.
+    fn renew_verified(&self, credentials: &Credentials, virtual_host: &str) -> bool {
+        let is_one =
+            |upstream: &Arc<Upstream>| *upstream.virtual_host == *virtual_host && upstream.renew_verified();
+        self.newest(credentials, is_one).is_some()
+    }
+
     /// Revokes the verification of credentials that the broker no longer accepts.
-    fn distrust(&self, credentials: &Credentials, virtual_host: &str) {
+    fn revoke_verification(&self, credentials: &Credentials, virtual_host: &str) {
         // A filter that accepts none visits all.
         self.newest(credentials, |upstream| {
             if *upstream.virtual_host == *virtual_host {
-                upstream.distrust();
+                upstream.revoke_verification();
             }
             false
         });
@@ -193,16 +209,21 @@ impl Pool {
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
+            let (destination, end) = (self.destination(None, virtual_host), self.arrival_end());
             let (_handshake, permit) =
-                match self.enter(&credentials, false, self.arrival_end(), verified).await? {
-                    Entered::Instead(()) => return Ok(credentials),
-                    Entered::Begin(handshake, permit) => (handshake, permit),
+                match self.enter(&credentials, false, &destination, end, verified).await? {
+                    PermitOutcome::Instead(()) => return Ok(credentials),
+                    PermitOutcome::Begin(handshake, permit) => (handshake, permit),
                 };
             let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
-            self.verify(begun?, &credentials, virtual_host).await?;
+            match self.verify(begun?, &credentials, virtual_host).await {
+                // The login has succeeded, and the client is in the virtual host already.
+                Err(refusal) if refusal.is_connection_limit() => {}
+                verified => verified?,
+            }
             self.auth_gate.verified(&credentials);
         }
         Ok(credentials)

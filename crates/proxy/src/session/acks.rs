@@ -50,7 +50,7 @@ pub(super) struct Settled {
 
 impl Settled {
     /// Notes that the broker's deliveries may be others than are counted here.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn invalidate_counts(&mut self) {
         self.is_unsure = true;
         self.beyond = Vec::new();
     }
@@ -61,7 +61,7 @@ impl Settled {
     pub(super) fn settle(&mut self, tag: u64, multiple: bool, delivered: u64) -> bool {
         let is_plain = !self.is_unsure && tag > self.up_to && tag <= delivered && self.add(tag, multiple);
         if !is_plain && !self.is_unsure {
-            self.doubt();
+            self.invalidate_counts();
         }
         is_plain
     }

@@ -1,7 +1,7 @@
 //! A client's channel: the frames it has sent, and its one or two upstream channels.
 //!
 //! # States
-//! Those of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
+//! The states of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
 //! the client's connection: with 505 UNEXPECTED_FRAME; with 504 CHANNEL_ERROR without a channel, or while it is closing;
 //! with 501 FRAME_ERROR for more of a body than the header announced. Other events leave the state as it is.
 //!
@@ -21,7 +21,7 @@
 //! | closing | the last side is gone | no channel, and channel.close-ok is sent |
 //! | any but closing | the broker closes an upstream channel of it; a header is refused; a state is lost that no other connection can carry on ([`super::recovery`]) | no channel, and channel.close is sent |
 //!
-//! Those of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
+//! The states of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
 //! general side alone, with everything on it.
 //!
 //! | state | event | next state |
@@ -32,7 +32,7 @@
 //! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving; nowhere, if it only published and nothing is in flight |
 //! | placed, general | the first message, on a connection that nobody else uses | nowhere; the publishing side is placed instead |
 //! | placed | the client closes the channel | closing if it was used for more than publishing, or if a method or mandatory message may not be processed yet; otherwise nowhere |
-//! | leaving | everything is confirmed, and consumers are answered ([`crate::upstream::Ledger::lets_pass`]) | leaving; the old upstream channel is closed |
+//! | leaving | everything is confirmed, and consumers are answered ([`crate::upstream::Ledger::may_overtake`]) | leaving; the old upstream channel is closed |
 //! | leaving | close-ok | waiting; nowhere, if the client has closed the channel and nothing is held |
 //! | closing | close-ok | nowhere |
 //! | closing | the other side has to go to the own connection | leaving |
@@ -205,13 +205,13 @@ impl Channel {
     }
 
     /// Whether no side is placed.
-    pub(super) fn is_nowhere(&self) -> bool {
-        self.sides().all(Side::is_nowhere)
+    pub(super) fn is_unplaced(&self) -> bool {
+        self.sides().all(Side::is_unplaced)
     }
 
     /// Whether a side is moving, and its old upstream channel has still to be closed.
-    pub(super) fn is_to_be_left(&self) -> bool {
-        self.sides().any(Side::is_to_be_left)
+    pub(super) fn must_close_old(&self) -> bool {
+        self.sides().any(Side::must_close_old)
     }
 
     /// Bytes of frames that wait.
@@ -258,7 +258,7 @@ impl Channel {
     }
 
     /// Whether the broker has seen a part of a message on the client's own connection.
-    pub(super) fn is_half_sent(&self) -> bool {
+    pub(super) fn has_partial_message(&self) -> bool {
         self.is_streaming() && self.general.is_placed()
     }
 
@@ -273,19 +273,19 @@ impl Channel {
     }
 
     /// Whether a frame may go out on its side now; if not, an event follows.
-    pub(super) fn may_pass(&mut self, turn: FrameTurn, output: &mut Output) -> bool {
+    pub(super) fn poll_may_pass(&mut self, turn: FrameTurn, output: &mut Output) -> bool {
         match turn {
             FrameTurn::Settles => true,
-            FrameTurn::Publishes => self.general.await_quiet(output),
+            FrameTurn::Publishes => self.general.poll_processed(output),
             FrameTurn::Method => {
-                self.publishing.as_deref_mut().is_none_or(|publishing| publishing.await_quiet(output))
+                self.publishing.as_deref_mut().is_none_or(|publishing| publishing.poll_processed(output))
             }
         }
     }
 
     /// See [`Side::prove`].
     pub(super) fn prove(&mut self, output: &mut Output) {
-        if !self.is_half_sent() {
+        if !self.has_partial_message() {
             self.sides_mut().for_each(|side| side.prove(output));
         }
     }
@@ -293,7 +293,7 @@ impl Channel {
     /// Like [`Self::prove`], for the side with this lease.
     pub(super) fn prove_lease(&mut self, lease: u64, output: &mut Output) {
         // Nothing may come between the frames of a message.
-        if !self.is_half_sent()
+        if !self.has_partial_message()
             && let Some(side) = self.of_lease(lease)
         {
             side.prove(output);
@@ -306,7 +306,7 @@ impl Channel {
     }
 
     /// Merges publishing into the general side: on the client's own connection, before it is placed there.
-    pub(super) fn unite(&mut self) {
+    pub(super) fn merge_sides(&mut self) {
         if let Some(mut publishing) = self.publishing.take() {
             self.general.take_publishing(&mut publishing);
             let queued = std::mem::take(&mut publishing.queued);
@@ -314,16 +314,16 @@ impl Channel {
         }
     }
 
-    /// Undoes [`Self::unite`] when the channel has left the client's own connection: its held frames join the
+    /// Undoes [`Self::merge_sides`] when the channel has left the client's own connection: its held frames join the
     /// wait queue.
-    pub(super) fn divide(&mut self) {
+    pub(super) fn split_sides(&mut self) {
         let queued = std::mem::take(&mut self.general.queued);
         self.in_line.splice(..0, queued);
         let mut publishing = self.publishing.take().unwrap_or_default();
         publishing.take_publishing(&mut self.general);
         self.publishing = Some(publishing);
         if !self.general.is_resuming() {
-            self.general.place = SidePlacement::Nowhere;
+            self.general.place = SidePlacement::Unplaced;
         }
     }
 }
@@ -349,7 +349,7 @@ impl IncompleteMessage {
 }
 
 /// The length of the first method, or message, at the start of stored frames.
-pub(super) fn first_unit(stored: &[u8]) -> Option<(FrameTurn, usize)> {
+pub(super) fn first_message_len(stored: &[u8]) -> Option<(FrameTurn, usize)> {
     let mut frames = stored_frames(stored);
     let (_, payload) = frames.next()?;
     let (turn, mut length) = (FrameTurn::of(payload), payload.len() + OVERHEAD);

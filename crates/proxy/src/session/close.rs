@@ -29,7 +29,7 @@ impl ProxySession {
                 self.close_channel(number);
             }
             self.flush(now);
-            self.go_on_closing();
+            self.continue_close();
         }
         self.is_closed()
     }
@@ -54,7 +54,7 @@ impl ProxySession {
         let mut dirty = self.exclusive || self.rekeyed;
         let mut channels: Vec<Channel> = self.channels.drain().map(|(_, channel)| *channel).collect();
         for channel in &channels {
-            dirty |= channel.is_half_sent();
+            dirty |= channel.has_partial_message();
         }
         for side in channels.iter_mut().flat_map(Channel::sides_mut) {
             if self.pool.departed_is_full() {
@@ -145,14 +145,14 @@ impl ProxySession {
         }
         // A close may delete a queue, and requeues messages: like any method it waits for earlier publishes.
         let closes = channel.general.is_placed() && channel.general.touched;
-        if closes && !channel.is_own() && !channel.may_pass(FrameTurn::Method, &mut self.output) {
+        if closes && !channel.is_own() && !channel.poll_may_pass(FrameTurn::Method, &mut self.output) {
             self.output.hand_over();
             return self.line_up(number);
         }
         for role in [Role::General, Role::Publishing] {
             self.close_side(number, role);
         }
-        if self.channels.get_mut(number).is_some_and(|channel| channel.is_nowhere()) {
+        if self.channels.get_mut(number).is_some_and(|channel| channel.is_unplaced()) {
             self.finish_channel(number);
         }
     }
@@ -165,14 +165,14 @@ impl ProxySession {
     /// to come arrive in front of close-ok.
     fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
-        let half_sent = channel.is_half_sent();
+        let half_sent = channel.has_partial_message();
         let Some(side) = channel.side_mut(role) else { return };
         let route = match &side.place {
             SidePlacement::Placed(route) => route.clone(),
             // The answer is still to come.
             SidePlacement::Closing(_) => return,
-            SidePlacement::Nowhere | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {
-                side.place = SidePlacement::Nowhere;
+            SidePlacement::Unplaced | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {
+                side.place = SidePlacement::Unplaced;
                 return;
             }
         };
@@ -185,20 +185,20 @@ impl ProxySession {
             // Only a connection.close can do this now. The client is closing its connection, or this code
             // would not be reached.
             self.exclusive = true;
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
         } else if must_wait {
             route.upstream.close_channel(route.channel);
             side.place = SidePlacement::Closing(route);
         } else if route.upstream.release(route.channel, usage, self.output.now) {
             add(&self.pool.counters().round_trips_saved, 1);
             note_closed(&mut self.output, &self.link, side, &route);
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
         }
         // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event arrives.
     }
 
     /// Takes the next step of [`Self::close`], when there is one.
-    pub(super) fn go_on_closing(&mut self) {
+    pub(super) fn continue_close(&mut self) {
         if self.life != Life::Closing || self.channels.iter_mut().next().is_some() {
             return;
         }

@@ -46,19 +46,19 @@ impl ClosedChannels {
         self.under_way.push_back(ClosedChannel { number: self.last, upstream, channel, lease });
     }
 
-    /// Has the broker asked to process the messages of all, if nothing else shows it; returns the number of the last one, for
-    /// [`Self::await_up_to`], or 0 if none is under way.
+    /// Requests a proof that the broker has processed the messages of all, if nothing else shows it.
+    /// Returns the number of the last one, for [`Self::poll_up_to`], or 0 if none is under way.
     pub(super) fn ask(&mut self) -> u64 {
         let Some(link) = self.link.as_ref().filter(|_| !self.under_way.is_empty()) else { return 0 };
         // All at once: each answer takes a round trip.
         let new = self.under_way.iter().rev().take_while(|closed| closed.number > self.asked);
         new.for_each(|closed| _ = closed.is_through(link));
         self.asked = self.last;
-        if self.await_up_to(self.last) { 0 } else { self.last }
+        if self.poll_up_to(self.last) { 0 } else { self.last }
     }
 
     /// Whether the broker has processed the messages of all up to this one. If not, an event follows.
-    pub(super) fn await_up_to(&mut self, number: u64) -> bool {
+    pub(super) fn poll_up_to(&mut self, number: u64) -> bool {
         let Some(link) = &self.link else { return true };
         while let Some(first) = self.under_way.front().filter(|first| first.number <= number) {
             if !first.is_through(link) {
@@ -78,7 +78,7 @@ impl ClosedChannel {
     fn is_through(&self, link: &Arc<ClientLink>) -> bool {
         self.upstream
             .upgrade()
-            .is_none_or(|upstream| upstream.await_given_back(link, self.channel, self.lease))
+            .is_none_or(|upstream| upstream.poll_given_back(link, self.channel, self.lease))
     }
 
     /// Whether the upstream channel is still to become clean.

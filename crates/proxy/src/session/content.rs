@@ -50,7 +50,7 @@ impl ProxySession {
             let fault = fault.caused_by(PUBLISH_IDS);
             // The broker waits for the content of a publish that it has seen: its channel cannot be left in
             // that state.
-            if fault.is_hard() || channel.is_half_sent() {
+            if fault.is_hard() || channel.has_partial_message() {
                 return Err(fault.on_connection());
             }
             self.fail_channel(frame.channel, &fault);

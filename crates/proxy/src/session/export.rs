@@ -31,10 +31,10 @@ impl ProxySession {
     pub fn export(&mut self, now: Instant) -> Export {
         self.output.now = now;
         if !self.is_exporting {
-            if let Some(why) = self.what_binds_it() {
+            if let Some(why) = self.export_blocker() {
                 return Export::Impossible(why);
             }
-            if self.has_to_finish_something() {
+            if self.poll_export_ready() {
                 return Export::Later;
             }
             self.is_exporting = true;
@@ -52,7 +52,7 @@ impl ProxySession {
     }
 
     /// The reason for which the client cannot continue elsewhere: something of it ends with its upstream connection.
-    fn what_binds_it(&self) -> Option<&'static str> {
+    fn export_blocker(&self) -> Option<&'static str> {
         let is_dependent = || {
             self.channels
                 .iter()
@@ -61,28 +61,28 @@ impl ProxySession {
         };
         let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.is_forgotten());
         if self.life != Life::Open {
-            Some("it closes its connection")
+            Some("connection is closing")
         } else if self.exclusive {
-            Some("it has an exclusive queue")
+            Some("has an exclusive queue")
         } else if self.auto_delete || is_dependent() {
-            Some("it has a transaction, direct reply-to, or an auto-delete queue")
+            Some("has a transaction, direct reply-to, or an auto-delete queue")
         } else if !self.link.replay_buffer.keeps_messages() {
-            Some("it publishes again by itself")
+            Some("republishes by itself")
         } else if is_lost() {
-            Some("it has declared too much that is not durable")
+            Some("too much transient topology")
         } else {
             None
         }
     }
 
     /// Whether something is under way that has to end first. If so, an event or a frame of the client ends it.
-    fn has_to_finish_something(&mut self) -> bool {
+    fn poll_export_ready(&mut self) -> bool {
         // The next process knows nothing of these, so that a method would overtake their messages there.
         if self.output.closed.ask() != 0 {
             return true;
         }
         // The answer to a request for a consumer shows what it depends on.
-        let waits_for_answers = |side: &Side| !side.await_late_answers();
+        let waits_for_answers = |side: &Side| !side.poll_late_answers();
         self.link.has_events()
             || self.unanswered_secrets > 0
             || self.budget.waits()
@@ -120,10 +120,10 @@ impl ProxySession {
         channels.extend(closing);
         for (number, mut channel) in self.channels.drain() {
             let was_own = channel.is_own();
-            channel.sides_mut().for_each(Side::stay_nowhere_if_idle);
+            channel.sides_mut().for_each(Side::skip_if_idle);
             // A side that only was to go to the client's own connection has a publishing side beside it.
             if was_own && !channel.is_own() && channel.publishing.is_none() {
-                channel.divide();
+                channel.split_sides();
             }
             channels.push(ChannelState::of(number, *channel));
         }
@@ -165,9 +165,9 @@ impl ProxySession {
             incomplete.push((number, frames));
         }
         for number in open {
-            let goes_on = self.channels.get_mut(number).is_some_and(|channel| !channel.is_nowhere());
+            let goes_on = self.channels.get_mut(number).is_some_and(|channel| !channel.is_unplaced());
             if self.suspect && goes_on {
-                self.find_own_place(number)?;
+                self.move_to_dedicated(number)?;
             } else {
                 self.place(number, Role::General)?;
                 self.place(number, Role::Publishing)?;

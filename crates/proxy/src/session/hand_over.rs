@@ -31,7 +31,7 @@ pub(super) struct HandOver {
 
 /// A departed client's leftovers of one channel.
 #[derive(Debug, Default)]
-pub(super) struct Departed {
+pub(super) struct DepartedChannel {
     pub(super) side: Side,
     /// Frames that the broker must have processed first. Each is gone, or empty, once it has.
     pub(super) after: Vec<Weak<Ledger>>,
@@ -39,13 +39,13 @@ pub(super) struct Departed {
 
 impl HandOver {
     /// Starts to hand over what the departed clients' channels have left.
-    pub(super) fn begin(self, mut channels: Vec<Departed>) {
+    pub(super) fn begin(self, mut channels: Vec<DepartedChannel>) {
         channels.retain(|departed| !departed.side.queued.is_empty());
         let pool = self.handing_over.pool();
         let mut accepted = Vec::new();
         for departed in channels {
             if pool.departed_is_full() {
-                self.give_up(&departed.side, "too much is kept of others");
+                self.give_up(&departed.side, "limit of kept messages reached");
                 continue;
             }
             let bytes = QuotaShare::new(&pool.replay_totals().departed, departed.side.queued.len());
@@ -56,7 +56,7 @@ impl HandOver {
         }
         background::run(async move {
             // Channels that wait for a broker that does not read must not delay others.
-            let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
+            let is_later = |(departed, _): &(DepartedChannel, _)| !departed.after.is_empty();
             let (later, now): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_later);
             for (departed, bytes) in now.into_iter().chain(later) {
                 wait_until_through(&departed.after).await;
@@ -69,7 +69,7 @@ impl HandOver {
         let is_message =
             |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
         let messages = stored_frames(&channel.queued).filter(is_message).count();
-        tracing::warn!(messages, why, "messages of a disconnected client could not be handed over");
+        tracing::warn!(messages, why, "messages of a disconnected client not republished");
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
@@ -83,7 +83,7 @@ impl HandOver {
             let mut output = Output::new(transport::now());
             let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
             if let Err(fault) = channel.start(&mut output, route, leased, 0) {
-                tracing::warn!(%fault, "messages of a disconnected client do not fit");
+                tracing::warn!(%fault, "cannot republish messages of a disconnected client");
             }
             output.hand_over();
             // From here on the ledger counts them.
@@ -115,7 +115,7 @@ impl HandOver {
         let end = since + pool.config().outage_max;
         let confirm = channel.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        let soon = Instant::now() + NUMBER_PATIENCE;
+        let soon = Instant::now() + CHANNEL_NUMBER_TIMEOUT;
         let mut attempts = 0;
         while attempts < PLACING_ATTEMPTS {
             let upstream = loop {
@@ -128,10 +128,13 @@ impl HandOver {
                     other => break other?,
                 }
             };
-            match upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing) {
-                Placed::On(leased) => return Ok((upstream, leased)),
-                Placed::Soon if Instant::now() < soon => tokio::time::sleep(CHECK_INTERVAL).await,
-                Placed::Soon | Placed::Full | Placed::Gone => attempts += 1,
+            let new_lease = channel.new_lease(link, 0, 0, transport::now());
+            match pool.lease(&upstream, new_lease, confirm, Role::Publishing) {
+                Ok(Placed::On(leased)) => return Ok((upstream, leased)),
+                Ok(Placed::Soon | Placed::Limited) | Err(_) if Instant::now() < soon => {
+                    tokio::time::sleep(CHECK_INTERVAL).await;
+                }
+                _ => attempts += 1,
             }
         }
         Err(Refusal::unreachable("no channel is free"))
@@ -154,6 +157,6 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
 }
 
 /// How long to wait for a channel number that is being freed.
-const NUMBER_PATIENCE: Duration = Duration::from_secs(10);
+const CHANNEL_NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval for checking whether the broker has processed frames: there are few of them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);

@@ -8,15 +8,15 @@ use amqp::{ContentHeader, Fault, FrameKind, Method, ReplyCode};
 
 use super::ProxySession;
 use super::channel::Channel;
-use super::hand_over::{Departed, HandOver};
+use super::hand_over::{DepartedChannel, HandOver};
 use super::side::{Side, without_removals};
 use super::validate::{
     Need, is_publish, is_to_default, names_last_queue, publish_need, validate, validate_properties,
 };
 use crate::frames::{put_frame, stored_frames};
 use crate::metrics::add;
-use crate::pool::{HandingOver, Pool};
-use crate::upstream::{Left, Remains, Upstream};
+use crate::pool::{HandingOver, Pool, channel_limit};
+use crate::upstream::{DepartedLedger, UnsettledEntries, Upstream};
 
 impl ProxySession {
     /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
@@ -37,8 +37,8 @@ impl ProxySession {
     }
 
     /// The frames of a channel to be handed over, and the ledgers to wait for first.
-    fn departed(&self, mut channel: Channel) -> Departed {
-        let mut departed = Departed::default();
+    fn departed(&self, mut channel: Channel) -> DepartedChannel {
+        let mut departed = DepartedChannel::default();
         departed.side.take_last_queue(&mut channel.general);
         let mut queued = Vec::new();
         if channel.is_confirming() {
@@ -47,7 +47,7 @@ impl ProxySession {
         let waits = !channel.in_line.is_empty() || channel.general.is_deferred();
         for side in channel.sides_mut() {
             let is_lost = side.route().is_some_and(|route| route.upstream.has_ended());
-            let mut remains = Remains::default();
+            let mut remains = UnsettledEntries::default();
             if is_lost && !side.transactional {
                 remains = side.take_remains();
                 queued.append(&mut without_removals(&std::mem::take(&mut remains.frames)));
@@ -71,12 +71,14 @@ impl ProxySession {
 pub(crate) fn send_again(
     pool: &Arc<Pool>,
     upstream: &Upstream,
-    left: Vec<Left>,
+    left: Vec<DepartedLedger>,
     was_own: bool,
     fault: &Fault,
     now: Instant,
 ) {
-    let alone = fault.code != ReplyCode::ConnectionForced;
+    // One channel too many is nothing that the others have caused.
+    let alone = fault.code != ReplyCode::ConnectionForced
+        && channel_limit(fault, &upstream.credentials().username).is_none();
     let mut channels = Vec::new();
     for mut left in left {
         add(&pool.counters().messages_departed_lost, left.remains.lost + left.remains.too_large.len() as u64);
@@ -92,7 +94,7 @@ pub(crate) fn send_again(
         // Exclusive queues of the client's own connection are gone with it.
         let knows_queue = left.remains.carried.last_queue.is_some();
         left.remains.frames = harmless(&left.remains.frames, was_own, knows_queue);
-        channels.push(Departed { side: Side::of_departed(left, now), after: Vec::new() });
+        channels.push(DepartedChannel { side: Side::for_departed(left, now), after: Vec::new() });
     }
     HandOver {
         handing_over: HandingOver::begin(pool),

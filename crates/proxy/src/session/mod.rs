@@ -336,7 +336,7 @@ impl ProxySession {
     /// send. For a server that drains, which should not wait forever.
     pub fn is_settled(&self) -> bool {
         let confirmed = |side: &Side| match side.route() {
-            Some(route) => route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()),
+            Some(route) => route.upstream.poll_confirms(route.channel, side.unconfirmed_up_to()),
             None => true,
         };
         // All sides are asked, so that each of them notifies.
@@ -449,7 +449,7 @@ impl ProxySession {
             self.leave_former_secret(number)?;
             let closed = self.output.closed.ask();
             if let Some(channel) = self.channels.get_mut(number) {
-                channel.general.come_behind(closed);
+                channel.general.order_after_closed(closed);
             }
         }
         self.pass_on(number, FrameKind::Method, payload, need != Need::Any)
@@ -470,7 +470,7 @@ impl ProxySession {
         let role = if is_own { Role::General } else { Role::Publishing };
         let side = channel.side_for(role);
         match &side.place {
-            SidePlacement::Nowhere => {
+            SidePlacement::Unplaced => {
                 side.set_confirming();
                 Ok(true)
             }

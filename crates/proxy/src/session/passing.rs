@@ -3,7 +3,7 @@
 use amqp::{Fault, FrameKind};
 
 use super::ProxySession;
-use super::channel::{FrameTurn, first_unit};
+use super::channel::{FrameTurn, first_message_len};
 use crate::frames::stored_frames;
 
 impl ProxySession {
@@ -25,7 +25,7 @@ impl ProxySession {
             self.queued += channel.in_line.len() - before;
             return Ok(());
         }
-        self.find_place(number, needs_own, turn.role())?;
+        self.ensure_placed(number, needs_own, turn.role())?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let side = channel.side_to_send(turn.role());
         let before = side.queued.len();
@@ -60,7 +60,7 @@ impl ProxySession {
         stored: &[u8],
         needs_own: bool,
     ) -> Result<(), Fault> {
-        self.find_place(number, needs_own, turn.role())?;
+        self.ensure_placed(number, needs_own, turn.role())?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let side = channel.side_to_send(turn.role());
         let before = side.queued.len();
@@ -90,14 +90,14 @@ impl ProxySession {
         if needs_own || channel.is_own() {
             return true;
         }
-        let is_next = channel.in_line.is_empty() && channel.may_pass(turn, &mut self.output);
+        let is_next = channel.in_line.is_empty() && channel.poll_may_pass(turn, &mut self.output);
         if !is_next {
             self.line_up(number);
         }
         is_next
     }
 
-    /// Has a channel checked again with the next event.
+    /// Schedules another check of a channel with the next event.
     pub(super) fn line_up(&mut self, number: u16) {
         if !self.lined_up.contains(&number) {
             self.lined_up.push(number);
@@ -109,13 +109,13 @@ impl ProxySession {
     pub(super) fn go_on(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());
         for number in std::mem::take(&mut self.lined_up) {
-            let outcome = self.go_on_with(number);
+            let outcome = self.resume_with(number);
             result = result.and(outcome);
         }
         result
     }
 
-    fn go_on_with(&mut self, number: u16) -> Result<(), Fault> {
+    fn resume_with(&mut self, number: u16) -> Result<(), Fault> {
         self.close_left(number);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let before = channel.general.queued.len();
@@ -125,10 +125,10 @@ impl ProxySession {
         self.queued -= stored.len();
         let mut sent = 0;
         while result.is_ok()
-            && let Some((turn, length)) = first_unit(&stored[sent..])
+            && let Some((turn, length)) = first_message_len(&stored[sent..])
         {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-            if !channel.is_own() && !channel.may_pass(turn, &mut self.output) {
+            if !channel.is_own() && !channel.poll_may_pass(turn, &mut self.output) {
                 break;
             }
             let unit = &stored[sent..sent + length];
@@ -143,7 +143,7 @@ impl ProxySession {
         let Some(channel) = self.channels.get_mut(number) else { return result };
         self.queued += stored.len();
         channel.in_line = stored;
-        if !channel.in_line.is_empty() || channel.general.is_deferred() || channel.is_to_be_left() {
+        if !channel.in_line.is_empty() || channel.general.is_deferred() || channel.must_close_old() {
             self.line_up(number);
         } else if channel.is_closing() {
             self.close_sides(number);

@@ -13,7 +13,7 @@ use super::{Life, ProxySession};
 use crate::frames::put_frame;
 use crate::link::Event;
 use crate::metrics::add;
-use crate::pool::Sought;
+use crate::pool::PlacementRequest;
 use crate::pool::background::remind;
 use crate::refusal::Refusal;
 use crate::upstream::{Placed, Role, Upstream};
@@ -40,7 +40,7 @@ impl UpstreamLink {
 impl ProxySession {
     /// Makes sure that a side of a channel is placed, or will be; moves the whole channel to the client's own
     /// connection if it has to be there.
-    pub(super) fn find_place(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
+    pub(super) fn ensure_placed(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
         // A client with its own connection has no reason to use another one for new channels.
         let has_own = self.suspect || !(self.budget.has_stream() || matches!(self.own, UpstreamLink::None));
         let suspect = self.suspect;
@@ -48,11 +48,11 @@ impl ProxySession {
         if channel.is_own() {
             return Ok(());
         }
-        let is_nowhere = channel.side(role).is_none_or(Side::is_nowhere);
-        if needs_own || (is_nowhere && (suspect || (has_own && channel.is_nowhere()))) {
-            return self.find_own_place(number);
+        let is_unplaced = channel.side(role).is_none_or(Side::is_unplaced);
+        if needs_own || (is_unplaced && (suspect || (has_own && channel.is_unplaced()))) {
+            return self.move_to_dedicated(number);
         }
-        if !is_nowhere {
+        if !is_unplaced {
             return Ok(());
         }
         channel.side_for(role).place = SidePlacement::Waiting { own: false, resuming: false };
@@ -60,10 +60,10 @@ impl ProxySession {
     }
 
     /// Moves a channel to the client's own connection, both its sides.
-    pub(super) fn find_own_place(&mut self, number: u16) -> Result<(), Fault> {
+    pub(super) fn move_to_dedicated(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let leaving = match &channel.general.place {
-            SidePlacement::Nowhere | SidePlacement::Waiting { .. } => {
+            SidePlacement::Unplaced | SidePlacement::Waiting { .. } => {
                 let resuming = channel.general.is_resuming();
                 channel.general.place = SidePlacement::Waiting { own: true, resuming };
                 false
@@ -101,14 +101,14 @@ impl ProxySession {
                         && route.upstream.release(route.channel, publishing.usage(), now)
                     {
                         publishing.left(None, false);
-                        publishing.place = SidePlacement::Nowhere;
+                        publishing.place = SidePlacement::Unplaced;
                     }
                 }
                 SidePlacement::Closing(route) => {
                     let route = route.clone();
                     publishing.place = SidePlacement::Leaving { route, own: true, close_sent: true };
                 }
-                SidePlacement::Nowhere | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {}
+                SidePlacement::Unplaced | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {}
             }
         }
         self.place(number, Role::General)
@@ -147,10 +147,11 @@ impl ProxySession {
             let lease = self.next_lease;
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             if own {
-                channel.unite();
+                channel.merge_sides();
             }
             let Some(side) = channel.side_mut(role) else { return Ok(()) };
-            match upstream.lease(side.new_lease(&self.link, lease, number, self.output.now), confirm, role) {
+            let new_lease = side.new_lease(&self.link, lease, number, self.output.now);
+            match self.pool.lease(&upstream, new_lease, confirm, role)? {
                 Placed::On(leased) => {
                     self.next_lease += 1;
                     let before = side.queued.len();
@@ -167,6 +168,10 @@ impl ProxySession {
                 }
                 // An event follows.
                 Placed::Soon => return Ok(()),
+                Placed::Limited => {
+                    self.schedule_retry_in_session();
+                    return Ok(());
+                }
                 Placed::Full if own => {
                     let max = upstream.channel_max();
                     let text = format!(
@@ -188,12 +193,12 @@ impl ProxySession {
         let Some(publishing) = &mut channel.publishing else { return false };
         let is_new = publishing.queued.is_empty()
             && matches!(publishing.place, SidePlacement::Waiting { own: false, .. });
-        if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, UpstreamLink::None) {
+        if !is_new || !channel.general.is_pristine() || !matches!(self.publishing, UpstreamLink::None) {
             return false;
         }
         let confirm = publishing.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        let sought = Sought { confirm, role: Role::Publishing, near: self.link.home() };
+        let sought = PlacementRequest { confirm, role: Role::Publishing, near: self.link.home() };
         let found = self.pool.find_shared(credentials, virtual_host, sought, true);
         if found.is_some() {
             return false;
@@ -234,7 +239,7 @@ impl ProxySession {
         } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link, true)
         } else {
-            let sought = Sought { confirm, role, near: self.link.home() };
+            let sought = PlacementRequest { confirm, role, near: self.link.home() };
             self.pool.find_shared(&self.credentials, &self.virtual_host, sought, true)
         };
         if let Some(upstream) = found
@@ -306,7 +311,7 @@ impl ProxySession {
                 route.upstream.close_channel(route.channel);
             }
         }
-        if channel.is_to_be_left() {
+        if channel.must_close_old() {
             self.line_up(number);
         }
     }
@@ -322,7 +327,7 @@ impl ProxySession {
         let gone_on = self.go_on();
         let granted = self.take_grant();
         let left = self.leave_stream();
-        self.go_on_closing();
+        self.continue_close();
         result.and(gone_on).and(granted).and(left)
     }
 
@@ -381,7 +386,7 @@ impl ProxySession {
         }
         add(&self.pool.counters().channels_moved, 1);
         self.keep_own();
-        self.find_own_place(number)
+        self.move_to_dedicated(number)
     }
 
     /// The broker closed an upstream channel: the client receives the broker's close, and its other side is closed.
@@ -405,7 +410,7 @@ impl ProxySession {
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
         }
         self.staged -= staged;
         self.queued -= queued;
@@ -416,7 +421,7 @@ impl ProxySession {
             // Nothing is replayed if the connection has ended: the broker has discarded the frames behind the
             // fault.
             let _ = route.upstream.release(route.channel, side.usage(), self.output.now);
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
         }
         channel.in_line = Vec::new();
         channel.sides_mut().for_each(|side| side.queued = Vec::new());
@@ -444,7 +449,7 @@ impl ProxySession {
         let now = self.output.now;
         let Ok(Method::ChannelClose(close)) = Method::decode(payload) else { return None };
         let side = self.side(number, role)?;
-        side.paused_since = side.is_queue_starting(&close, now).then_some(now);
+        side.paused_since = side.note_queue_starting(&close, now).then_some(now);
         let is_retryable = side.paused_since.is_some() || side.was_no_stream(close.reply_text);
         is_retryable.then(|| Fault::new(ReplyCode::PreconditionFailed, close.reply_text.to_owned()))
     }
@@ -463,19 +468,19 @@ impl ProxySession {
         side.place = SidePlacement::Waiting { own, resuming: true };
         let (is_paused, remains) = (side.paused_since.is_some(), side.take_remains());
         if is_paused {
-            self.remind_of_retry();
+            self.schedule_retry_in_session();
         }
         self.resume(number, role, remains, fault)
     }
 
     /// One timer serves the whole session, or the retries of many sides would add up.
-    fn remind_of_retry(&mut self) {
+    fn schedule_retry_in_session(&mut self) {
         if !std::mem::replace(&mut self.retry_pending, true) {
             remind(&self.link, RETRY_PAUSE);
         }
     }
 
-    /// Places the sides that waited for their queues to start, but those that were refused less than a pause ago.
+    /// Places the sides that wait, but those whose queues had not started less than a pause ago.
     fn retry(&mut self) -> Result<(), Fault> {
         self.retry_pending = false;
         let now = self.output.now;
@@ -488,10 +493,9 @@ impl ProxySession {
             }
         }
         if is_any_paused {
-            self.remind_of_retry();
+            self.schedule_retry_in_session();
         }
-        self.place_waiting(true, Role::General)?;
-        self.place_waiting(false, Role::General)
+        self.place_all_waiting()
     }
 
     /// The broker confirmed a close: a side is gone, or moves on.
@@ -502,24 +506,24 @@ impl ProxySession {
         let is_over = channel.is_closing() && channel.queued() == 0;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let SidePlacement::Leaving { route: Route { own: was_own, .. }, own, .. } = side.place else {
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
             self.close_sides(number);
             return Ok(());
         };
         if is_over {
-            side.place = SidePlacement::Nowhere;
+            side.place = SidePlacement::Unplaced;
             self.close_sides(number);
             return Ok(());
         }
         side.left(last_queue, role == Role::General && (own || suspect));
         if role == Role::Publishing && channel.is_own() {
             if let Some(publishing) = &mut channel.publishing {
-                publishing.place = SidePlacement::Nowhere;
+                publishing.place = SidePlacement::Unplaced;
             }
         } else if role == Role::Publishing && suspect && !self.is_exporting {
-            return self.find_own_place(number);
+            return self.move_to_dedicated(number);
         } else if was_own && !channel.is_own() {
-            channel.divide();
+            channel.split_sides();
             self.line_up(number);
         }
         self.place(number, role)

@@ -10,7 +10,8 @@ use super::placement::UpstreamLink;
 use super::side::Side;
 use super::{Life, ProxySession};
 use crate::metrics::add;
-use crate::upstream::{Remains, Role};
+use crate::pool::channel_limit;
+use crate::upstream::{ChannelOpening, Role, UnsettledEntries};
 
 impl ProxySession {
     /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
@@ -36,24 +37,18 @@ impl ProxySession {
             }
             return Ok(());
         }
-        let mut sides = Vec::new();
-        for (number, channel) in self.channels.iter() {
-            let was_there = |role: &Role| {
-                let route = channel.side(*role).and_then(Side::route);
-                route.is_some_and(|route| route.upstream.id == id)
-            };
-            let roles = [Role::General, Role::Publishing].into_iter().filter(was_there);
-            sides.extend(roles.map(|role| (number, role)));
-        }
+        let sides = self.sides_at(id);
         let lost_exclusive = is_own && self.exclusive;
         if sides.is_empty() && !lost_exclusive {
             return Ok(());
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
+        let is_over_limit = channel_limit(&fault, &self.credentials.username).is_some();
         if !self.link.replay_buffer.keeps_messages() {
-            return Err(fault);
+            // Another client may have opened the channel that was one too many.
+            return Err(if is_over_limit { broken_off(&fault) } else { fault });
         }
-        if fault.code != ReplyCode::ConnectionForced && !is_own {
+        if fault.code != ReplyCode::ConnectionForced && !is_own && !is_over_limit {
             // The culprit cannot be identified (P2). Each suspect continues on a connection of its own, where
             // a repeated fault ends only the client that causes it.
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
@@ -65,7 +60,11 @@ impl ProxySession {
         let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail this way when a consumer is restored while they elect a leader.
         let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
-        if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
+        if remains.iter().any(|(_, _, remains)| remains.opening == ChannelOpening::Refused) {
+            self.queue_opened_again(remains);
+            return Err(fault);
+        }
+        if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed && !is_over_limit {
             // The broker rejected something that was sent, and would reject it again.
             let counters = self.pool.counters();
             remains.iter().for_each(|(_, _, remains)| counters.count_lost(remains));
@@ -73,15 +72,16 @@ impl ProxySession {
         }
         let is_new = is_new || remains.iter().any(|(_, _, remains)| remains.progressed);
         let goes_on = if lost_exclusive && self.life == Life::Open {
-            Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"))
+            Err(cannot_recover(ReplyCode::ConnectionForced, &fault, "an exclusive queue"))
         } else {
             self.validate_progress(is_new, &fault)
         };
         if goes_on.is_err() {
-            self.queue_again(remains);
+            self.requeue_unsettled(remains);
             return goes_on;
         }
-        if broker_failed {
+        // The broker may still count channels of the lost connection.
+        if broker_failed || (is_over_limit && !is_new) {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
         // All of them, even if one fails: what remains of the others is handed over.
@@ -93,9 +93,27 @@ impl ProxySession {
         result
     }
 
+    /// The sides of channels that are placed on a connection.
+    fn sides_at(&self, id: u64) -> Vec<(u16, Role)> {
+        let mut sides = Vec::new();
+        for (number, channel) in self.channels.iter() {
+            let is_there = |role: &Role| {
+                let route = channel.side(*role).and_then(Side::route);
+                route.is_some_and(|route| route.upstream.id == id)
+            };
+            let roles = [Role::General, Role::Publishing].into_iter().filter(is_there);
+            sides.extend(roles.map(|role| (number, role)));
+        }
+        sides
+    }
+
     /// Takes what remains of the sides. Returns also whether this loss `is_new`, as far as the sides tell: whether none of
     /// them had been lost before, with what is lost now.
-    fn all_remains(&mut self, sides: Vec<(u16, Role)>, is_steady: bool) -> (Vec<(u16, Role, Remains)>, bool) {
+    fn all_remains(
+        &mut self,
+        sides: Vec<(u16, Role)>,
+        is_steady: bool,
+    ) -> (Vec<(u16, Role, UnsettledEntries)>, bool) {
         let (mut all, mut is_new) = (Vec::new(), true);
         for (number, role) in sides {
             let Some(remains) = self.remains(number, role) else { continue };
@@ -107,14 +125,24 @@ impl ProxySession {
     }
 
     /// Holds what remains of the sides of a session that ends now, which hands it over.
-    fn queue_again(&mut self, remains: Vec<(u16, Role, Remains)>) {
+    fn requeue_unsettled(&mut self, remains: Vec<(u16, Role, UnsettledEntries)>) {
         for (number, role, remains) in remains {
             let Some(side) = self.side(number, role) else { continue };
             let before = side.queued.len();
-            side.queue_again(remains);
+            side.requeue_unsettled(remains);
             let queued = side.queued.len() - before;
             self.queued += queued;
         }
+    }
+
+    /// The same where the broker refuses to open one channel more: what was sent there is lost.
+    fn queue_opened_again(&mut self, remains: Vec<(u16, Role, UnsettledEntries)>) {
+        let is_refused =
+            |(_, _, remains): &(u16, Role, UnsettledEntries)| remains.opening == ChannelOpening::Refused;
+        let (refused, others): (Vec<_>, Vec<_>) = remains.into_iter().partition(is_refused);
+        let counters = self.pool.counters();
+        refused.iter().for_each(|(_, _, remains)| counters.count_lost(remains));
+        self.requeue_unsettled(others);
     }
 
     /// Whether frames were sent on a side that the broker has not answered, or never answers.
@@ -127,7 +155,7 @@ impl ProxySession {
         self.channels.get_mut(number).is_some_and(|channel| channel.risked)
     }
 
-    fn remains(&mut self, number: u16, role: Role) -> Option<Remains> {
+    fn remains(&mut self, number: u16, role: Role) -> Option<UnsettledEntries> {
         let remains = self.side(number, role)?.take_remains();
         add(&self.pool.counters().channels_unconfirmed, u64::from(remains.lost > 0));
         Some(remains)
@@ -159,12 +187,12 @@ impl ProxySession {
         &mut self,
         number: u16,
         role: Role,
-        remains: Remains,
+        remains: UnsettledEntries,
         fault: &Fault,
     ) -> Result<(), Fault> {
         let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        if let Some(what) = not_carried(channel, &remains) {
+        if let Some(what) = unrecoverable_state(channel, &remains) {
             self.queued -= channel.queued();
             // Frames of a transaction are not kept, and frames behind half a message are useless.
             channel.in_line = Vec::new();
@@ -172,7 +200,7 @@ impl ProxySession {
             if channel.is_closing() {
                 self.finish_channel(number);
             } else {
-                self.fail_channel(number, &cannot_carry(ReplyCode::PreconditionFailed, fault, what));
+                self.fail_channel(number, &cannot_recover(ReplyCode::PreconditionFailed, fault, what));
             }
             return Ok(());
         }
@@ -189,14 +217,14 @@ impl ProxySession {
         let goes_on = side.resume(remains, ends, suspect && role == Role::General);
         if was_own && !channel.is_own() {
             // It goes to shared connections, now or when there is something to do again.
-            channel.divide();
+            channel.split_sides();
         }
         self.queued += channel.queued() - before;
         // Frames that waited for this side may wait for nothing now.
         self.line_up(number);
         if goes_on {
             add(&self.pool.counters().channels_recovered, 1);
-            return if suspect { self.find_own_place(number) } else { self.place(number, role) };
+            return if suspect { self.move_to_dedicated(number) } else { self.place(number, role) };
         }
         // The other side may have waited for this one to leave.
         self.place(number, Role::General)?;
@@ -209,10 +237,10 @@ impl ProxySession {
 }
 
 /// The state of a channel that is bound to the lost connection, if any.
-fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
+fn unrecoverable_state(channel: &Channel, remains: &UnsettledEntries) -> Option<&'static str> {
     if channel.general.transactional {
         Some("a transaction")
-    } else if channel.is_half_sent() && remains.last_too_large {
+    } else if channel.has_partial_message() && remains.last_too_large {
         Some("half of a large message")
     } else if !channel.is_closing() && remains.carried.consumers.iter().any(|consumer| consumer.is_reply_to) {
         Some("direct reply-to")
@@ -221,7 +249,11 @@ fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
     }
 }
 
-fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
+fn broken_off(fault: &Fault) -> Fault {
+    Fault::new(ReplyCode::ConnectionForced, format!("upstream connection lost: {}", fault.text))
+}
+
+fn cannot_recover(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
     let text = format!("{what} cannot be carried over to another upstream connection: {}", fault.text);
     Fault::new(code, text)
 }

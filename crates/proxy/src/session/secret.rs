@@ -87,7 +87,7 @@ impl ProxySession {
             self.leave(number, role, false)?;
         }
         self.leave_former_connections();
-        // Those that wait for a number on a connection which the client has left would not hear of one.
+        // Sides that wait for a channel number on a connection which the client has left would not be notified of one.
         self.place_all_waiting()?;
         self.answer(0, connection::UpdateSecretOk {});
         Ok(())
@@ -104,7 +104,7 @@ impl ProxySession {
         if is_left { self.leave(number, Role::General, false) } else { Ok(()) }
     }
 
-    /// Has the client forgotten by connections of its former secrets on which it has no channel any more.
+    /// Removes the client from connections of its former secrets on which it has no channel any more.
     pub(super) fn leave_former_connections(&mut self) {
         if self.new_secrets == 0 {
             return;

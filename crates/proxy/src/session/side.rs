@@ -23,8 +23,8 @@ use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
-    Carried, Consumer, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage,
-    asked_for,
+    AnswerProgress, ChannelOpening, ConfirmNumbers, Consumer, DepartedLedger, Lease, Leased, Ledger,
+    MovedState, PrefetchState, UnsettledEntries, Upstream, Usage, asked_for,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
@@ -33,7 +33,7 @@ pub(super) struct Side {
     pub(super) place: SidePlacement,
     /// Number of the present lease, to match events.
     pub(super) lease: u64,
-    /// Frames that wait for placement, or for answers to methods in front of them ([`Ledger::lets_pass`]).
+    /// Frames that wait for placement, or for answers to methods in front of them ([`Ledger::may_overtake`]).
     pub(super) queued: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
@@ -48,11 +48,13 @@ pub(super) struct Side {
     pub(super) sends_again: bool,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
+    /// Whether the broker had opened the upstream channel that was lost. Set when one is lost.
+    was_opened: bool,
     setup: Setup,
     /// Number of publishes in confirm mode on the present upstream channel.
     published: u64,
     /// State that the present upstream channel started with, or the next one will.
-    carried: Carried,
+    carried: MovedState,
     /// The frames in flight on the present upstream channel.
     ledger: Option<Arc<Ledger>>,
     /// The deliveries of the present upstream channel that the client has settled. Boxed: most sides settle none.
@@ -60,7 +62,7 @@ pub(super) struct Side {
     /// The meaning of an empty queue name, if the client has told it, or the channel was moved since the broker did.
     last_queue: Option<Box<str>>,
     /// Whether the broker makes a name up for the queue declared last, and does not tell it.
-    is_last_untold: bool,
+    has_unknown_last_queue: bool,
     /// The last closed channel whose messages its methods come behind; 0 for none. Set when the client sends one.
     behind: u64,
 }
@@ -70,7 +72,7 @@ pub(super) struct Side {
 pub(super) enum SidePlacement {
     /// Not placed: nothing had to go out yet.
     #[default]
-    Nowhere,
+    Unplaced,
     /// Waiting for a connection that is being opened. `resuming` if the previous upstream channel, with deliveries
     /// or frames in flight, was lost or left.
     Waiting {
@@ -111,7 +113,7 @@ impl Side {
             SidePlacement::Placed(route)
             | SidePlacement::Leaving { route, .. }
             | SidePlacement::Closing(route) => Some(route),
-            SidePlacement::Nowhere | SidePlacement::Waiting { .. } => None,
+            SidePlacement::Unplaced | SidePlacement::Waiting { .. } => None,
         }
     }
 
@@ -120,12 +122,12 @@ impl Side {
         match &self.place {
             SidePlacement::Placed(route) | SidePlacement::Closing(route) => route.own,
             SidePlacement::Waiting { own, .. } | SidePlacement::Leaving { own, .. } => *own,
-            SidePlacement::Nowhere => false,
+            SidePlacement::Unplaced => false,
         }
     }
 
-    pub(super) fn is_nowhere(&self) -> bool {
-        matches!(self.place, SidePlacement::Nowhere)
+    pub(super) fn is_unplaced(&self) -> bool {
+        matches!(self.place, SidePlacement::Unplaced)
     }
 
     pub(super) fn is_placed(&self) -> bool {
@@ -155,7 +157,7 @@ impl Side {
         if kind == FrameKind::Method && !is_publish(payload) {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
             let Some(payload) = self.settling(payload) else { return Ok(()) };
-            let payload = self.spelt_out(payload, &upstream, channel);
+            let payload = self.with_explicit_queue(payload, &upstream, channel);
             // A name may have made it longer.
             check_fits(kind, &payload, frame_max)?;
             self.note(&payload, &upstream, channel);
@@ -180,8 +182,8 @@ impl Side {
         Ok(())
     }
 
-    /// Has the next method come behind the messages of closed channels, up to this one.
-    pub(super) fn come_behind(&mut self, closed: u64) {
+    /// Orders the next method after the messages of closed channels, up to this one.
+    pub(super) fn order_after_closed(&mut self, closed: u64) {
         self.behind = closed;
     }
 
@@ -191,18 +193,18 @@ impl Side {
         if kind != FrameKind::Method || is_publish(payload) || is_settling(payload) {
             return false;
         }
-        if is_about_queues(payload) && !closed.await_up_to(self.behind) {
+        if is_about_queues(payload) && !closed.poll_up_to(self.behind) {
             return true;
         }
         let Some(ledger) = &self.ledger else { return false };
-        !ledger.lets_pass(payload) || (self.needs_name(payload) && !ledger.await_declarations())
+        !ledger.may_overtake(payload) || (self.needs_name(payload) && !ledger.poll_declarations())
     }
 
     /// Whether a method is to go out with the name of the queue that was declared last, which the broker has to tell: it
     /// is not answered, and may be sent again at any time.
     fn needs_name(&self, payload: &[u8]) -> bool {
         self.last_queue.is_none()
-            && !self.is_last_untold
+            && !self.has_unknown_last_queue
             && may_name_last_queue(payload)
             && !awaits_reply(payload)
             && Method::decode(payload).is_ok_and(|method| names_last_queue(&method))
@@ -214,15 +216,15 @@ impl Side {
     }
 
     /// Whether it is moving, and its old upstream channel has still to be closed.
-    pub(super) fn is_to_be_left(&self) -> bool {
+    pub(super) fn must_close_old(&self) -> bool {
         matches!(self.place, SidePlacement::Leaving { close_sent: false, .. })
     }
 
     /// Whether that can be done now: no confirm or late answer is still to come. If one is, an event follows.
     pub(super) fn may_be_left(&self) -> bool {
         let SidePlacement::Leaving { route, close_sent: false, .. } = &self.place else { return false };
-        route.upstream.await_confirms(route.channel, self.published)
-            && self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
+        route.upstream.poll_confirms(route.channel, self.published)
+            && self.ledger.as_ref().is_none_or(|ledger| ledger.poll_late_answers())
     }
 
     /// Passes on the frames that have waited for answers and may go now.
@@ -343,6 +345,7 @@ impl Side {
         Lease {
             delivery_offset: self.carried.delivered,
             own_qos_ok: self.restore(&mut Vec::new(), 0),
+            again: self.is_resuming() && self.was_opened,
             ..Lease::new(link.clone(), ledger, id, number, now)
         }
     }
@@ -369,20 +372,20 @@ impl Side {
     /// Whether the broker has closed the channel because the pool, and not the client, has asked it for a consumer with
     /// an offset. The queue is then known not to have any.
     pub(super) fn was_no_stream(&self, text: &str) -> bool {
-        self.ledger.as_ref().is_some_and(|ledger| ledger.has_no_offsets(text))
+        self.ledger.as_ref().is_some_and(|ledger| ledger.clear_offset_unless_stream(text))
     }
 
     /// Whether a consumer that is made again was refused because its queue has not started yet, and it is worth trying
     /// once more.
-    pub(super) fn is_queue_starting(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
+    pub(super) fn note_queue_starting(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
         let is_starting = (close.class_id, close.method_id) == CONSUME
-            && TOO_SOON.iter().any(|text| close.reply_text.contains(text))
-            && self.ledger.as_ref().is_some_and(|ledger| ledger.has_made_again());
+            && QUEUE_STARTING.iter().any(|text| close.reply_text.contains(text))
+            && self.ledger.as_ref().is_some_and(|ledger| ledger.was_recreated());
         is_starting && now.saturating_duration_since(*self.refused_since.get_or_insert(now)) < READY_MAX
     }
 
     /// Takes the unsettled frames of an upstream channel that was lost.
-    pub(super) fn take_remains(&mut self) -> Remains {
+    pub(super) fn take_remains(&mut self) -> UnsettledEntries {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
@@ -394,7 +397,7 @@ impl Side {
 
     /// Prepares to continue with the unsettled frames of a lost upstream channel, on the client's own
     /// connection if `needs_own`. Returns false if there is nothing to do for now.
-    pub(super) fn resume(&mut self, remains: Remains, ends: bool, needs_own: bool) -> bool {
+    pub(super) fn resume(&mut self, remains: UnsettledEntries, ends: bool, needs_own: bool) -> bool {
         let own = needs_own || self.is_own();
         self.published = 0;
         self.carried = remains.carried;
@@ -410,17 +413,18 @@ impl Side {
         }
         self.drop_stale();
         self.sends_again = !remains.frames.is_empty();
+        self.was_opened = remains.opening == ChannelOpening::Done;
         self.queued.splice(..0, remains.frames);
         let goes_on = !self.queued.is_empty() || !self.carried.consumers.is_empty();
         // If nothing is left, nothing has to be undone either.
         self.touched &= goes_on;
         self.place =
-            if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Nowhere };
+            if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Unplaced };
         goes_on
     }
 
     /// Holds the unsettled frames of a lost upstream channel for a client that is about to depart.
-    pub(super) fn queue_again(&mut self, mut remains: Remains) {
+    pub(super) fn requeue_unsettled(&mut self, mut remains: UnsettledEntries) {
         self.place = SidePlacement::Waiting { own: self.is_own(), resuming: true };
         self.last_queue = self.last_queue.take().or(remains.carried.last_queue.take());
         if !self.transactional {
@@ -459,7 +463,7 @@ impl Side {
 
     /// Prepares to continue with the unsettled frames of a lost upstream channel for a departed client,
     /// without its consumers, and [without removals](without_removals).
-    pub(super) fn depart(&mut self, remains: Remains, now: Instant) {
+    pub(super) fn depart(&mut self, remains: UnsettledEntries, now: Instant) {
         self.carried = remains.carried;
         self.carried.consumers.clear();
         self.carried.lost_since.get_or_insert(now);
@@ -468,8 +472,8 @@ impl Side {
     }
 
     /// Creates a side that sends a departed client's unsettled frames again.
-    pub(super) fn of_departed(left: Left, now: Instant) -> Self {
-        let Left { remains, confirming } = left;
+    pub(super) fn for_departed(left: DepartedLedger, now: Instant) -> Self {
+        let DepartedLedger { remains, confirming } = left;
         let mut side = Self { setup: Setup { confirm: confirming, ..Setup::default() }, ..Self::default() };
         side.depart(remains, now);
         side
@@ -501,7 +505,7 @@ impl Side {
         self.restore(out, route.channel);
         self.settled = None;
         if self.transactional || self.carried.consumers.iter().any(Consumer::is_automatic) {
-            self.settled.get_or_insert_default().doubt();
+            self.settled.get_or_insert_default().invalidate_counts();
         }
         // They are the ledger's now, which learns of their end.
         self.carried.consumers.clear();
@@ -511,7 +515,7 @@ impl Side {
         self.unproven = false;
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
-        self.is_last_untold = false;
+        self.has_unknown_last_queue = false;
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
         let queued = std::mem::take(&mut self.queued);
@@ -536,7 +540,7 @@ impl Side {
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         match &self.place {
-            SidePlacement::Nowhere => true,
+            SidePlacement::Unplaced => true,
             SidePlacement::Waiting { .. } => self.queued.is_empty(),
             SidePlacement::Leaving { .. } => false,
             SidePlacement::Placed(_) | SidePlacement::Closing(_) => {
@@ -546,7 +550,7 @@ impl Side {
     }
 
     /// Like [`Self::is_quiet`]; if not, an event follows.
-    pub(super) fn await_quiet(&mut self, output: &mut Output) -> bool {
+    pub(super) fn poll_processed(&mut self, output: &mut Output) -> bool {
         let (SidePlacement::Placed(route) | SidePlacement::Closing(route), Some(ledger)) =
             (&self.place, &self.ledger)
         else {
@@ -556,14 +560,14 @@ impl Side {
             // They wait for answers, which are awaited already.
             return false;
         }
-        match ledger.await_quiet() {
-            Quiet::Yes => return true,
-            Quiet::Asking if self.is_placed() => {
+        match ledger.poll_processed() {
+            AnswerProgress::Yes => return true,
+            AnswerProgress::Asking if self.is_placed() => {
                 ledger.prove();
                 route.upstream.expect_proof(route.channel);
                 write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });
             }
-            Quiet::Asking | Quiet::Soon => {}
+            AnswerProgress::Asking | AnswerProgress::Soon => {}
         }
         false
     }
@@ -574,7 +578,7 @@ impl Side {
     }
 
     /// Whether it is placed on a shared connection, with nothing to be undone or waited for there.
-    pub(super) fn is_untouched(&self) -> bool {
+    pub(super) fn is_pristine(&self) -> bool {
         let is_shared = matches!(&self.place, SidePlacement::Placed(route) if !route.own);
         is_shared && !self.touched && !self.setup.confirm && !self.has_under_way() && self.is_quiet()
     }
@@ -583,13 +587,13 @@ impl Side {
     /// returns the side that takes over its former role elsewhere.
     pub(super) fn turn_publishing(&mut self, publishing: &Self, output: &mut Output) -> Option<Self> {
         let SidePlacement::Placed(route) = &self.place else { return None };
-        if !self.is_untouched() || publishing.carried.numbers != Numbers::default() {
+        if !self.is_pristine() || publishing.carried.numbers != ConfirmNumbers::default() {
             return None;
         }
         let last_queue = route.upstream.turn_publishing(route.channel)?;
         let general = Self {
             setup: self.setup,
-            carried: Carried { delivered: self.carried.delivered, ..Carried::default() },
+            carried: MovedState { delivered: self.carried.delivered, ..MovedState::default() },
             last_queue: self.last_queue.take().or(last_queue),
             ..Self::default()
         };
@@ -628,7 +632,7 @@ impl Side {
             }
             [0, 50, 0, 10, ..] => {
                 // A name that the broker makes up comes with its answer, if there is one.
-                (self.last_queue, self.is_last_untold) = match Method::decode(payload) {
+                (self.last_queue, self.has_unknown_last_queue) = match Method::decode(payload) {
                     Ok(Method::QueueDeclare(declare)) if !declare.queue.is_empty() => {
                         (Some(declare.queue.into()), false)
                     }
@@ -658,7 +662,12 @@ impl Side {
 
     /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means, here or where the
     /// method may be sent again.
-    fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>, upstream: &Upstream, channel: u16) -> Cow<'p, [u8]> {
+    fn with_explicit_queue<'p>(
+        &self,
+        payload: Cow<'p, [u8]>,
+        upstream: &Upstream,
+        channel: u16,
+    ) -> Cow<'p, [u8]> {
         if !may_name_last_queue(&payload) {
             return payload;
         }
@@ -725,7 +734,8 @@ fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
 const CONSUME: (u16, u16) = (60, 20);
 /// Parts of the texts with which RabbitMQ refuses consumers of a queue that it has not started yet, soon after it has
 /// started itself: of a stream (4.3), and of any durable queue (3.10).
-const TOO_SOON: [&str; 2] = ["does not have a running replica on the local node", "is down or inaccessible"];
+const QUEUE_STARTING: [&str; 2] =
+    ["does not have a running replica on the local node", "is down or inaccessible"];
 /// How long a broker may need to start its queues: then its refusal is meant.
 const READY_MAX: Duration = Duration::from_secs(60);
 

@@ -128,10 +128,10 @@ impl ProxySession {
             // It has come to need its own connection meanwhile.
             return self.stream_largest();
         }
-        if !self.budget.gives_way(now) {
+        if !self.budget.must_be_evicted(now) {
             return Ok(());
         }
-        let text = format!("message incomplete for {} s while others wait for room", stuck.as_secs());
+        let text = format!("message incomplete for {} s while the staging buffer is full", stuck.as_secs());
         Err(Fault::new(ReplyCode::ResourceError, text))
     }
 

@@ -158,7 +158,7 @@ async fn p2_only_those_give_way_who_could_have_completed_their_message() {
     assert_eq!(fault.code, ReplyCode::ResourceError);
     assert_eq!(holder.give_way(after(13)), Ok(()));
     let fault = holder.give_way(after(15)).unwrap_err();
-    assert_eq!(fault.text, "message incomplete for 15 s while others wait for room");
+    assert_eq!(fault.text, "message incomplete for 15 s while the staging buffer is full");
     drop(waiting);
     assert_eq!(holder.give_way(after(1000)), Ok(()), "nobody waits any more");
 }

@@ -277,10 +277,10 @@ impl Stopped {
         }
     }
 
-    fn gives_way(&mut self, now: Instant) -> bool {
+    fn must_be_evicted(&mut self, now: Instant) -> bool {
         let is_asked = self.client.is_asked();
         let Client { link, budget, .. } = &mut self.client;
-        is_asked && budget.overdue(Some(self.began), true, link, now).is_some() && budget.gives_way(now)
+        is_asked && budget.overdue(Some(self.began), true, link, now).is_some() && budget.must_be_evicted(now)
     }
 }
 
@@ -292,7 +292,7 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let most = 256 * 1024 * 1024;
     let staging = Staging::new(most, STREAMS, PATIENCE, permits.clone());
-    let (begin, step) = (transport::now(), PATIENCE / CHECKS_IN_PATIENCE);
+    let (begin, step) = (transport::now(), PATIENCE / CHECKS_PER_TIMEOUT);
     let mut hostile: Vec<_> = (0..CLIENTS).map(|_| Stopped::new(&staging, begin)).collect();
     let (mut polite, mut waits_since, mut served) = (None::<Client>, begin, 0);
     for turn in 1..=60 {
@@ -315,7 +315,9 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_
         // Those before it leave after the patience and a warning, about 4,600 at a time.
         assert!(now - waits_since <= PATIENCE * 6, "everyone's turn comes");
         staging.press(now);
-        for stopped in hostile.iter_mut().filter_map(|stopped| stopped.gives_way(now).then_some(stopped)) {
+        for stopped in
+            hostile.iter_mut().filter_map(|stopped| stopped.must_be_evicted(now).then_some(stopped))
+        {
             // It is closed, and returns at once.
             stopped.client.leave();
             stopped.connection = None;

@@ -95,7 +95,7 @@ impl Declarer {
                 let is_lost = self.names.lock().is_binding_lost(&from, &to);
                 let source = from.clone();
                 if !is_lost || !self.remember(link, |id, vhost| vhost.bind(id, from, to, method)) {
-                    self.bound_otherwise(&source);
+                    self.note_untracked_binding(&source);
                 }
             }
             TopologyChange::Unbind { from: _, to, method } => {
@@ -110,7 +110,7 @@ impl Declarer {
                     vhost.lose(id, "what was declared has no name that is known")
                 });
                 if let Method::QueueBind(bind) = method {
-                    self.bound_otherwise(&Node::exchange(bind.exchange));
+                    self.note_untracked_binding(&Node::exchange(bind.exchange));
                 }
             }
         }
@@ -144,7 +144,7 @@ impl Declarer {
                     && declare.auto_delete
                 {
                     // Others may have bound it there.
-                    self.bound_otherwise(&Node::exchange(declare.exchange));
+                    self.note_untracked_binding(&Node::exchange(declare.exchange));
                 }
                 self.carried_out(Some(link), &method, None);
             }
@@ -195,8 +195,8 @@ impl Declarer {
         self.topologies.with(&self.virtual_host, |vhost| vhost.delete(node));
     }
 
-    fn bound_otherwise(&self, from: &Node) {
-        self.topologies.bound_otherwise(&self.virtual_host, from);
+    fn note_untracked_binding(&self, from: &Node) {
+        self.topologies.note_untracked_binding(&self.virtual_host, from);
     }
 
     /// Makes a change for the client; returns false if it is gone, or if there is no room.
@@ -210,7 +210,7 @@ impl Declarer {
             if has_capacity {
                 change(self.id, vhost);
             } else {
-                vhost.lose(self.id, "all clients together declared too much of that");
+                vhost.lose(self.id, "too much transient topology of all clients");
             }
         });
         has_capacity

@@ -8,9 +8,9 @@ use super::declarer::hash;
 /// The exchanges of a virtual host that such bindings begin at, by their hashes. They stay when no client is left that has
 /// declared anything, because the bindings do. One that is here needlessly is declared again needlessly.
 #[derive(Debug, Default)]
-pub(super) struct OtherBindings(HashSet<u64>);
+pub(super) struct UntrackedBindings(HashSet<u64>);
 
-impl OtherBindings {
+impl UntrackedBindings {
     pub(super) fn insert(&mut self, exchange: &Node) {
         if exchange.is_built_in() {
             return;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amqp::Credentials;
 
 use super::change::{Kind, Node};
-use super::others::OtherBindings;
+use super::others::UntrackedBindings;
 use super::{CLIENT_BYTES_MAX, Plan, Step};
 use crate::link::ClientLink;
 
@@ -16,13 +16,13 @@ pub(super) struct Vhost {
     nodes: HashMap<Node, DeclaredEntry>,
     clients: HashMap<u64, Client>,
     /// The exchanges at which bindings begin that are not remembered.
-    others: OtherBindings,
+    others: UntrackedBindings,
     /// Bytes remembered for all clients.
     bytes: usize,
     /// Topology that may be gone.
-    torn: Torn,
+    torn: LostTopology,
     /// Topology that is being declared again.
-    restoring: Option<Torn>,
+    restoring: Option<LostTopology>,
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -35,12 +35,12 @@ pub(super) struct Client {
     nodes: HashMap<Node, usize>,
     bytes: usize,
     /// Set when nothing is remembered of it any more, with the reason.
-    lost: Option<Lost>,
+    lost: Option<Untracked>,
 }
 
 /// State of a client of which nothing is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lost {
+enum Untracked {
     /// It has to be closed with this reason when something is lost.
     Untold(&'static str),
     /// It was notified, and is about to disconnect.
@@ -49,7 +49,7 @@ enum Lost {
 
 /// The part of a topology that may be gone.
 #[derive(Debug, Default)]
-struct Torn {
+struct LostTopology {
     /// Everything.
     all: bool,
     /// Auto-delete queues that these clients declared, or consume from.
@@ -92,7 +92,7 @@ impl Client {
     }
 }
 
-impl Torn {
+impl LostTopology {
     fn is_any(&self) -> bool {
         self.all || !self.clients.is_empty()
     }
@@ -103,11 +103,11 @@ impl Torn {
 }
 
 impl Vhost {
-    pub(super) fn new(others: OtherBindings) -> Self {
+    pub(super) fn new(others: UntrackedBindings) -> Self {
         Self { others, ..Self::default() }
     }
 
-    pub(super) fn into_others(self) -> OtherBindings {
+    pub(super) fn into_others(self) -> UntrackedBindings {
         self.others
     }
 
@@ -132,7 +132,7 @@ impl Vhost {
     }
 
     pub(super) fn lost_all(&mut self) {
-        self.torn = Torn { all: true, clients: HashSet::new() };
+        self.torn = LostTopology { all: true, clients: HashSet::new() };
     }
 
     pub(super) fn lost_client(&mut self, id: u64) {
@@ -176,7 +176,7 @@ impl Vhost {
 
     pub(super) fn bind(&mut self, id: u64, from: Node, to: Node, method: Vec<u8>) {
         if !self.takes(id) {
-            return self.bound_otherwise(&from);
+            return self.note_untracked_binding(&from);
         }
         let (bytes, method) = (cost(&to, &method), Arc::from(method));
         let entry = self.nodes.entry(to.clone()).or_default();
@@ -198,7 +198,7 @@ impl Vhost {
     }
 
     /// A binding was made that is not remembered.
-    pub(super) fn bound_otherwise(&mut self, from: &Node) {
+    pub(super) fn note_untracked_binding(&mut self, from: &Node) {
         self.others.insert(from);
         if let Some(declaration) = self.nodes.get_mut(from).and_then(|entry| entry.declaration.as_mut()) {
             declaration.has_other_bindings = true;
@@ -250,7 +250,7 @@ impl Vhost {
         {
             // The queue may have been there before, with these.
             let sources: Vec<_> = entry.bindings.values().map(|binding| binding.from.clone()).collect();
-            sources.iter().for_each(|source| self.bound_otherwise(source));
+            sources.iter().for_each(|source| self.note_untracked_binding(source));
         }
         self.delete(queue);
     }
@@ -326,7 +326,7 @@ impl Vhost {
 
     /// Removes a client that is gone, and everything that only it has declared.
     pub(super) fn leave(&mut self, id: u64) {
-        self.disown(id);
+        self.remove_owner(id);
         self.clients.remove(&id);
         self.torn.clients.remove(&id);
     }
@@ -362,9 +362,9 @@ impl Vhost {
 
     /// Forgets a client's declarations, and has it closed with this reason when something is lost.
     pub(super) fn lose(&mut self, id: u64, why: &'static str) {
-        self.disown(id);
+        self.remove_owner(id);
         if let Some(client) = self.clients.get_mut(&id) {
-            client.lost.get_or_insert(Lost::Untold(why));
+            client.lost.get_or_insert(Untracked::Untold(why));
         }
     }
 
@@ -372,9 +372,9 @@ impl Vhost {
     pub(super) fn give_up(&mut self, owners: &[u64]) -> Vec<Arc<ClientLink>> {
         let mut links = Vec::new();
         for id in owners {
-            self.disown(*id);
+            self.remove_owner(*id);
             if let Some(client) = self.clients.get_mut(id)
-                && client.lost.replace(Lost::Notified) != Some(Lost::Notified)
+                && client.lost.replace(Untracked::Notified) != Some(Untracked::Notified)
             {
                 links.push(client.link.clone());
             }
@@ -416,17 +416,17 @@ impl Vhost {
         }
     }
 
-    fn plan(&mut self, torn: &Torn) -> Plan {
+    fn plan(&mut self, torn: &LostTopology) -> Plan {
         let mut plan = Plan::default();
         for (_, client) in self.clients.iter_mut().filter(|(id, _)| torn.concerns(**id)) {
             // Notify each client once.
-            if let Some(Lost::Untold(why)) = client.lost {
-                client.lost = Some(Lost::Notified);
+            if let Some(Untracked::Untold(why)) = client.lost {
+                client.lost = Some(Untracked::Notified);
                 plan.lost.push((client.link.clone(), why));
             }
         }
         for (node, entry) in &self.nodes {
-            if !torn.all && !entry.goes_with_consumers_of(&torn.clients) {
+            if !torn.all && !entry.deleted_with_consumers_of(&torn.clients) {
                 continue;
             }
             if let Some(Declaration { method, owners, .. }) = &entry.declaration {
@@ -458,7 +458,7 @@ impl Vhost {
         *client.nodes.entry(node).or_default() += 1;
         self.bytes += bytes;
         if client.bytes > CLIENT_BYTES_MAX {
-            self.lose(id, "it declared too much of that");
+            self.lose(id, "too much transient topology");
         }
     }
 
@@ -478,7 +478,7 @@ impl Vhost {
     }
 
     /// Removes a client from the owners of everything.
-    fn disown(&mut self, id: u64) {
+    fn remove_owner(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         self.bytes -= std::mem::take(&mut client.bytes);
         for node in std::mem::take(&mut client.nodes).into_keys() {
@@ -496,7 +496,7 @@ impl Vhost {
                 .collect();
             for (method, binding) in gone {
                 // The broker has it still.
-                self.bound_otherwise(&binding.from);
+                self.note_untracked_binding(&binding.from);
                 self.unbound(&node, &method, &binding);
             }
             self.prune(&node);
@@ -531,7 +531,7 @@ impl Vhost {
 
 impl DeclaredEntry {
     /// Whether it may be a queue that was deleted with the consumers of these clients.
-    fn goes_with_consumers_of(&self, clients: &HashSet<u64>) -> bool {
+    fn deleted_with_consumers_of(&self, clients: &HashSet<u64>) -> bool {
         self.declaration.as_ref().is_some_and(|declaration| {
             let mut concerned = declaration.owners.iter().chain(&declaration.consumers);
             declaration.auto_delete && concerned.any(|id| clients.contains(id))

@@ -47,7 +47,7 @@ impl ClientBatch {
 
     #[inline]
     pub(super) fn add(&mut self, lease: &Lease, frame: &Frame<'_>) {
-        self.turn_to(lease);
+        self.switch_to(lease);
         put_frame(&mut self.bytes, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
     }
 
@@ -58,13 +58,13 @@ impl ClientBatch {
         if frame.payload.len() > max_body_payload(lease.link.frame_max) {
             return self.add(lease, frame);
         }
-        self.turn_to(lease);
+        self.switch_to(lease);
         copy_frame(&mut self.bytes, wire, lease.client_channel);
     }
 
     /// Like [`Self::add_wire`], for a method with a delivery tag at offset `at` in the payload.
     pub(super) fn add_delivery(&mut self, lease: &Lease, wire: &[u8], at: usize, tag: u64) {
-        self.turn_to(lease);
+        self.switch_to(lease);
         let start = self.bytes.len() + HEADER_LEN + at;
         copy_frame(&mut self.bytes, wire, lease.client_channel);
         if let Some(bytes) = self.bytes.get_mut(start..start + size_of::<u64>()) {
@@ -73,12 +73,12 @@ impl ClientBatch {
     }
 
     pub(super) fn add_method<'a>(&mut self, lease: &Lease, method: impl Into<Method<'a>>) {
-        self.turn_to(lease);
+        self.switch_to(lease);
         write_method(&mut self.bytes, lease.client_channel, method);
     }
 
     #[inline]
-    fn turn_to(&mut self, lease: &Lease) {
+    fn switch_to(&mut self, lease: &Lease) {
         if !self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, &lease.link)) {
             self.hand_over();
             self.client = Some(lease.link.clone());

@@ -5,7 +5,7 @@ use amqp::{Frame, FrameKind};
 
 use super::client_batch::ClientBatch;
 use super::ledger::{has_headers, stream_offset};
-use super::slot::{Lease, Missing};
+use super::slot::{Lease, PartialDelivery};
 use crate::link::Event;
 
 /// Whether a method is basic.return, basic.deliver or basic.get-ok: it is passed on as it is, with its content.
@@ -62,7 +62,7 @@ impl Lease {
         wire: &[u8],
         behind: &[u8],
     ) {
-        self.missing = Missing::Header;
+        self.missing = PartialDelivery::Header;
         self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(batch, announced(behind));
         self.consumer_tag.clear();
         if may_have_headers(frame.channel, behind) {
@@ -104,22 +104,22 @@ impl Lease {
 
     /// Passes on a content frame.
     #[inline]
-    pub(super) fn go_on_with_content(&mut self, batch: &mut ClientBatch, frame: &Frame<'_>, wire: &[u8]) {
+    pub(super) fn forward_content(&mut self, batch: &mut ClientBatch, frame: &Frame<'_>, wire: &[u8]) {
         let missing = match self.missing {
-            Missing::Header => frame
+            PartialDelivery::Header => frame
                 .payload
                 .get(4..)
                 .and_then(|rest| rest.first_chunk())
                 .map_or(0, |size| u64::from_be_bytes(*size)),
-            Missing::Body(missing) => missing.saturating_sub(frame.payload.len() as u64),
-            Missing::Nothing => 0,
+            PartialDelivery::Body(missing) => missing.saturating_sub(frame.payload.len() as u64),
+            PartialDelivery::Nothing => 0,
         };
-        self.missing = if missing == 0 { Missing::Nothing } else { Missing::Body(missing) };
+        self.missing = if missing == 0 { PartialDelivery::Nothing } else { PartialDelivery::Body(missing) };
         if frame.kind == FrameKind::Header
             && !self.consumer_tag.is_empty()
             && let Some(offset) = stream_offset(frame.payload)
         {
-            self.ledger.offset_came(&self.consumer_tag, offset, !self.dropping);
+            self.ledger.record_offset(&self.consumer_tag, offset, !self.dropping);
         }
         if !self.dropping {
             batch.add_wire(self, frame, wire);

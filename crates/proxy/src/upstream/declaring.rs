@@ -8,7 +8,7 @@ use amqp::{Fault, FrameKind, Method, ReplyCode};
 use tokio::io::AsyncWriteExt;
 use transport::Stream;
 
-use super::handshake::{Begun, Trouble, receive};
+use super::handshake::{HandshakeError, LoggedInConnection, receive};
 use crate::config::PoolConfig;
 use crate::refusal::{Refusal, announced_fault};
 
@@ -34,12 +34,16 @@ pub(crate) struct Declared {
 
 impl Declaring {
     /// Opens a virtual host.
-    pub(crate) async fn open(begun: Begun, virtual_host: &str, config: &PoolConfig) -> Result<Self, Refusal> {
+    pub(crate) async fn open(
+        begun: LoggedInConnection,
+        virtual_host: &str,
+        config: &PoolConfig,
+    ) -> Result<Self, Refusal> {
         let (stream, _) = begun.open(virtual_host, config).await?;
         Ok(Self { stream, input: Vec::new(), is_open: false })
     }
 
-    /// Has methods carried out that have one reply each, up to the first that the broker refuses.
+    /// Executes methods with one reply each, up to the first that the broker refuses.
     ///
     /// # Errors
     /// 320 CONNECTION_FORCED if the broker does not answer all of them.
@@ -53,13 +57,13 @@ impl Declaring {
             let declaring = self.declare_batch(batch, &mut count);
             let fault = match tokio::time::timeout(config.write_timeout, declaring).await {
                 Ok(Ok(fault)) => fault,
-                Ok(Err(Trouble::Said(Refusal::Fault(fault))))
+                Ok(Err(HandshakeError::Said(Refusal::Fault(fault))))
                     if fault.code != ReplyCode::ConnectionForced =>
                 {
                     return Ok(Declared { count, fault: Some(fault), goes_on: false });
                 }
                 Ok(Err(trouble)) => return Err(trouble.into_refusal()),
-                Err(_) => return Err(Refusal::unreachable("no answer to declarations in time")),
+                Err(_) => return Err(Refusal::unreachable("declarations timed out")),
             };
             if fault.is_some() {
                 return Ok(Declared { count, fault, goes_on: true });
@@ -74,7 +78,7 @@ impl Declaring {
         &mut self,
         methods: &[Arc<[u8]>],
         count: &mut usize,
-    ) -> Result<Option<Fault>, Trouble> {
+    ) -> Result<Option<Fault>, HandshakeError> {
         let (mut output, mut due) = (Vec::new(), methods.len());
         if !self.is_open {
             write_method(&mut output, CHANNEL, channel::Open::default());
@@ -122,7 +126,7 @@ impl Declaring {
             self.stream.write_all(&output).await?;
             while !matches!(receive(&mut self.stream, &mut self.input).await?, Method::ConnectionCloseOk(_)) {
             }
-            Ok::<_, Trouble>(())
+            Ok::<_, HandshakeError>(())
         };
         // All declarations are done; a close that fails changes nothing.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;

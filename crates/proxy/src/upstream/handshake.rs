@@ -20,7 +20,7 @@ use crate::refusal::{Refusal, announced_fault};
 
 /// A connection whose credentials the broker has accepted, and which has no virtual host yet.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct LoggedInConnection {
     stream: Stream,
     tune: connection::Tune,
     pub(crate) server_properties: FieldTable,
@@ -34,7 +34,7 @@ pub(crate) struct TunedLimits {
     pub(crate) heartbeat_secs: u16,
 }
 
-impl Begun {
+impl LoggedInConnection {
     /// Connects and logs in.
     pub(crate) async fn login(
         endpoint: &Endpoint,
@@ -49,8 +49,8 @@ impl Begun {
             // just close.
             let explains = Capabilities::from_properties(&server_properties).authentication_failure_close;
             let closed = |refusal| match refusal {
-                Trouble::Closed if !explains => {
-                    Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text()))
+                HandshakeError::Closed if !explains => {
+                    HandshakeError::Said(Refusal::Login(credentials.mechanism.refusal_text()))
                 }
                 other => other,
             };
@@ -82,8 +82,8 @@ impl Begun {
             }
         };
         match tokio::time::timeout(config.connect_timeout, open).await {
-            Ok(result) => result.map_err(Trouble::into_refusal),
-            Err(_) => Err(Refusal::unreachable("no answer to connection.open in time")),
+            Ok(result) => result.map_err(HandshakeError::into_refusal),
+            Err(_) => Err(Refusal::unreachable("connection.open timed out")),
         }
     }
 
@@ -122,19 +122,19 @@ pub(crate) async fn probe(endpoint: &Endpoint, config: &PoolConfig) -> Result<Fi
 async fn within<T>(
     config: &PoolConfig,
     endpoint: &Endpoint,
-    step: impl Future<Output = Result<T, Trouble>>,
+    step: impl Future<Output = Result<T, HandshakeError>>,
 ) -> Result<T, Refusal> {
     // Boxed: the state of a handshake is large, and short-lived.
     match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
         Ok(result) => result.map_err(|trouble| match trouble {
-            Trouble::Said(refusal) => refusal,
+            HandshakeError::Said(refusal) => refusal,
             // Its alert is lost if it closes before it has read our data (TLS 1.3).
-            Trouble::Closed if shows_certificate(endpoint, config) => Refusal::unreachable(format_args!(
-                "{endpoint}: closed during the handshake; it may not accept our certificate"
-            )),
+            HandshakeError::Closed if shows_certificate(endpoint, config) => Refusal::unreachable(
+                format_args!("{endpoint}: closed during the handshake; it may not accept our certificate"),
+            ),
             other => Refusal::unreachable(format_args!("{endpoint}: {other}")),
         }),
-        Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: no answer in time"))),
+        Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: handshake timed out"))),
     }
 }
 
@@ -148,7 +148,7 @@ async fn start(
     input: &mut Vec<u8>,
     credentials: &Credentials,
     announced: &ClientProperties,
-) -> Result<FieldTable, Trouble> {
+) -> Result<FieldTable, HandshakeError> {
     stream.write_all(&PROTOCOL_HEADER).await?;
     let mut output = Vec::new();
     let server_properties = match receive(stream, input).await? {
@@ -156,7 +156,7 @@ async fn start(
             let offered = start.mechanisms.split(|&byte| byte == b' ');
             let mechanism = credentials.mechanism.name();
             if !offered.into_iter().any(|name| name == mechanism.as_bytes()) {
-                return Err(Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())));
+                return Err(HandshakeError::Said(Refusal::Login(credentials.mechanism.refusal_text())));
             }
             let properties = announced.properties().encode();
             let response = credentials.response();
@@ -182,18 +182,21 @@ async fn start(
 
 /// Reads one method on channel 0, exactly to its end: the following bytes belong to the connection's task. A
 /// `connection.close` is answered, and returned as an error with the broker's text.
-pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Method<'i>, Trouble> {
+pub(super) async fn receive<'i>(
+    stream: &mut Stream,
+    input: &'i mut Vec<u8>,
+) -> Result<Method<'i>, HandshakeError> {
     loop {
         input.resize(HEADER_LEN, 0);
         stream.read_exact(input).await?;
         if input.starts_with(b"AMQP") {
-            return Err(Trouble::Other("it speaks another protocol".to_owned()));
+            return Err(HandshakeError::Other("not an AMQP 0-9-1 server".to_owned()));
         }
         if input.starts_with(&TLS_ALERT) {
-            return Err(Trouble::Other("it speaks TLS: its address begins with amqps://".to_owned()));
+            return Err(HandshakeError::Other("it speaks TLS: its address begins with amqps://".to_owned()));
         }
         // Validates type and length before the payload is read.
-        Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| Trouble::Other(fault.to_string()))?;
+        Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| HandshakeError::Other(fault.to_string()))?;
         let length = u32::from_be_bytes([input[3], input[4], input[5], input[6]]) as usize;
         input.resize(HEADER_LEN + length + 1, 0);
         stream.read_exact(&mut input[HEADER_LEN..]).await?;
@@ -202,7 +205,7 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
         }
     }
     let payload = &input[HEADER_LEN..input.len() - 1];
-    let method = Method::decode(payload).map_err(|error| Trouble::Other(error.to_string()))?;
+    let method = Method::decode(payload).map_err(|error| HandshakeError::Other(error.to_string()))?;
     let Method::ConnectionClose(close) = method else { return Ok(method) };
     let mut output = Vec::new();
     write_method(&mut output, 0, connection::CloseOk {});
@@ -212,20 +215,24 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
     // 10, 11 is connection.start-ok: a refusal of that concerns the login.
     let login =
         fault.code == ReplyCode::AccessRefused && (fault.method == (10, 11) || fault.method == (0, 0));
-    Err(Trouble::Said(if login { Refusal::Login(fault.text.into_owned()) } else { Refusal::Fault(fault) }))
+    Err(HandshakeError::Said(if login {
+        Refusal::Login(fault.text.into_owned())
+    } else {
+        Refusal::Fault(fault)
+    }))
 }
 
 /// Validates the limits that a broker offers; other limits are derived from them, so they must not be absurd.
-fn validate_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
+fn validate_tune(tune: connection::Tune) -> Result<connection::Tune, HandshakeError> {
     if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
         let text = format!("it offers frame_max {}, lower than the minimum {MIN_FRAME_MAX}", tune.frame_max);
-        return Err(Trouble::Other(text));
+        return Err(HandshakeError::Other(text));
     }
     Ok(tune)
 }
 
-fn unexpected(method: &Method<'_>) -> Trouble {
-    Trouble::Other(format!("unexpected {}", method.name()))
+fn unexpected(method: &Method<'_>) -> HandshakeError {
+    HandshakeError::Other(format!("unexpected {}", method.name()))
 }
 
 /// The beginning of an alert, by which a server that expects TLS answers anything else (RFC 8446, 5.1): its content
@@ -234,7 +241,7 @@ const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Errors of a handshake.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum HandshakeError {
     /// The broker refused, with this text.
     Said(Refusal),
     /// The broker closed the stream.
@@ -244,7 +251,7 @@ pub(super) enum Trouble {
     Io(io::Error),
 }
 
-impl Trouble {
+impl HandshakeError {
     pub(super) fn into_refusal(self) -> Refusal {
         match self {
             Self::Said(refusal) => refusal,
@@ -253,7 +260,7 @@ impl Trouble {
     }
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Said(refusal) => refusal.fmt(f),
@@ -264,7 +271,7 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for HandshakeError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Self::Closed,
@@ -273,7 +280,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for HandshakeError {
     fn from(fault: Fault) -> Self {
         Self::Other(fault.to_string())
     }

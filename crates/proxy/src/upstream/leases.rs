@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use amqp::ReplyCode;
 use amqp::method::{basic, channel};
 
-use super::ledger::Quiet;
+use super::ledger::AnswerProgress;
 use super::role::Role;
 use super::slot::{Lease, Settling, Slot, Usage};
 use super::{Notified, Phase, Upstream, UpstreamState};
@@ -30,6 +30,8 @@ pub(crate) enum Placed {
     Full,
     /// All channels are in use, but some are being closed. [`Event::ChannelFree`] follows.
     Soon,
+    /// No channel rests, and one more must not be opened. See [`crate::pool::Pool::lease`].
+    Limited,
     /// The connection is closing or has ended.
     Gone,
 }
@@ -55,17 +57,54 @@ pub(crate) struct Shared {
     pub(crate) opening: usize,
 }
 
+/// Channels of a user, by what becomes of them when a broker refuses to open one more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ChannelCounts {
+    /// Those that are open at the broker.
+    pub(crate) open: usize,
+    /// Those of them that clients use, and keep.
+    pub(crate) used: usize,
+    /// Those that are being opened for clients which had one before.
+    pub(crate) reopening: usize,
+}
+
+impl ChannelCounts {
+    fn of(slot: &Slot) -> Self {
+        let (open, used, reopening) = match slot {
+            Slot::Free | Slot::PeerClosed => (false, false, false),
+            Slot::Leased(lease) => {
+                (!lease.opening, !lease.opening && !lease.close_sent, lease.opening && lease.again)
+            }
+            Slot::Settling(settling) => (!settling.is_opening(), false, false),
+            Slot::IdleChannels(_) | Slot::Closing(_) => (true, false, false),
+        };
+        Self { open: open.into(), used: used.into(), reopening: reopening.into() }
+    }
+}
+
+impl std::ops::Add for ChannelCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            open: self.open + other.open,
+            used: self.used + other.used,
+            reopening: self.reopening + other.reopening,
+        }
+    }
+}
+
 /// The resting channels, the longest resting first.
 #[derive(Debug, Default)]
-pub(super) struct Resting {
-    plain: VecDeque<Rested>,
-    /// Those in confirm mode.
-    confirming: VecDeque<Rested>,
+pub(super) struct IdleChannels {
+    plain: VecDeque<IdleChannel>,
+    /// Channels in confirm mode.
+    confirming: VecDeque<IdleChannel>,
 }
 
 /// A channel that rests.
 #[derive(Debug, Clone, Copy)]
-struct Rested {
+struct IdleChannel {
     number: u16,
     since: Instant,
     opened_at: Instant,
@@ -111,8 +150,8 @@ impl Upstream {
     }
 
     /// Leases a channel, a resting one if possible. With `confirm` the channel is in confirm mode, or about
-    /// to be put into it. `role` is its use, on a shared connection.
-    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role) -> Placed {
+    /// to be put into it. `role` is its use, on a shared connection. Another one is opened only if it `may_open` one.
+    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role, may_open: bool) -> Placed {
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
             return Placed::Gone;
@@ -123,10 +162,11 @@ impl Upstream {
         }
         let max = usize::from(if is_own { self.channel_max } else { self.shared_channel_max });
         let now = lease.opened_at;
-        let leased = if let Some(Rested { number, opened_at, .. }) = self.take_young(&mut state, confirm, now)
+        let leased = if let Some(IdleChannel { number, opened_at, .. }) =
+            self.take_fresh_idle(&mut state, confirm, now)
         {
             let confirms = match state.slot(number) {
-                Some(Slot::Resting(confirms)) => confirms.take(),
+                Some(Slot::IdleChannels(confirms)) => confirms.take(),
                 _ => None,
             };
             let confirming = confirms.is_some();
@@ -136,6 +176,8 @@ impl Upstream {
             lease.opening = false;
             lease.opened_at = opened_at;
             Leased { channel: number, fresh: false, confirming }
+        } else if !may_open {
+            return Placed::Limited;
         } else if state.used_numbers() < max {
             state.opening += 1;
             Leased { channel: state.unused_number(), fresh: true, confirming: false }
@@ -159,7 +201,7 @@ impl Upstream {
 
     /// A resting channel that was not opened too long ago. A broker may cache permissions per channel, as
     /// RabbitMQ does, so later clients must not get an old one (P1).
-    fn take_young(&self, state: &mut UpstreamState, confirm: bool, now: Instant) -> Option<Rested> {
+    fn take_fresh_idle(&self, state: &mut UpstreamState, confirm: bool, now: Instant) -> Option<IdleChannel> {
         while let Some(rested) = state.resting.take(confirm) {
             if now < rested.opened_at + self.channel_age_max {
                 return Some(rested);
@@ -190,6 +232,38 @@ impl Upstream {
         Placed::Soon
     }
 
+    /// Has a channel closed that nobody uses, unless one is given up anyway, and notifies the session when the broker has
+    /// one less to count. Returns false if all are in use.
+    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>) -> bool {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Ended {
+            return false;
+        }
+        let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
+        let needed = state.starving.len() + usize::from(!waits);
+        let ends = state.phase != Phase::Open && !state.slots.is_empty();
+        if !ends && state.slots.iter().filter(|slot| slot.is_closing()).count() < needed {
+            let Some(rested) = state.resting.take_any() else { return false };
+            self.close_resting(&mut state, rested.number);
+        }
+        if !waits {
+            state.starving.push(link.clone());
+        }
+        true
+    }
+
+    /// Number of channels that the broker counts, or will.
+    pub(crate) fn channels_at_broker(&self) -> usize {
+        let state = self.state.lock();
+        if state.phase == Phase::Ended { 0 } else { state.used_numbers() }
+    }
+
+    /// The channels, as they are when the broker refuses to open one more.
+    pub(crate) fn channel_counts(&self) -> ChannelCounts {
+        let state = self.state.lock();
+        state.slots.iter().fold(ChannelCounts::default(), |counts, slot| counts + ChannelCounts::of(slot))
+    }
+
     /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again only when
     /// it is proven clean, or the broker has confirmed its close; until then the frames in flight are kept. Returns
     /// false if the connection has ended: then the session has to handle the frames in flight.
@@ -215,7 +289,7 @@ impl Upstream {
                 if let Some(slot) = state.slot(number) {
                     *slot = Slot::Settling(Box::new(settling));
                 }
-                self.rest_if_clean(&mut state, number, now);
+                self.idle_if_clean(&mut state, number, now);
             }
             Some(Slot::PeerClosed) => {
                 self.send(number, channel::CloseOk {});
@@ -242,18 +316,18 @@ impl Upstream {
 
     /// Whether the broker has processed everything that was sent on a channel under this lease of a client, which has given
     /// it back. If not, [`Event::Answered`] follows.
-    pub(crate) fn await_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
+    pub(crate) fn poll_given_back(&self, link: &Arc<ClientLink>, number: u16, lease: u64) -> bool {
         let mut state = self.state.lock();
         let Some(slot) = state.slot(number) else { return true };
         let is_settling = matches!(slot, Slot::Settling(_));
         let Some(settling) = slot.given_back(link, lease) else { return true };
-        let quiet = settling.await_quiet();
+        let quiet = settling.poll_processed();
         // On a channel that is being closed the reply to that says so.
-        if quiet == Quiet::Asking && is_settling {
+        if quiet == AnswerProgress::Asking && is_settling {
             settling.prove();
             self.send(number, channel::Flow { active: true });
         }
-        quiet == Quiet::Yes
+        quiet == AnswerProgress::Yes
     }
 
     /// Whether a channel that was given back under this lease of a client is still to be proven clean, or to be closed.
@@ -340,11 +414,11 @@ impl Upstream {
 
     /// Whether the first `published` messages in confirm mode have been confirmed. If not,
     /// [`Event::Confirmed`] follows.
-    pub(crate) fn await_confirms(&self, number: u16, published: u64) -> bool {
+    pub(crate) fn poll_confirms(&self, number: u16, published: u64) -> bool {
         let mut state = self.state.lock();
         match state.slot(number) {
             Some(Slot::Leased(lease)) => match &mut lease.confirms {
-                Some(confirms) => confirms.await_up_to(published),
+                Some(confirms) => confirms.poll_up_to(published),
                 None => true,
             },
             // For a lost connection the confirms come from another one, once the session has handled the loss.
@@ -360,7 +434,7 @@ impl Upstream {
     }
 
     /// Lets a settling channel rest when it is proven clean, or closes it if it is too old.
-    pub(super) fn rest_if_clean(&self, state: &mut UpstreamState, number: u16, now: Instant) {
+    pub(super) fn idle_if_clean(&self, state: &mut UpstreamState, number: u16, now: Instant) {
         let Some(slot) = state.slot(number) else { return };
         let Slot::Settling(settling) = slot else { return };
         if !settling.is_clean() {
@@ -375,8 +449,8 @@ impl Upstream {
         let Slot::Settling(settling) = std::mem::replace(slot, Slot::Free) else { return };
         let confirms = settling.into_confirms();
         let confirming = confirms.is_some();
-        *slot = Slot::Resting(confirms);
-        state.resting.of(confirming).push_back(Rested { number, since: now, opened_at });
+        *slot = Slot::IdleChannels(confirms);
+        state.resting.of(confirming).push_back(IdleChannel { number, since: now, opened_at });
         state.left_use(now);
         self.opened_if(state, opening);
         self.news.notify_one();
@@ -429,9 +503,7 @@ impl UpstreamState {
         }
         if self.owner.is_none() {
             self.idle_since = Some(now);
-            if self.attached.is_empty() {
-                self.unused.notify();
-            }
+            self.unused.notify();
         }
     }
 
@@ -473,7 +545,7 @@ impl UpstreamState {
     }
 }
 
-impl Resting {
+impl IdleChannels {
     pub(super) fn len(&self) -> usize {
         self.plain.len() + self.confirming.len()
     }
@@ -487,7 +559,7 @@ impl Resting {
             .min()
     }
 
-    fn of(&mut self, confirming: bool) -> &mut VecDeque<Rested> {
+    fn of(&mut self, confirming: bool) -> &mut VecDeque<IdleChannel> {
         if confirming { &mut self.confirming } else { &mut self.plain }
     }
 
@@ -497,18 +569,19 @@ impl Resting {
     }
 
     /// Takes the most recently used one, so that the others age.
-    fn take(&mut self, confirm: bool) -> Option<Rested> {
+    fn take(&mut self, confirm: bool) -> Option<IdleChannel> {
         let confirming = if confirm { self.confirming.pop_back() } else { None };
         confirming.or_else(|| self.plain.pop_back())
     }
 
-    fn take_any(&mut self) -> Option<Rested> {
+    fn take_any(&mut self) -> Option<IdleChannel> {
         self.plain.pop_front().or_else(|| self.confirming.pop_front())
     }
 
     /// Takes one that has rested for this long.
-    fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<Rested> {
-        let rested = |of: &VecDeque<Rested>| of.front().is_some_and(|front| now >= front.since + timeout);
+    fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<IdleChannel> {
+        let rested =
+            |of: &VecDeque<IdleChannel>| of.front().is_some_and(|front| now >= front.since + timeout);
         [&mut self.plain, &mut self.confirming].into_iter().find(|of| rested(of))?.pop_front()
     }
 

@@ -23,15 +23,15 @@ use amqp::method::basic;
 use amqp::{ContentHeader, FrameKind, Method};
 use sync::{Mutex, Rank};
 
-pub(crate) use self::carried::{Carried, Consumer, Numbers, REPLY_TO};
+pub(crate) use self::carried::{ConfirmNumbers, Consumer, MovedState, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
-use self::entry::{SentEntry, What};
+use self::entry::{EntryKind, SentEntry};
 use self::late::LateAnswers;
 pub(crate) use self::position::{has_headers, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
-pub(crate) use self::quiet::Quiet;
+pub(crate) use self::quiet::AnswerProgress;
 use self::quiet::Unanswered;
-use super::slot::Confirms;
+use super::slot::{ChannelOpening, Confirms};
 use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::replay_buffer::ReplayBuffer;
@@ -58,9 +58,10 @@ pub(crate) struct Ledger {
 struct Record {
     /// Confirms on the channel before the lease, which belong to earlier leases.
     base: u64,
-    carried: Carried,
+    carried: MovedState,
     /// Whether the lease began with consumers that were made again.
     made_again: bool,
+    opening: ChannelOpening,
     /// The number of requests in front of the `confirm.select` that has begun confirm mode, if it came behind messages
     /// that were unproven then.
     select_behind: Option<u64>,
@@ -110,8 +111,8 @@ pub(super) struct ConfirmedNumber {
 
 /// The unsettled part of a ledger when its upstream channel is lost.
 #[derive(Debug, Default)]
-pub(crate) struct Remains {
-    pub(crate) carried: Carried,
+pub(crate) struct UnsettledEntries {
+    pub(crate) carried: MovedState,
     /// Frames to be sent again.
     pub(crate) frames: Vec<u8>,
     /// Number of messages in `frames`.
@@ -126,10 +127,11 @@ pub(crate) struct Remains {
     pub(crate) progressed: bool,
     /// Whether the lease began with consumers that were made again.
     pub(crate) made_again: bool,
+    pub(crate) opening: ChannelOpening,
 }
 
 impl Ledger {
-    pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
+    pub(crate) fn new(link: &Arc<ClientLink>, carried: MovedState) -> Arc<Self> {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         let replay_buffer = link.replay_buffer.clone();
@@ -152,7 +154,7 @@ impl Ledger {
         std::ptr::eq(self.link.as_ptr(), Arc::as_ptr(link))
     }
 
-    /// Has a method remembered that was carried out, or has no reply.
+    /// Records a method in the topology, once it was executed or if it has no reply.
     fn carried_out(&self, method: &Method<'_>, queue: Option<&str>) {
         if let Some(declarer) = &self.declarer {
             declarer.carried_out(self.link.upgrade().as_ref(), method, queue);
@@ -182,7 +184,7 @@ impl Ledger {
     #[inline]
     pub(crate) fn messages(&self, frames: &[u8], count: u64) {
         let mut record = self.record.lock();
-        let what = What::Messages { first: record.published + 1, count, too_large: false };
+        let what = EntryKind::Messages { first: record.published + 1, count, too_large: false };
         record.published += count;
         record.unproven = 0;
         record.sends_unanswered(true);
@@ -254,7 +256,7 @@ impl Ledger {
         record.published += 1;
         record.unproven = 0;
         record.sends_unanswered(true);
-        let what = What::Messages { first: record.published, count: 1, too_large: false };
+        let what = EntryKind::Messages { first: record.published, count: 1, too_large: false };
         self.push_messages(&mut record, what, &method_frame(payload));
     }
 
@@ -266,12 +268,12 @@ impl Ledger {
         let before = entry.bytes();
         let SentEntry { what, frames } = entry;
         let too_large = match what {
-            What::Messages { too_large, .. } => too_large,
-            What::Unconfirmed { too_large, .. } => {
+            EntryKind::Messages { too_large, .. } => too_large,
+            EntryKind::Unconfirmed { too_large, .. } => {
                 *unproven += payload.len();
                 too_large
             }
-            What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => return,
+            EntryKind::Asked { .. } | EntryKind::Unanswered { .. } | EntryKind::Selected { .. } => return,
         };
         if *too_large || !self.keeps_messages {
             return;
@@ -306,7 +308,7 @@ impl Ledger {
                 let is_behind_unproven = record.begin_confirming();
                 if select.no_wait {
                     if is_behind_unproven {
-                        let what = What::Selected { asked: record.asked };
+                        let what = EntryKind::Selected { asked: record.asked };
                         self.push(&mut record, SentEntry::new(what, method_frame(payload)));
                     }
                     return false;
@@ -333,10 +335,10 @@ impl Ledger {
             record.asked += 1;
             record.unproven = 0;
             record.note_late_answer(payload);
-            What::Asked { first: record.asked, count: 1, prefetch }
+            EntryKind::Asked { first: record.asked, count: 1, prefetch }
         } else {
             record.sends_unanswered(false);
-            What::Unanswered { published: record.published, asked: record.asked, count: 1 }
+            EntryKind::Unanswered { published: record.published, asked: record.asked, count: 1 }
         };
         self.push_method(&mut record, what, payload);
         if !has_answer {
@@ -418,7 +420,7 @@ impl Ledger {
     }
 
     /// Adds a method to the last entry, or as a new one.
-    fn push_method(&self, record: &mut Record, what: What, payload: &[u8]) {
+    fn push_method(&self, record: &mut Record, what: EntryKind, payload: &[u8]) {
         if let Some(last) = record.entries.back_mut() {
             let before = last.bytes();
             if last.join(&what, payload, record.answered) {
@@ -430,11 +432,11 @@ impl Ledger {
     }
 
     /// Adds messages, whose frames may still be incomplete.
-    fn push_messages(&self, record: &mut Record, what: What, frames: &[u8]) {
+    fn push_messages(&self, record: &mut Record, what: EntryKind, frames: &[u8]) {
         if self.keeps_messages {
             return self.push(record, SentEntry::new(what, frames.to_vec()));
         }
-        if !record.entries.back_mut().is_some_and(|last| last.join_unkept(&what)) {
+        if !record.entries.back_mut().is_some_and(|last| last.count_unbuffered(&what)) {
             self.push(record, SentEntry::new(what, Vec::new()));
         }
     }
@@ -513,7 +515,7 @@ impl Ledger {
         let under_way = record
             .entries
             .iter()
-            .filter(|entry| matches!(entry.what, What::Asked { .. } | What::Unanswered { .. }))
+            .filter(|entry| matches!(entry.what, EntryKind::Asked { .. } | EntryKind::Unanswered { .. }))
             .filter(|entry| !record.is_done(&entry.what));
         asked_for(
             under_way.flat_map(|entry| entry.unanswered(record.answered)),
@@ -536,18 +538,18 @@ impl Ledger {
     }
 
     /// A message with this offset of a stream came for a consumer, and was passed on to its client or withheld.
-    pub(super) fn offset_came(&self, tag: &[u8], offset: u64, is_passed_on: bool) {
-        self.record.lock().carried.offset_came(tag, offset, is_passed_on);
+    pub(super) fn record_offset(&self, tag: &[u8], offset: u64, is_passed_on: bool) {
+        self.record.lock().carried.record_offset(tag, offset, is_passed_on);
     }
 
     /// Whether the broker has refused, with this text, to make a consumer with an offset that the pool, and not the
     /// client, had asked for. Its queue is then known not to have any.
-    pub(crate) fn has_no_offsets(&self, text: &str) -> bool {
-        self.record.lock().carried.has_no_offsets(text)
+    pub(crate) fn clear_offset_unless_stream(&self, text: &str) -> bool {
+        self.record.lock().carried.clear_offset_unless_stream(text)
     }
 
     /// Whether a refused `basic.consume` must be one that the pool has sent to make a consumer again.
-    pub(crate) fn has_made_again(&self) -> bool {
+    pub(crate) fn was_recreated(&self) -> bool {
         let record = self.record.lock();
         let mut asked = record.entries.iter().flat_map(|entry| entry.unanswered(record.answered));
         record.made_again && !asked.any(|(_, payload)| matches!(payload, [0, 60, 0, 20, ..]))
@@ -571,12 +573,13 @@ impl Ledger {
     }
 
     /// The connection has ended, or the broker has closed the channel.
-    pub(super) fn end(&self, last_queue: Option<Box<str>>) {
+    pub(super) fn end(&self, last_queue: Option<Box<str>>, opening: ChannelOpening) {
         let mut record = self.record.lock();
         let delivered = self.last_delivered();
         record.carried.delivered += delivered;
         record.has_delivered = delivered > 0;
         record.carried.last_queue = last_queue;
+        record.opening = opening;
     }
 
     fn forget_answered(&self, record: &mut Record) {
@@ -600,17 +603,18 @@ impl Ledger {
     /// Whether the broker may still have to carry out a method that was recorded, with no-wait or not.
     pub(crate) fn has_methods(&self) -> bool {
         let record = self.record.lock();
-        let is_method = |what: &What| matches!(what, What::Asked { .. } | What::Unanswered { .. });
+        let is_method =
+            |what: &EntryKind| matches!(what, EntryKind::Asked { .. } | EntryKind::Unanswered { .. });
         record.entries.iter().any(|entry| is_method(&entry.what) && !record.is_done(&entry.what))
     }
 
-    /// See [`Carried::has_dependent_consumers`].
+    /// See [`MovedState::has_dependent_consumers`].
     pub(crate) fn has_dependent_consumers(&self) -> bool {
         self.record.lock().carried.has_dependent_consumers()
     }
 
     /// Takes the unsettled entries, and leaves the ledger empty.
-    pub(crate) fn take(&self) -> Remains {
+    pub(crate) fn take(&self) -> UnsettledEntries {
         let mut record = std::mem::take(&mut *self.record.lock());
         self.notify(record.awaited);
         self.replay_buffer.release(record.bytes());
@@ -642,14 +646,15 @@ impl Record {
         }
     }
 
-    fn is_done(&self, what: &What) -> bool {
+    fn is_done(&self, what: &EntryKind) -> bool {
         match *what {
-            What::Messages { first, count, .. } => self.confirms.up_to() + 1 >= first + count,
-            What::Asked { first, count, .. } => self.answered + 1 >= first + count,
-            What::Unanswered { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
+            EntryKind::Messages { first, count, .. } => self.confirms.up_to() + 1 >= first + count,
+            EntryKind::Asked { first, count, .. } => self.answered + 1 >= first + count,
+            EntryKind::Unanswered { published, asked, .. }
+            | EntryKind::Unconfirmed { published, asked, .. } => {
                 self.answered > asked || self.confirms.up_to() > published
             }
-            What::Selected { asked } => self.answered > asked || self.confirms.up_to() > 0,
+            EntryKind::Selected { asked } => self.answered > asked || self.confirms.up_to() > 0,
         }
     }
 
@@ -659,8 +664,9 @@ impl Record {
         if self.carried.confirming || self.select_behind.is_some() {
             return false;
         }
-        let is_unproven =
-            |entry: &SentEntry| matches!(entry.what, What::Unconfirmed { .. }) && !self.is_done(&entry.what);
+        let is_unproven = |entry: &SentEntry| {
+            matches!(entry.what, EntryKind::Unconfirmed { .. }) && !self.is_done(&entry.what)
+        };
         let is_behind_unproven = self.entries.iter().any(is_unproven);
         if is_behind_unproven {
             self.select_behind = Some(self.asked);
@@ -671,8 +677,8 @@ impl Record {
     }
 
     /// An entry for messages outside confirm mode that are sent now.
-    fn outside_confirm_mode(&self, count: u64) -> What {
-        What::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
+    fn outside_confirm_mode(&self, count: u64) -> EntryKind {
+        EntryKind::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
     /// The method that was answered last, and the limits of the consumer that it makes.
@@ -687,14 +693,15 @@ impl Record {
         Some(Consumer::new(consume, tag, last_queue, prefetch))
     }
 
-    fn remains(&mut self) -> Remains {
-        let mut remains = Remains {
+    fn remains(&mut self) -> UnsettledEntries {
+        let mut remains = UnsettledEntries {
             progressed: self.answered > 0
                 || self.has_delivered
                 || self.confirms.up_to() > 0
-                || self.confirms.is_gappy(),
+                || self.confirms.has_gaps(),
             made_again: self.made_again,
-            ..Remains::default()
+            opening: self.opening,
+            ..UnsettledEntries::default()
         };
         let numbers = std::mem::take(&mut self.carried.numbers);
         let mut gone = Vec::new();
@@ -702,25 +709,25 @@ impl Record {
             remains.last_too_large = false;
             match entry.what {
                 _ if self.is_done(&entry.what) => {}
-                What::Messages { first, too_large: true, .. } => {
+                EntryKind::Messages { first, too_large: true, .. } => {
                     remains.last_too_large = true;
                     gone.push(numbers.of(first));
                     if !self.confirms.has(first) {
                         remains.too_large.push(numbers.of(first));
                     }
                 }
-                What::Messages { first, .. } => {
+                EntryKind::Messages { first, .. } => {
                     self.unconfirmed(first, &entry.frames, &numbers, &mut remains, &mut gone);
                 }
-                What::Unconfirmed { too_large: true, .. } => {
+                EntryKind::Unconfirmed { too_large: true, .. } => {
                     remains.last_too_large = true;
                     remains.lost += 1;
                 }
-                What::Unconfirmed { count, .. } => {
+                EntryKind::Unconfirmed { count, .. } => {
                     remains.frames.extend_from_slice(&entry.frames);
                     remains.messages += count;
                 }
-                What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => {
+                EntryKind::Asked { .. } | EntryKind::Unanswered { .. } | EntryKind::Selected { .. } => {
                     for (kind, payload) in entry.unanswered(self.answered) {
                         put_frame(&mut remains.frames, kind, 0, payload, 0);
                     }
@@ -729,7 +736,7 @@ impl Record {
         }
         self.carried.numbers = numbers.without(self.confirms.up_to(), gone);
         self.carried.confirming |=
-            self.select_behind.is_some_and(|asked| self.is_done(&What::Selected { asked }));
+            self.select_behind.is_some_and(|asked| self.is_done(&EntryKind::Selected { asked }));
         remains.carried = std::mem::take(&mut self.carried);
         remains
     }
@@ -739,8 +746,8 @@ impl Record {
         &self,
         first: u64,
         frames: &[u8],
-        numbers: &Numbers,
-        remains: &mut Remains,
+        numbers: &ConfirmNumbers,
+        remains: &mut UnsettledEntries,
         gone: &mut Vec<u64>,
     ) {
         let mut number = first - 1;

@@ -30,27 +30,28 @@ use tokio::sync::futures::Notified;
 use transport::Outbox;
 
 pub(crate) use declaring::Declaring;
-pub(crate) use handshake::{Begun, probe};
-pub(crate) use leases::{Leased, Placed};
+pub(crate) use handshake::{LoggedInConnection, probe};
+pub(crate) use leases::{ChannelCounts, Leased, Placed};
 pub(crate) use ledger::{
-    Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
+    AnswerProgress, ConfirmNumbers, Consumer, Ledger, MovedState, PrefetchState, REPLY_TO, UnsettledEntries,
+    asked_for,
 };
 pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
-pub(crate) use slot::{Lease, Left, Slot, Usage};
+pub(crate) use slot::{ChannelOpening, DepartedLedger, Lease, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
-use self::slot::Missing;
+use self::slot::PartialDelivery;
 pub use self::view::UpstreamView;
-pub(crate) use task::{Access, spawn};
+pub(crate) use task::{UpstreamIdentity, spawn};
 
-use self::leases::Resting;
+use self::leases::IdleChannels;
 use self::role::Attached;
 use crate::link::{ClientLink, Event};
-use crate::pool::{Endpoint, Unused};
+use crate::pool::{Endpoint, UnusedNotifier};
 
 /// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ pub(crate) struct Upstream {
     pub(crate) frame_max: u32,
     /// The broker's address.
     pub(crate) endpoint: Endpoint,
-    /// Those that it was opened with, until all its clients have others: see [`secret`].
+    /// The credentials that it was opened with, until all its clients have newer ones: see [`secret`].
     credentials: ArcSwap<Credentials>,
     pub(crate) virtual_host: Box<str>,
     /// Maximum number of channels, as negotiated with the broker.
@@ -102,7 +103,7 @@ struct UpstreamState {
     role: Option<Role>,
     /// Whether clients have published here, or may have. Never cleared.
     has_published: bool,
-    resting: Resting,
+    resting: IdleChannels,
     /// Channels that the broker is still to open, or to prove clean.
     opening: usize,
     /// The client that this connection belongs to alone.
@@ -114,7 +115,7 @@ struct UpstreamState {
     /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
     /// Notified when the connection becomes unused.
-    unused: Arc<Unused>,
+    unused: Arc<UnusedNotifier>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
@@ -149,8 +150,19 @@ impl Upstream {
         self.state.lock().verified_at = Some(transport::now());
     }
 
+    /// The broker has just accepted the connection's credentials, but did not say whether for its virtual host. Returns
+    /// whether they still count for that.
+    pub(crate) fn renew_verified(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_known = state.phase == Phase::Open && state.verified_at.is_some();
+        if is_known {
+            state.verified_at = Some(transport::now());
+        }
+        is_known
+    }
+
     /// Records that the broker has just refused the connection's credentials.
-    pub(crate) fn distrust(&self) {
+    pub(crate) fn revoke_verification(&self) {
         self.state.lock().verified_at = None;
     }
 
@@ -167,7 +179,7 @@ impl Upstream {
     /// Makes an unused connection the client's own. Returns false if it is in use or stopped by an alarm.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        if state.unused_since().is_none() || state.is_stopped() {
+        if state.unused_since().is_none() || !state.attached.is_empty() || state.is_stopped() {
             return false;
         }
         state.has_published = true;
@@ -176,12 +188,12 @@ impl Upstream {
         true
     }
 
-    /// When the connection became unused, if it is unused and takes channels.
+    /// When the connection became unused, if it is unused and takes channels. Clients that are connected may have used it.
     pub(crate) fn unused_since(&self) -> Option<Instant> {
         self.state.lock().unused_since()
     }
 
-    /// Closes the connection if nobody uses it.
+    /// Closes the connection if nobody uses it. Clients that have used it take another one when they need one again.
     pub(crate) fn close_unused(&self, reason: &str, now: Instant) -> bool {
         let mut state = self.state.lock();
         let unused = state.unused_since().is_some();
@@ -193,7 +205,7 @@ impl Upstream {
         unused
     }
 
-    /// Has events sent to the client, and blocked notices once it publishes here. Returns false if the
+    /// Sends events to the client from now on, and blocked notices once it publishes here. Returns false if the
     /// connection is gone, another client's own, or no longer one of these credentials.
     pub(crate) fn attach(&self, link: &Arc<ClientLink>, credentials: &Credentials) -> bool {
         let mut state = self.state.lock();
@@ -300,7 +312,7 @@ impl Upstream {
         let mut state = self.state.lock();
         state.returning = true;
         if close {
-            self.start_close(&mut state, "client is gone", now);
+            self.start_close(&mut state, "client disconnected", now);
         } else {
             state.settle(now);
         }
@@ -339,8 +351,9 @@ impl Upstream {
     }
 
     /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
-    /// whether the connection belonged to one client.
-    fn end(&self, fault: &Fault) -> (Vec<Left>, bool) {
+    /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
+    /// refused by the fault.
+    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<DepartedLedger>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
@@ -348,13 +361,18 @@ impl Upstream {
         for slot in std::mem::take(&mut state.slots) {
             match slot {
                 Slot::Leased(lease) => {
-                    lease.ledger.end(lease.last_queue);
-                    if lease.missing != Missing::Nothing {
+                    let opening = match lease.opening && !lease.again {
+                        true if refuses_new => ChannelOpening::Refused,
+                        true => ChannelOpening::Pending,
+                        false => ChannelOpening::Done,
+                    };
+                    lease.ledger.end(lease.last_queue, opening);
+                    if lease.missing != PartialDelivery::Nothing {
                         lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }
                     if lease.link.is_gone() {
                         let confirming = lease.confirms.is_some();
-                        left.push(Left { remains: lease.ledger.take(), confirming });
+                        left.push(DepartedLedger { remains: lease.ledger.take(), confirming });
                     }
                 }
                 Slot::Settling(settling) | Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
@@ -362,7 +380,7 @@ impl Upstream {
             }
         }
         state.free = Vec::new();
-        state.resting = Resting::default();
+        state.resting = IdleChannels::default();
         state.in_use = 0;
         if state.blocked.is_some() {
             state.publishers().for_each(|link| link.unblock());
@@ -371,7 +389,7 @@ impl Upstream {
         let attached = std::mem::take(&mut state.attached);
         let mut links: Vec<_> = attached.into_iter().map(|attached| attached.link).collect();
         state.waiting = Vec::new();
-        state.starving = Vec::new();
+        let starving = std::mem::take(&mut state.starving);
         let owner = state.owner.take();
         drop(state);
         let was_own = owner.is_some();
@@ -379,6 +397,8 @@ impl Upstream {
         for link in links {
             link.notify(Event::Lost { upstream: self.id, fault: fault.clone() });
         }
+        // They may wait for one channel less here, and use other connections.
+        starving.iter().for_each(|link| link.notify(Event::ChannelFree));
         (left, was_own)
     }
 
@@ -390,14 +410,14 @@ impl Upstream {
 impl UpstreamState {
     /// When the connection became unused, if it is unused and takes channels.
     fn unused_since(&self) -> Option<Instant> {
-        let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();
+        let unused = self.in_use == 0 && self.owner.is_none();
         self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }
 
 /// The combined load of a set of connections.
 #[derive(Debug, Default)]
-pub(crate) struct Loads {
+pub(crate) struct LoadSum {
     /// Channels in use.
     pub(crate) channels: usize,
     /// Channels that rest.
@@ -409,10 +429,10 @@ pub(crate) struct Loads {
 }
 
 /// Adds up the load of a set of connections.
-pub(crate) fn loads(connections: &[Arc<Upstream>]) -> Loads {
-    connections.iter().fold(Loads::default(), |loads, upstream| {
+pub(crate) fn loads(connections: &[Arc<Upstream>]) -> LoadSum {
+    connections.iter().fold(LoadSum::default(), |loads, upstream| {
         let state = upstream.state.lock();
-        Loads {
+        LoadSum {
             channels: loads.channels + state.in_use,
             resting: loads.resting + state.resting.len(),
             own: loads.own + usize::from(state.owner.is_some()),

@@ -14,7 +14,7 @@ use super::{Phase, Upstream, UpstreamState};
 use crate::link::ClientLink;
 
 /// The use of the channels of a shared connection.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// Everything but publishing.
     #[default]

@@ -1,7 +1,7 @@
 //! The state of one upstream channel.
 //!
 //! # States
-//! Those of a channel number ([`Slot`]). *Leaving* is leased with [`Lease::close_sent`]; *gone* are all numbers of a
+//! The states of a channel number ([`Slot`]). *Leaving* is leased with [`Lease::close_sent`]; *gone* are all numbers of a
 //! connection that has ended. In use are all but free and resting ones. An event that has no line for a state changes
 //! nothing; a test reads this table and compares it with the code.
 //!
@@ -20,7 +20,7 @@
 //! | settling | a reply or confirm | settling or resting or closing | by the last one: resting; or closing, if it is too old (P1) |
 //! | settling; resting | the broker closes it | free | |
 //! | peer closed | release; release after other use than publishing and declaring | free | close-ok is sent |
-//! | any | the connection ends | gone | the frames in flight are the session's, or those of a departed client ([`Left`]) |
+//! | any | the connection ends | gone | the frames in flight are the session's, or those of a departed client ([`DepartedLedger`]) |
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use amqp::Method;
 
-use super::ledger::{Ledger, Quiet, Remains};
+use super::ledger::{AnswerProgress, Ledger, UnsettledEntries};
 use crate::link::ClientLink;
 
 /// The state of an upstream channel number.
@@ -41,7 +41,7 @@ pub(crate) enum Slot {
     /// Given back, and not proven clean yet: replies are pending.
     Settling(Box<Settling>),
     /// Open, clean and not leased (P5). In confirm mode if it has a count of its confirms.
-    Resting(Option<Box<Confirms>>),
+    IdleChannels(Option<Box<Confirms>>),
     /// The broker closed it. The session is to send close-ok, behind everything else that it may still send.
     PeerClosed,
     /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds what is pending of
@@ -55,7 +55,7 @@ impl Slot {
         match self {
             Self::Leased(lease) => lease.close_sent,
             Self::Settling(_) | Self::PeerClosed | Self::Closing(_) => true,
-            Self::Resting(_) | Self::Free => false,
+            Self::IdleChannels(_) | Self::Free => false,
         }
     }
 
@@ -80,6 +80,8 @@ pub(crate) struct Lease {
     pub(crate) opened_at: Instant,
     /// Whether `channel.open-ok` is pending; it is not passed on to the client.
     pub(crate) opening: bool,
+    /// Whether the client had an upstream channel before, which was lost or left.
+    pub(crate) again: bool,
     /// Pending `basic.qos-ok` that are not for the client.
     pub(crate) own_qos_ok: u16,
     /// Pending `channel.flow-ok` that are not for the client: the ledger's proofs.
@@ -91,7 +93,7 @@ pub(crate) struct Lease {
     /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream channels.
     pub(crate) delivery_offset: u64,
     /// The missing part of a message that is being passed on to the client as it arrives.
-    pub(crate) missing: Missing,
+    pub(crate) missing: PartialDelivery,
     /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
     /// later deliveries then return to their queue.
     pub(crate) overflowed: bool,
@@ -122,12 +124,13 @@ impl Lease {
             client_channel,
             opened_at: now,
             opening: true,
+            again: false,
             own_qos_ok: 0,
             own_flow_ok: 0,
             replies_due: 0,
             ledger,
             delivery_offset: 0,
-            missing: Missing::Nothing,
+            missing: PartialDelivery::Nothing,
             overflowed: false,
             consumer_tag: Vec::new(),
             dropping: false,
@@ -140,15 +143,26 @@ impl Lease {
 
 /// A departed client's unsettled frames on a channel whose connection is lost.
 #[derive(Debug)]
-pub(crate) struct Left {
-    pub(crate) remains: Remains,
+pub(crate) struct DepartedLedger {
+    pub(crate) remains: UnsettledEntries,
     /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
 }
 
+/// The state of the opening of a client's new channel when its connection ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum ChannelOpening {
+    /// The broker has opened it, or one before it that was lost or left.
+    #[default]
+    Done,
+    Pending,
+    /// The broker refuses to open one more.
+    Refused,
+}
+
 /// The missing part of a message that is passed on to a client as it arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub(crate) enum PartialDelivery {
     Nothing,
     /// The content header, and the body that it announces.
     Header,
@@ -238,9 +252,9 @@ impl Settling {
         }
     }
 
-    /// Whether the broker has processed everything that was sent; see [`Ledger::await_quiet`].
-    pub(super) fn await_quiet(&self) -> Quiet {
-        self.left.as_ref().map_or(Quiet::Yes, |ledger| ledger.await_quiet())
+    /// Whether the broker has processed everything that was sent; see [`Ledger::poll_processed`].
+    pub(super) fn poll_processed(&self) -> AnswerProgress {
+        self.left.as_ref().map_or(AnswerProgress::Yes, |ledger| ledger.poll_processed())
     }
 
     /// Notes that a reply is about to be requested.
@@ -281,9 +295,9 @@ impl Settling {
     }
 
     /// The unsettled frames when its connection is lost.
-    pub(crate) fn into_left(self) -> Option<Left> {
+    pub(crate) fn into_left(self) -> Option<DepartedLedger> {
         let confirming = self.confirms.is_some();
-        self.left.map(|ledger| Left { remains: ledger.take(), confirming })
+        self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming })
     }
 
     /// Whether nothing is pending any more, so that the channel can rest.
@@ -338,7 +352,7 @@ impl Confirms {
     }
 
     /// Whether messages beyond [`Self::up_to`] are confirmed.
-    pub(crate) fn is_gappy(&self) -> bool {
+    pub(crate) fn has_gaps(&self) -> bool {
         !self.beyond.is_empty()
     }
 
@@ -359,7 +373,7 @@ impl Confirms {
 
     /// Whether the first `published` messages of the present lease are confirmed; if not, [`Self::confirmed`]
     /// will report it.
-    pub(crate) fn await_up_to(&mut self, published: u64) -> bool {
+    pub(crate) fn poll_up_to(&mut self, published: u64) -> bool {
         let sequence = self.published + published;
         let confirmed = self.up_to >= sequence;
         self.awaited = (!confirmed).then_some(sequence);
@@ -377,13 +391,13 @@ mod tests {
     #[test]
     fn confirms_in_any_order_add_up() {
         let mut confirms = Confirms::default();
-        assert!(!confirms.await_up_to(5));
+        assert!(!confirms.poll_up_to(5));
         for (tag, multiple) in [(2, false), (4, false), (1, false), (5, false)] {
             assert!(!confirms.confirmed(tag, multiple), "3 is missing");
         }
         assert!(confirms.confirmed(3, true));
-        assert!(confirms.await_up_to(5));
-        assert!(!confirms.await_up_to(6));
+        assert!(confirms.poll_up_to(5));
+        assert!(!confirms.poll_up_to(6));
         assert!(confirms.confirmed(6, false));
         assert!(confirms.beyond.is_empty());
     }

@@ -16,10 +16,10 @@ use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 use super::client_batch::ClientBatch;
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::TunedLimits;
-use super::leases::Resting;
+use super::leases::IdleChannels;
 use super::ledger::ConfirmedNumber;
 use super::role::Role;
-use super::slot::{Lease, Slot};
+use super::slot::{ChannelOpening, Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
 use crate::ack_frames::{WIRE_LEN, acks_in, decode, is_ack};
 use crate::link::{ClientLink, Event};
@@ -29,7 +29,7 @@ use crate::refusal::announced_close;
 use crate::session::send_again;
 
 /// The address and login of a connection that was opened.
-pub(crate) struct Access {
+pub(crate) struct UpstreamIdentity {
     pub(crate) endpoint: Endpoint,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) virtual_host: Box<str>,
@@ -41,7 +41,7 @@ pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
     limits: TunedLimits,
-    access: Access,
+    access: UpstreamIdentity,
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
 ) -> Arc<Upstream> {
@@ -56,7 +56,7 @@ pub(crate) fn spawn(
 pub(crate) fn open(
     pool: &Arc<Pool>,
     limits: TunedLimits,
-    access: Access,
+    access: UpstreamIdentity,
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
     now: Instant,
@@ -86,7 +86,7 @@ pub(crate) fn open(
             in_use: 0,
             role,
             has_published: owner.is_some(),
-            resting: Resting::default(),
+            resting: IdleChannels::default(),
             opening: 0,
             idle_since: owner.is_none().then_some(now),
             owner,
@@ -130,7 +130,7 @@ fn lost(ended: &Ended) -> Fault {
         Ended::Finished => "closed".to_owned(),
         Ended::Eof => "closed by the broker".to_owned(),
         Ended::WriteTimeout => "broker takes no data".to_owned(),
-        Ended::HandedOver(_) => "left to another process".to_owned(),
+        Ended::HandedOver(_) => "handed over to another process".to_owned(),
         Ended::Io(error) => error.to_string(),
     };
     Fault::new(ReplyCode::ConnectionForced, format!("upstream connection lost: {why}"))
@@ -261,7 +261,7 @@ impl Protocol for UpstreamConnection {
             self.upstream.ask_for_proofs();
         }
         // Asked before the state is locked, because the pool's table comes first (ARCHITECTURE.md, "Lock order").
-        let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
+        let keep = self.pool.upgrade().is_some_and(|pool| pool.is_kept_idle(&self.upstream));
         let mut state = self.upstream.state.lock();
         match state.phase {
             Phase::Open if state.idle_since.is_some_and(|since| now >= since + self.idle_timeout) => {
@@ -323,7 +323,9 @@ impl UpstreamConnection {
         let cause = self.cause.take();
         let fault = cause.clone().unwrap_or_else(|| lost(&Ended::Finished));
         let pool = self.pool.upgrade();
+        let mut refuses_new = false;
         if let Some(pool) = &pool {
+            refuses_new = pool.learn_channel_limit(&self.upstream, &fault, transport::now());
             pool.remove(&self.upstream, cause.as_ref());
             pool.closed_with(&self.upstream.virtual_host, &fault);
         }
@@ -332,7 +334,7 @@ impl UpstreamConnection {
         } else {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
         }
-        let (left, was_own) = self.upstream.end(&fault);
+        let (left, was_own) = self.upstream.end(&fault, refuses_new);
         // A broker that confirms the close has processed everything in front of it.
         if let Some(pool) = pool
             && !self.close_confirmed
@@ -375,7 +377,7 @@ impl UpstreamConnection {
         match state.slot(frame.channel) {
             Some(Slot::Leased(lease)) => {
                 if frame.kind != FrameKind::Method {
-                    lease.go_on_with_content(batch, frame, wire);
+                    lease.forward_content(batch, frame, wire);
                 } else if carries_content(frame.payload) {
                     lease.begin_content(batch, frame, wire, behind);
                 } else if is_ack(frame.payload) {
@@ -385,7 +387,7 @@ impl UpstreamConnection {
                 }
             }
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
-            Some(Slot::Resting(_)) => self.resting_method(state, frame),
+            Some(Slot::IdleChannels(_)) => self.resting_method(state, frame),
             Some(Slot::Closing(_)) => self.closing_method(state, frame),
             // Nothing is expected on a closed channel; frames there are ignored.
             _ => {}
@@ -440,7 +442,7 @@ impl UpstreamConnection {
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
                 let Lease { link, id, client_channel, last_queue, ledger, .. } = *lease;
                 ledger.closed();
-                ledger.end(None);
+                ledger.end(None, ChannelOpening::Done);
                 state.set_free(frame.channel, self.now);
                 link.notify(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
@@ -456,7 +458,7 @@ impl UpstreamConnection {
     /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
-        lease.ledger.end(lease.last_queue);
+        lease.ledger.end(lease.last_queue, ChannelOpening::Done);
         lease.link.notify(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,
@@ -493,7 +495,7 @@ impl UpstreamConnection {
             (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(payload),
             _ => {}
         }
-        self.upstream.rest_if_clean(state, frame.channel, self.now);
+        self.upstream.idle_if_clean(state, frame.channel, self.now);
     }
 
     /// Handles a frame on a resting channel, where only its end is expected.

@@ -1,5 +1,5 @@
-//! A broker without a socket, at the far end of one upstream connection: it checks what it is sent, and its answers
-//! wait until the test delivers them.
+//! A fake broker without a socket, the peer of one upstream connection: it checks what it receives, and its answers are
+//! queued until the test delivers them.
 
 mod deliveries;
 
@@ -16,7 +16,7 @@ use transport::Protocol;
 pub(crate) use self::deliveries::{ChannelDeliveries, Effect};
 use super::handshake::TunedLimits;
 use super::task::{UpstreamConnection, open};
-use super::{Access, Role};
+use super::{Role, UpstreamIdentity};
 use crate::UpstreamAddress;
 use crate::link::ClientLink;
 use crate::pool::{Endpoint, Pool};
@@ -74,7 +74,8 @@ impl Peer {
         let limits = TunedLimits { channel_max: 8, frame_max: 131_072, heartbeat_secs: 0 };
         let address = UpstreamAddress { host: "broker".to_owned(), port: 5672, tls: false };
         let endpoint = Endpoint { address, socket: ([127, 0, 0, 1], 5672).into() };
-        let access = Access { endpoint, credentials: credentials.clone(), virtual_host: "/".into() };
+        let access =
+            UpstreamIdentity { endpoint, credentials: credentials.clone(), virtual_host: "/".into() };
         let role = owner.is_none().then_some(role);
         let connection = open(pool, limits, access, owner, role, now);
         Self {
@@ -287,7 +288,7 @@ impl Peer {
         &self.bodies
     }
 
-    /// Has the oldest late answer delivered behind those to the methods that were read by now.
+    /// Delivers the oldest late answer after those to the methods that were read by now.
     pub(crate) fn come_around(&mut self) {
         self.answers.extend(self.late.pop_front());
     }

@@ -106,6 +106,8 @@ pub(crate) struct Manners {
     pub(crate) capabilities: Capabilities,
     /// Whether it says of the vhost that it is down.
     pub(crate) vhost_is_down: AtomicBool,
+    /// Whether there may be no more connections to the vhost.
+    pub(crate) connection_limit_reached: AtomicBool,
     /// Whether logins end with a close without a word, as they do when the link is cut at that moment.
     pub(crate) cuts_logins: AtomicBool,
     /// The next client is greeted once this is sent; later ones are greeted at once.
@@ -116,6 +118,23 @@ pub(crate) struct Manners {
     pub(crate) logins: AtomicUsize,
     /// Number of `channel.flow` seen: proofs that the pool requested. They are answered, but not shown.
     pub(crate) proofs: AtomicUsize,
+}
+
+impl Manners {
+    /// The code and text with which the broker refuses to open a vhost.
+    fn refusal_of(&self, virtual_host: &str) -> Option<(u16, &'static str)> {
+        if virtual_host != "/" {
+            Some((530, "NOT_ALLOWED - vhost nowhere not found"))
+        } else if self.vhost_is_down.load(Ordering::SeqCst) {
+            Some((541, "INTERNAL_ERROR - access to vhost '/' refused for user 'user': vhost '/' is down"))
+        } else if self.connection_limit_reached.load(Ordering::SeqCst) {
+            let text =
+                "NOT_ALLOWED - access to vhost '/' refused for user 'user': connection limit (1) is reached";
+            Some((530, text))
+        } else {
+            None
+        }
+    }
 }
 
 /// The logins that a broker leaves without a reply.
@@ -137,6 +156,7 @@ impl Default for Manners {
             stalled: watch::Sender::new(Stalled::Nobodys),
             capabilities: Capabilities::default(),
             vhost_is_down: AtomicBool::new(false),
+            connection_limit_reached: AtomicBool::new(false),
             cuts_logins: AtomicBool::new(false),
             greeting_waits_for: Mutex::new(None),
             greetings: AtomicUsize::new(0),
@@ -161,11 +181,15 @@ enum Listening {
     InProcessConnector(Arc<InProcessConnector>),
 }
 
-/// The port of a broker within the process, and beside it one that accepts connections and says nothing; at any other
-/// one connections are refused.
+/// The vhost whose opening the broker does not answer.
+pub(crate) const HANGING_VIRTUAL_HOST: &str = "hangs";
+
+/// The port of a broker within the process, and beside it one that accepts connections and says nothing, and one of a broker
+/// where the vhost is down; at any other one connections are refused.
 const PORT: u16 = 5672;
 pub(crate) const SILENT_PORT: u16 = 5673;
 pub(crate) const REFUSING_PORT: u16 = 5674;
+pub(crate) const PORT_WITHOUT_VHOST: u16 = 5675;
 
 /// Connects pools to a broker within the process.
 #[derive(Debug)]
@@ -188,6 +212,10 @@ impl Connector for InProcessConnector {
                         let _held = far;
                         std::future::pending::<()>().await;
                     });
+                }
+                PORT_WITHOUT_VHOST => {
+                    let manners = Manners { vhost_is_down: AtomicBool::new(true), ..Manners::default() };
+                    tokio::spawn(serve(far, Arc::new(manners), self.open.clone()));
                 }
                 _ => return Err(std::io::ErrorKind::ConnectionRefused.into()),
             }
@@ -475,13 +503,11 @@ pub(crate) async fn handshake(
     read_frame(stream).await?;
     let open = read_frame(stream).await?;
     let Method::ConnectionOpen(open) = open.method() else { return None };
-    if open.virtual_host != "/" {
-        refuse(stream, 530, "NOT_ALLOWED - vhost nowhere not found", (10, 40)).await;
-        return None;
+    if open.virtual_host == HANGING_VIRTUAL_HOST {
+        std::future::pending::<()>().await;
     }
-    if manners.vhost_is_down.load(Ordering::SeqCst) {
-        let text = "INTERNAL_ERROR - access to vhost '/' refused for user 'user': vhost '/' is down";
-        refuse(stream, 541, text, (10, 40)).await;
+    if let Some((code, text)) = manners.refusal_of(open.virtual_host) {
+        refuse(stream, code, text, (10, 40)).await;
         return None;
     }
     out.clear();

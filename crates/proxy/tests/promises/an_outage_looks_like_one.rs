@@ -13,7 +13,7 @@ async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     assert_eq!(pool.answers(), None, "nobody has asked yet");
-    assert!(soon("an answer", pool.ask_answers()).await);
+    assert!(soon("an answer", pool.probe_endpoints()).await);
     assert_eq!(pool.answers(), Some(true));
 
     let _client = Client::connect(&pool).await;
@@ -21,7 +21,7 @@ async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
     broker.go_away().await;
     drop(upstream);
     until("the outage to be known", || pool.answers() == Some(false)).await;
-    assert!(!soon("an answer", pool.ask_answers()).await);
+    assert!(!soon("an answer", pool.probe_endpoints()).await);
     assert!(!pool.is_reachable());
 
     broker.come_back().await;
@@ -36,7 +36,7 @@ async fn s7_a_lost_connection_alone_is_no_outage() {
     let _client = Client::connect(&pool).await;
     drop(broker.next_connection().await);
     until("the lost connection", || pool.metrics().connections_lost == 1).await;
-    assert!(soon("an answer", pool.ask_answers()).await);
+    assert!(soon("an answer", pool.probe_endpoints()).await);
     assert_eq!(pool.answers(), Some(true));
 }
 
@@ -109,6 +109,6 @@ async fn a_broker_that_cannot_refuse_in_words_refuses_by_a_close() {
 #[tokio::test(start_paused = true)]
 async fn s7_names_that_stand_for_nothing_are_an_outage() {
     let pool = Pool::new(proxy::PoolConfig::new(Vec::new()));
-    assert!(!soon("an answer", pool.ask_answers()).await);
+    assert!(!soon("an answer", pool.probe_endpoints()).await);
     assert_eq!(pool.answers(), Some(false));
 }

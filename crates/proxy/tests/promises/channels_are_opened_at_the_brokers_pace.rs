@@ -46,7 +46,7 @@ async fn publish(pool: &Arc<Pool>) -> Client {
     client.open_channel(1).await;
     client.publish(1, b"late").await;
     client.send(1, channel::Close::default()).await;
-    until("the message to be held", || pool.metrics().bytes_held > 0).await;
+    until("the message to be held", || pool.metrics().bytes_queued > 0).await;
     client
 }
 

@@ -234,18 +234,18 @@ async fn what_is_not_durable_is_declared_again_when_the_next_process_loses_its_b
 async fn a_client_that_depends_on_its_connection_stays() {
     let (_broker, old, _) = two_pools();
     let cases: [(Method<'_>, &str); 4] = [
-        (tx::Select {}.into(), "it has a transaction, direct reply-to, or an auto-delete queue"),
+        (tx::Select {}.into(), "has a transaction, direct reply-to, or an auto-delete queue"),
         (
             queue::Declare { queue: "q", exclusive: true, ..Default::default() }.into(),
-            "it has an exclusive queue",
+            "has an exclusive queue",
         ),
         (
             queue::Declare { queue: "q", auto_delete: true, ..Default::default() }.into(),
-            "it has a transaction, direct reply-to, or an auto-delete queue",
+            "has a transaction, direct reply-to, or an auto-delete queue",
         ),
         (
             basic::Consume { queue: "amq.rabbitmq.reply-to", no_ack: true, ..Default::default() }.into(),
-            "it has a transaction, direct reply-to, or an auto-delete queue",
+            "has a transaction, direct reply-to, or an auto-delete queue",
         ),
     ];
     for (what, why) in cases {
@@ -351,10 +351,7 @@ async fn a_request_for_a_consumer_is_answered_before_its_client_leaves() {
     own.send(number, basic::ConsumeOk { consumer_tag: "c" });
     client.expect("basic.consume-ok").await;
     client
-        .expect_close(
-            320,
-            "CONNECTION_FORCED - it has a transaction, direct reply-to, or an auto-delete queue",
-        )
+        .expect_close(320, "CONNECTION_FORCED - has a transaction, direct reply-to, or an auto-delete queue")
         .await;
 }
 

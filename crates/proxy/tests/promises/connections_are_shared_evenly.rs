@@ -5,7 +5,7 @@ use std::time::Duration;
 use amqp::method::basic;
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, Client, Manners, all_is_quiet, message, until};
+use crate::common::{Broker, Client, Manners, all_is_quiet, login, message, until};
 
 #[tokio::test(start_paused = true)]
 async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy_one() {
@@ -69,6 +69,32 @@ async fn p3_many_channels_are_spread_over_connections() {
         connect().await;
     }
     assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_user_whose_next_connection_is_slow_to_open_holds_up_no_other_user() {
+    let broker = Broker::start(Manners { channel_max: 1000, ..Manners::default() });
+    let pool = Pool::new(broker.config());
+    let mut clients = Vec::new();
+    let mut connect = async |user: &str| {
+        let mut client = Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+        clients.push(client);
+    };
+    connect("slow").await;
+    connect("quick").await;
+    let (_greet, waits_for) = tokio::sync::oneshot::channel();
+    *broker.manners.greeting_waits_for.lock() = Some(waits_for);
+    for _ in 0..=100 {
+        connect("slow").await;
+    }
+    until("its next connection to be opened", || broker.manners.greeting_waits_for.lock().is_none()).await;
+    for _ in 0..=100 {
+        connect("quick").await;
+    }
+    until("a connection of the other user", || pool.metrics().upstream_connections == 3).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -128,6 +128,38 @@ async fn connections_that_nobody_uses_are_closed_for_other_credentials() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_again() {
+    let mut broker = Broker::start(Manners::default());
+    // Before their time of idleness is over.
+    let pool = pool(&broker, 2, Duration::from_secs(3));
+    let (mut clients, mut connections) = (Vec::new(), Vec::new());
+    for user in ["first", "second", "third"] {
+        let mut client = Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
+        if user == "third" {
+            expect_end(connections.remove(0)).await;
+        }
+        client.open_channel(1).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+        client.send(1, channel::Close::default()).await;
+        client.expect("channel.close-ok").await;
+        connections.push(broker.next_connection().await);
+        // It stays, with no channel.
+        clients.push(client);
+    }
+    let first = &mut clients[0];
+    first.open_channel(1).await;
+    first.send(1, basic::Qos::default()).await;
+    first.expect("basic.qos-ok").await;
+    expect_end(connections.remove(0)).await;
+}
+
+/// Expects that the pool closes a connection after its use.
+async fn expect_end(mut connection: BrokerEnd) {
+    while connection.next().await.name() != "connection.close" {}
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_last_warm_connection_is_better_than_none() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);

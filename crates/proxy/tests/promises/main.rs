@@ -7,6 +7,7 @@
 mod common;
 
 mod a_broker_restart_is_no_outage;
+mod a_channel_limit_hits_only_the_offender;
 mod a_flood_starves_nobody;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
@@ -25,6 +26,7 @@ mod clients_go_on_in_another_process;
 mod confirms_in_flight_are_awaited;
 mod connections_are_shared_evenly;
 mod connections_are_waited_for;
+mod connections_that_are_refused_end_nobody;
 mod errors_pass_exactly;
 mod exclusive_queues_stay_private;
 mod late_answers_are_waited_for;

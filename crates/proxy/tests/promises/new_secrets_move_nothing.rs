@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::Method;
-use amqp::method::{basic, connection, queue};
+use amqp::method::{basic, channel, connection, queue};
 use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, login, until};
@@ -169,6 +169,44 @@ async fn p1_what_needs_the_rights_of_a_new_secret_leaves_a_connection_of_the_for
     late.send(1, basic::Qos::default()).await;
     late.expect("basic.qos-ok").await;
     shared.expect("channel.open").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p1_a_channel_that_waits_for_a_number_gets_one_with_the_new_secret() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(PoolConfig { max_channels_per_connection: 1, ..broker.config() });
+    let (mut client, mut neighbour) = (Client::connect(&pool).await, Client::connect(&pool).await);
+    let mut leaving = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    // The neighbour has used the connection, which therefore keeps the old secret.
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    neighbour.send(1, channel::Close::default()).await;
+    neighbour.expect("channel.close-ok").await;
+    for name in ["channel.open", "basic.qos"] {
+        shared.expect(name).await;
+    }
+    leaving.open_channel(1).await;
+    leaving.send(1, basic::Qos { prefetch_count: 10, ..Default::default() }).await;
+    leaving.expect("basic.qos-ok").await;
+    leaving.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+    leaving.expect("basic.consume-ok").await;
+    for name in ["basic.qos", "basic.consume"] {
+        shared.expect(name).await;
+    }
+    // The broker does not answer the close of the only channel there may be.
+    broker.fall_silent();
+    drop(leaving);
+    shared.expect("channel.close").await;
+    client.open_channel(1).await;
+    client.send(1, basic::Qos::default()).await;
+    assert!(!broker.has_new_connection().await && !shared.has_more().await, "it waits for the number");
+    renew(&broker, &mut client, "rotated").await;
+    let mut new = broker.next_connection().await;
+    for name in ["channel.open", "basic.qos"] {
+        new.expect(name).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

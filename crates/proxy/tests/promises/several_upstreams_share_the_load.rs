@@ -8,7 +8,7 @@ use amqp::method::basic;
 use parking_lot::Mutex;
 use proxy::{Pool, PoolConfig, Resolver, Resolving, UpstreamAddress};
 
-use crate::common::{Broker, Client, Manners, SILENT_PORT, login, until};
+use crate::common::{Broker, Client, Manners, PORT_WITHOUT_VHOST, SILENT_PORT, login, until};
 
 async fn two() -> (Broker, Broker, PoolConfig) {
     let (one, other) = (Broker::on_port(Manners::default()).await, Broker::on_port(Manners::default()).await);
@@ -124,8 +124,28 @@ async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     let alone =
         Pool::new(PoolConfig { upstreams: vec![address.clone()], arrival_max: Duration::ZERO, ..config });
     let refusal = login(&alone, "user", "right").await.unwrap_err();
-    let text = format!("upstream unreachable: {address}: no answer in time");
+    let text = format!("upstream unreachable: {address}: handshake timed out");
     assert!(refusal.to_string().contains(&text), "{refusal}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn p7_an_upstream_where_the_virtual_host_is_down_is_tried_last() {
+    let broker = Broker::start(Manners::default());
+    let lacking = UpstreamAddress { port: PORT_WITHOUT_VHOST, ..broker.address.clone() };
+    let pool = Pool::new(PoolConfig { upstreams: vec![lacking, broker.address.clone()], ..broker.config() });
+    // All are let in at the other one, although the first one has fewer connections.
+    let mut clients = Vec::new();
+    for user in ["first", "second", "third"] {
+        let mut client = Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Consume { queue: "q", ..Default::default() }).await;
+        client.expect("basic.consume-ok").await;
+        clients.push(client);
+    }
+    assert_eq!(broker.logins(), 6, "two connections of each");
+    let elsewhere = pool.metrics().handshakes - 6;
+    assert!(elsewhere <= 1, "{elsewhere} handshakes went where the virtual host is down");
+    assert_eq!(pool.metrics().addresses_down, 0, "it answers");
 }
 
 #[tokio::test]

@@ -145,7 +145,7 @@ async fn p7_a_queue_whose_messages_were_in_a_stream_once_is_consumed_as_before()
 
 /// How long the pool waits before it makes a consumer again whose queue has not started.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-const TOO_SOON: &str =
+const QUEUE_STARTING: &str =
     "PRECONDITION_FAILED - stream queue 'q' in vhost '/' does not have a running replica on the local node";
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,10 @@ async fn p7_a_queue_that_has_not_started_yet_is_waited_for_but_not_forever() {
     drop(upstream);
     let mut next = broker.next_connection().await;
     let refuse = |next: &BrokerEnd| {
-        next.send(1, channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 });
+        next.send(
+            1,
+            channel::Close { reply_code: 406, reply_text: QUEUE_STARTING, class_id: 60, method_id: 20 },
+        );
     };
     for _ in 0..3 {
         assert_eq!(made_again(&mut next).await.get(OFFSET), Some(&FieldValue::I64(6)));
@@ -178,7 +181,7 @@ async fn p7_a_queue_that_has_not_started_yet_is_waited_for_but_not_forever() {
             last.expect("channel.close-ok").await;
         }
     };
-    tokio::select! { () = refusing => {}, () = client.expect_channel_close(406, TOO_SOON) => {} }
+    tokio::select! { () = refusing => {}, () = client.expect_channel_close(406, QUEUE_STARTING) => {} }
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,7 +222,7 @@ async fn p7_each_of_many_consumers_waits_a_pause_before_it_is_made_again() {
         tokio::time::sleep(SPREAD / CONSUMERS as u32).await;
         next.send(
             frame.channel,
-            channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 },
+            channel::Close { reply_code: 406, reply_text: QUEUE_STARTING, class_id: 60, method_id: 20 },
         );
         refused_at.insert(consume.consumer_tag.to_owned(), Instant::now());
     }
@@ -241,8 +244,9 @@ async fn p2_a_client_that_comes_too_soon_itself_receives_the_refusal() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = consumer(&mut broker, &pool, &from(FieldValue::text("first"))).await;
-    upstream.send(1, channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 });
-    client.expect_channel_close(406, TOO_SOON).await;
+    upstream
+        .send(1, channel::Close { reply_code: 406, reply_text: QUEUE_STARTING, class_id: 60, method_id: 20 });
+    client.expect_channel_close(406, QUEUE_STARTING).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -207,7 +207,7 @@ async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
     assert_eq!(pool.metrics().bytes_remembered, 0);
     drop(seen.await.unwrap());
     let text =
-        "the broker lost what this client declared, and it is not remembered: it declared too much of that";
+        "transient topology of this client was lost and cannot be restored: too much transient topology";
     client.expect_close(320, &format!("CONNECTION_FORCED - {text}")).await;
 }
 

@@ -152,18 +152,18 @@ async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
     client.open_channel(1).await;
     broker.stall(Stalled::All);
     client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
-    until("it to wait", || pool.metrics().bytes_held > 0).await;
-    let held = pool.metrics().bytes_held;
+    until("it to wait", || pool.metrics().bytes_queued > 0).await;
+    let held = pool.metrics().bytes_queued;
     client.publish(1, b"not read").await;
     all_is_quiet().await;
-    assert_eq!(pool.metrics().bytes_held, held);
+    assert_eq!(pool.metrics().bytes_queued, held);
     // It continues once it has its connection.
     broker.stall(Stalled::Nobodys);
     let mut own = broker.next_connection().await;
     own.expect("channel.open").await;
     own.expect("basic.get").await;
     assert_eq!(own.expect_message().await.1, b"not read");
-    assert_eq!(pool.metrics().bytes_held, 0);
+    assert_eq!(pool.metrics().bytes_queued, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn s2_what_a_client_had_waiting_does_not_count_when_it_is_gone() {
     client.open_channel(1).await;
     broker.stall(Stalled::All);
     client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
-    until("it to wait", || pool.metrics().bytes_held > 0).await;
+    until("it to wait", || pool.metrics().bytes_queued > 0).await;
     drop(client);
-    until("nothing to wait any more", || pool.metrics().bytes_held == 0).await;
+    until("nothing to wait any more", || pool.metrics().bytes_queued == 0).await;
 }

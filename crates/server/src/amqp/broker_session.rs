@@ -20,14 +20,14 @@ use transport::Outbox;
 use super::blocking::{Blocking, publishes};
 use super::channel::{Channel, WaitingPublish};
 use super::content::Destination;
-use super::deliveries::{ConnectionConsumers, Deliveries, Departure, TracePublisher};
+use super::deliveries::{ConnectionConsumers, Deliveries, ChannelTeardown, TracePublisher};
 use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::publish_gate::PublishGate;
 use super::session::{BackendSession, Deferral};
 use crate::backend::Backend;
 use crate::client::{BackendRequest, OutboxWaiter};
-use crate::pending_authorisation::OpenQuestion;
+use crate::pending_authorisation::PendingAuthorisation;
 use crate::registry::{OpenChannel, OpenConnection};
 use crate::server::Shared;
 
@@ -50,7 +50,7 @@ pub(crate) struct BrokerSession {
     /// A new secret that is being checked by another auth backend.
     renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
     /// Asks the user's auth backend about the operation that is under way, which is then repeated.
-    question: OpenQuestion,
+    question: PendingAuthorisation,
     /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
     deferral: Option<Deferral>,
     ended: bool,
@@ -198,7 +198,7 @@ impl BrokerSession {
             incomplete,
             traces: TracePublisher::default(),
             renewing: None,
-            question: OpenQuestion::default(),
+            question: PendingAuthorisation::default(),
             deferral: None,
             ended: false,
         }
@@ -266,7 +266,7 @@ impl BrokerSession {
         if publish.immediate {
             return Err(Fault::new(ReplyCode::NotImplemented, "immediate=true").caused_by(PUBLISH));
         }
-        self.has_published(number);
+        self.mark_for_flush(number);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(0) };
         channel.check_method()?;
         let max_size = self.context.shared.config.max_message_size;
@@ -285,14 +285,14 @@ impl BrokerSession {
     }
 
     fn handle_header(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
-        self.has_published(number);
+        self.mark_for_flush(number);
         let Some(channel) = self.channels.content(number)? else { return Ok(()) };
         let outcome = channel.handle_header(&self.context, ContentHeader::decode(payload)?);
         self.settle_outcome(number, outcome)
     }
 
     fn handle_body(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
-        self.has_published(number);
+        self.mark_for_flush(number);
         let Some(channel) = self.channels.content(number)? else {
             self.incomplete.changed(0, 0);
             return Ok(());
@@ -305,7 +305,7 @@ impl BrokerSession {
     }
 
     /// Marks the channel to be flushed at the end of the batch.
-    fn has_published(&mut self, number: u16) {
+    fn mark_for_flush(&mut self, number: u16) {
         if self.published.last() != Some(&number) {
             self.published.push(number);
         }
@@ -340,7 +340,7 @@ impl BrokerSession {
         let outcome = channel.publish_again(&self.context, *waiting);
         let outcome = outcome.map_err(|fault| fault.caused_by(PUBLISH));
         self.incomplete.changed(bytes, self.context.waiting_bytes());
-        self.has_published(number);
+        self.mark_for_flush(number);
         let settled = self.settle_outcome(number, outcome);
         if self.deferral.take().is_some() { Ok(()) } else { settled }
     }
@@ -424,8 +424,8 @@ impl BrokerSession {
     fn end_channels(&mut self, channels: impl IntoIterator<Item = Box<Channel>>) {
         let Self { context, incomplete, .. } = self;
         let mut channels: Vec<_> = channels.into_iter().collect();
-        // None of them takes any more what the others publish or give back.
-        let mut departure = Departure::default();
+        // From here on no channel receives messages that the others publish or requeue.
+        let mut departure = ChannelTeardown::default();
         channels.iter_mut().for_each(|channel| channel.depart(&mut departure));
         channels.iter_mut().for_each(|channel| channel.finish_publishing(context));
         departure.leave(context.now);
@@ -534,7 +534,7 @@ impl BackendSession for BrokerSession {
         }
         self.context.set_time(now);
         if self.context.authorised.check_expiry(self.context.now)
-            && self.context.vhost.compatibility().ends_connections_with_their_tokens()
+            && self.context.vhost.compatibility().closes_on_token_expiry()
         {
             return Err(Fault::new(ReplyCode::ConnectionForced, "credential expired").on_connection());
         }

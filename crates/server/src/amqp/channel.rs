@@ -20,7 +20,7 @@ pub(super) use self::publishing::WaitingPublish;
 use self::publishing::{LazyPublisher, PendingPublish};
 use self::transaction::ChannelTransaction;
 use super::broker_session::ChannelContext;
-use super::deliveries::{ConsumerKey, Deliveries, Departure, Unsettled, by_queue};
+use super::deliveries::{ConsumerKey, Deliveries, ChannelTeardown, Unsettled, by_queue};
 use crate::registry::OpenChannel;
 
 /// An open channel.
@@ -151,7 +151,7 @@ impl Channel {
 
     /// Begins the channel's end: its consumers take nothing any more. They and the unsettled deliveries are added to
     /// `departure`.
-    pub(crate) fn depart(&mut self, departure: &mut Departure) {
+    pub(crate) fn depart(&mut self, departure: &mut ChannelTeardown) {
         if let Mode::Tx(transaction) = &mut self.mode {
             self.deliveries.restore(std::mem::take(&mut **transaction).into_unsettled());
         }

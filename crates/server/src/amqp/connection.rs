@@ -20,9 +20,9 @@ pub(crate) use self::succession::{ConnectionState, closing};
 use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
-use crate::registry::{OpenConnection, Opening};
+use crate::registry::{OpenConnection, NewConnection};
 use crate::spool::PendingLogin;
-use crate::websocket::Carriage;
+use crate::websocket::FrameMapping;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ impl AmqpConnection {
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
+                self.ask(async move { Answer::There(shared.backend.probe_endpoints().await) });
                 return false;
             }
         }
@@ -170,7 +170,7 @@ impl AmqpConnection {
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
         let shared = Arc::clone(&self.core.shared);
         let outbox = Arc::clone(&self.core.outbox);
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id: self.core.id,
             arrival: self.core.arrival,
             protocol: PROTOCOL,
@@ -188,7 +188,7 @@ impl AmqpConnection {
             BackendLogin::Broker(identity) if identity.is_asked() => {
                 let (asked, id) = (Arc::clone(&shared), self.core.id);
                 self.ask(async move {
-                    asked.backend.ask_to_open(&identity, &request.virtual_host).await;
+                    asked.backend.authorise_vhost(&identity, &request.virtual_host).await;
                     Answer::Open(asked.backend.open_broker(&asked, identity, id, &request, (outbox, view)))
                 });
             }
@@ -335,7 +335,7 @@ impl AmqpConnection {
             ConnectionStep::Channel => {
                 let opens_channel = is_method(&frame, CHANNEL_OPEN);
                 if opens_channel {
-                    // Those that were closed in this turn make room for it.
+                    // Channels that were closed in this turn no longer count.
                     self.count_channels();
                     self.core.lease.open_channel().map_err(|limit| {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
@@ -475,7 +475,7 @@ impl AmqpConnection {
 }
 
 impl ProtocolState for AmqpConnection {
-    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+    const CARRIAGE: FrameMapping = FrameMapping::AmqpFrames;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {
         // A verified certificate is a login by EXTERNAL, which is therefore offered.
@@ -538,11 +538,11 @@ impl ProtocolState for AmqpConnection {
         match &mut self.phase {
             AmqpPhase::Handshake(handshake) => {
                 handshake.machine.handle_eof();
-                self.core.ends(Ending::Normal, || "client went away during the handshake".to_owned());
+                self.core
+                    .ends(Ending::Normal, || "client closed the connection during the handshake".to_owned());
             }
             AmqpPhase::Open(_) => {
-                self.core
-                    .ends(Ending::Normal, || "client went away without closing the connection".to_owned());
+                self.core.ends(Ending::Normal, || "client unexpectedly closed TCP connection".to_owned());
             }
             AmqpPhase::Resuming(_) | AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
         }
@@ -675,7 +675,7 @@ fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
 pub(crate) const SHUTDOWN: &str = "broker forced connection closure with reason 'shutdown'";
 
 /// Why a client was not admitted that connected while no upstream was available.
-const NO_UPSTREAM: &str = "no upstream answers";
+const NO_UPSTREAM: &str = "no upstream reachable";
 
 /// Cost of a frame before its method is handled, in nanoseconds.
 const FRAME: u32 = 40;
@@ -697,6 +697,6 @@ fn describe(end: &ServerEnd) -> String {
         ServerEnd::LoginRefused => "login refused".to_owned(),
         ServerEnd::Faulted(fault) => format!("closed by server: {fault}"),
         ServerEnd::ClosedByPeer => "closed by client during the handshake".to_owned(),
-        ServerEnd::Eof => "client went away during the handshake".to_owned(),
+        ServerEnd::Eof => "client closed the connection during the handshake".to_owned(),
     }
 }

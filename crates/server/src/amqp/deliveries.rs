@@ -21,14 +21,14 @@ mod traces;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::{ConsumerId, Delivery, Leaving, MessageCounts, Queue, Timestamp};
+use broker::{ConsumerId, Delivery, DequeueCounts, MessageCounts, Queue, Timestamp};
 use sync::{Mutex, Rank};
 
 use super::content::Destination;
 
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
-pub(crate) use departure::{Departure, by_queue};
+pub(crate) use departure::{ChannelTeardown, by_queue};
 pub(crate) use inner::Settling;
 use inner::{Credit, DeliveringChannel, Standing};
 pub(crate) use traces::{TracePublisher, Traces};
@@ -162,7 +162,7 @@ impl Deliveries {
     }
 
     /// Counts an event that no other call counts.
-    pub(crate) fn count(&self, leaving: Leaving, now: Timestamp) {
+    pub(crate) fn count(&self, leaving: DequeueCounts, now: Timestamp) {
         self.inner.lock().get_or_insert_default().passing.add(0, leaving, now);
     }
 
@@ -176,7 +176,7 @@ impl Deliveries {
     ) -> u64 {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();
-        inner.passing.add(0, Leaving::got(no_ack, delivery.redelivered()), now);
+        inner.passing.add(0, DequeueCounts::got(no_ack, delivery.redelivered()), now);
         let tag = inner.take_tag();
         if !no_ack {
             let entry = Unsettled { queue: Arc::clone(queue), delivery: delivery.clone(), consumer: None };
@@ -198,7 +198,7 @@ impl Deliveries {
         let inner = inner.get_or_insert_default();
         let settled = inner.take(tag, multiple)?;
         if let Some(now) = acked_at {
-            inner.passing.add(0, Leaving::acked(settled.len()), now);
+            inner.passing.add(0, DequeueCounts::acked(settled.len()), now);
         }
         inner.release(&settled);
         Some(settled)
@@ -241,7 +241,7 @@ impl Deliveries {
     }
 
     /// Removes all consumers and all deliveries, at the end of the channel. The consumers take nothing any more, though
-    /// they are still with their queues, which keep them for as long as the deliveries are away: [`Departure`].
+    /// they are still with their queues, which keep them for as long as the deliveries are away: [`ChannelTeardown`].
     pub(crate) fn close(&self) -> Vec<(u64, Unsettled)> {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return Vec::new() };

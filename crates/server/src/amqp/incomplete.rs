@@ -5,7 +5,7 @@
 //! a wait queue. The first in the queue is *admitted*: it continues in spite of the total until its messages are
 //! complete, and then the next one is. Large messages that come at once are thus received one after another, and only
 //! one connection's messages exceed the total. Connections that hold room without using it are ended after
-//! [`PATIENCE`], which runs only while the total is reached, and not while they wait.
+//! [`TIMEOUT`], which runs only while the total is reached, and not while they wait.
 //!
 //! Example: with a total of 256 MiB, two clients have sent 127 MiB of 128 MiB each, and a third starts a
 //! message of that size. The third waits after its first 2 MiB, the first client that sends more is admitted
@@ -26,9 +26,9 @@ const FREE: usize = 64 * 1024;
 
 /// How long a connection may hold room without completing its messages, or sending [`PROGRESS`] bytes of them,
 /// while others have none: the time that a client has to log in.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes per [`PATIENCE`] that excuse a connection: 128 MiB, the default maximum message size, may take minutes
+/// Bytes per [`TIMEOUT`] that excuse a connection: 128 MiB, the default maximum message size, may take minutes
 /// over a slow link, but no more than five.
 const PROGRESS: usize = 4 << 20;
 
@@ -249,7 +249,7 @@ impl Holding {
     /// When the connection is ended unless its messages are complete; `None` if it need not be. Waiting ones
     /// cannot complete theirs and have no deadline.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.since.filter(|_| self.ticket.is_none()).and_then(|since| since.checked_add(PATIENCE))
+        self.since.filter(|_| self.ticket.is_none()).and_then(|since| since.checked_add(TIMEOUT))
     }
 
     /// Returns the fault that ends the connection once its deadline has passed without enough progress.
@@ -267,7 +267,7 @@ impl Holding {
         }
         let text = format!(
             "messages have been incomplete for {} s while those of all clients take {} bytes",
-            PATIENCE.as_secs(),
+            TIMEOUT.as_secs(),
             self.all.most
         );
         Err(Fault::new(ReplyCode::ResourceError, text))
@@ -384,6 +384,6 @@ mod tests {
         drop(idle);
         drop(admitted);
         waiting.look(late);
-        assert!(waiting.has_capacity() && waiting.check(late + PATIENCE).is_ok());
+        assert!(waiting.has_capacity() && waiting.check(late + TIMEOUT).is_ok());
     }
 }

@@ -45,8 +45,8 @@ fn next_line(reader: &mut BufReader<PipeReader>) -> String {
 
 #[test]
 fn lines_arrive_in_order_and_in_the_new_file_after_reopening() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, moved) = (folder.path().join("log"), folder.path().join("moved"));
+    let directory = tempfile::tempdir().unwrap();
+    let (path, moved) = (directory.path().join("log"), directory.path().join("moved"));
     let writer = to_file(&path);
     writer.queue().write(*b"one\n");
     std::fs::rename(&path, &moved).unwrap();
@@ -60,8 +60,8 @@ fn lines_arrive_in_order_and_in_the_new_file_after_reopening() {
 
 #[test]
 fn all_lines_are_written_when_it_has_ended_whoever_else_holds_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("log");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
     let writer = Arc::new(to_file(&path));
     let held = Arc::clone(&writer);
     (0..1000).for_each(|_| writer.queue().write(*b"line\n"));
@@ -72,8 +72,8 @@ fn all_lines_are_written_when_it_has_ended_whoever_else_holds_it() {
 
 #[test]
 fn a_flush_waits_for_all_lines_so_far() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("log");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
     let writer = to_file(&path);
     (0..1000).for_each(|_| writer.queue().write(*b"line\n"));
     assert!(writer.queue().flush(PATIENCE));

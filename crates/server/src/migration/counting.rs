@@ -14,12 +14,12 @@ use super::{MoveContext, MoveLoginError};
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
 /// How long the other broker may take for an answer.
-pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Asks for the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
-    // Those that were known before the last messages moved are not an answer.
+    // Counts that were known before the last messages moved are outdated.
     context.progress.forget_counts();
     for vhost in context.vhosts() {
         let of_vhost = all.iter().filter(|moved| *moved.vhost == *vhost.name());
@@ -66,15 +66,15 @@ pub(super) async fn ask(
         }
         let declare = queue::Declare { queue: queue.name(), passive: true, ..Default::default() };
         client.send(CHANNEL, declare);
-        let answered = tokio::time::timeout(ANSWER_TIME, answer(&mut client)).await;
+        let answered = tokio::time::timeout(ANSWER_TIMEOUT, answer(&mut client)).await;
         let there = match answered {
-            Ok(Ok(QueueThere::Messages(messages))) => Some(messages),
-            Ok(Ok(QueueThere::Missing)) => {
+            Ok(Ok(TargetQueue::Messages(messages))) => Some(messages),
+            Ok(Ok(TargetQueue::Missing)) => {
                 is_open = false;
                 None
             }
             Ok(Err(fault)) => return Err(AskError::Queue(at, fault.reply_text())),
-            Err(_) => return Err(AskError::Queue(at, "it does not answer".to_owned())),
+            Err(_) => return Err(AskError::Queue(at, "not responding".to_owned())),
         };
         each(queue, there);
     }
@@ -83,13 +83,13 @@ pub(super) async fn ask(
 }
 
 /// A queue at the other broker.
-enum QueueThere {
+enum TargetQueue {
     Messages(u64),
     Missing,
 }
 
 /// The answer to a passive declaration.
-async fn answer(client: &mut AmqpClient) -> Result<QueueThere, Fault> {
+async fn answer(client: &mut AmqpClient) -> Result<TargetQueue, Fault> {
     loop {
         let answered = poll_fn(|cx| {
             let now = transport::now();
@@ -111,7 +111,7 @@ async fn answer(client: &mut AmqpClient) -> Result<QueueThere, Fault> {
     }
 }
 
-fn read(client: &mut AmqpClient) -> Result<Option<QueueThere>, Fault> {
+fn read(client: &mut AmqpClient) -> Result<Option<TargetQueue>, Fault> {
     let mut received = client.take_received();
     let mut found = None;
     while found.is_none()
@@ -119,9 +119,9 @@ fn read(client: &mut AmqpClient) -> Result<Option<QueueThere>, Fault> {
     {
         let ClientEvent::Method(_, method) = event else { continue };
         found = match method {
-            Method::QueueDeclareOk(declared) => Some(QueueThere::Messages(declared.message_count.into())),
+            Method::QueueDeclareOk(declared) => Some(TargetQueue::Messages(declared.message_count.into())),
             Method::ChannelClose(close) if close.reply_code == ReplyCode::NotFound.code() => {
-                Some(QueueThere::Missing)
+                Some(TargetQueue::Missing)
             }
             Method::ChannelClose(close) => return Err(crate::upstream::client::announced(&close)),
             _ => None,

@@ -19,7 +19,7 @@ use amqp::{Fault, Method, ReplyCode};
 use serde::{Deserialize, Serialize};
 
 use super::MoveContext;
-use super::counting::ANSWER_TIME;
+use super::counting::ANSWER_TIMEOUT;
 use super::origin::exchange_for;
 use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
@@ -81,7 +81,7 @@ impl ExchangeRecord {
         let is_new = file.metadata()?.len() == 0;
         file.write_all(&bytes)?;
         file.sync_data()?;
-        if is_new { sync_folder(path) } else { Ok(()) }
+        if is_new { sync_dir(path) } else { Ok(()) }
     }
 
     /// Replaces all lines.
@@ -102,7 +102,7 @@ impl ExchangeRecord {
         file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&draft, path)?;
-        sync_folder(path)
+        sync_dir(path)
     }
 
     /// Does something with the file, if there is one, in a thread of its own. Returns `None` after a failure, which is logged:
@@ -116,7 +116,7 @@ impl ExchangeRecord {
         let done = tokio::task::spawn_blocking(move || work(&path)).await;
         let done = done.unwrap_or_else(|error| Err(io::Error::other(error)));
         done.inspect_err(|error| {
-            tracing::warn!(file = shown, %error, "migration exchanges may stay at the other broker after a crash");
+            tracing::warn!(file = shown, %error, "migration exchanges may be left on the other broker after a crash");
         })
         .ok()
     }
@@ -138,7 +138,7 @@ impl ExchangeRecord {
     }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+fn sync_dir(path: &Path) -> io::Result<()> {
     fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
@@ -160,7 +160,7 @@ pub(super) async fn delete_left(context: &MoveContext) {
             vhost,
             deleted = deleted.len(),
             left = exchanges.len(),
-            "exchanges of an earlier migration"
+            "deleted exchanges of an earlier migration"
         );
         if !exchanges.is_empty() {
             rest.push(RecordedExchanges { other: record.other.clone(), vhost, exchanges });
@@ -200,7 +200,7 @@ async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) 
         }
         Err(error) => {
             let error = super::MoveLoginError::from(error);
-            tracing::warn!(vhost, %error, "migration exchanges stay at the other broker");
+            tracing::warn!(vhost, %error, "migration exchanges left on the other broker");
             return Vec::new();
         }
     };
@@ -225,7 +225,7 @@ struct Deletions<'n> {
     /// How many have been asked for, and how many of these answered.
     sent: usize,
     answered: usize,
-    /// Those that are not there any more.
+    /// Names of exchanges that no longer exist.
     gone: Vec<&'n str>,
 }
 
@@ -247,12 +247,12 @@ impl<'n> Deletions<'n> {
             });
             // Elapsed, it is time for another look.
             if let Ok(Err(fault)) = tokio::time::timeout(CHECK_INTERVAL, turn).await {
-                return tracing::warn!(%fault, "migration exchanges stay at the other broker");
+                return tracing::warn!(%fault, "migration exchanges left on the other broker");
             }
             if self.answered > answered {
                 (answered, since) = (self.answered, transport::now());
-            } else if transport::now() - since > ANSWER_TIME {
-                return tracing::warn!("migration exchanges stay at the other broker, which does not answer");
+            } else if transport::now() - since > ANSWER_TIMEOUT {
+                return tracing::warn!("migration exchanges left on the other broker: no response");
             }
         }
     }
@@ -292,7 +292,7 @@ impl<'n> Deletions<'n> {
             // that is not there: then the exchange may be.
             Err(fault) if fault.code == ReplyCode::NotFound && fault.method == DELETE => self.gone.push(name),
             Err(fault) => {
-                tracing::warn!(exchange = name, %fault, "a migration exchange stays at the other broker")
+                tracing::warn!(exchange = name, %fault, "migration exchange left on the other broker")
             }
         }
     }

@@ -13,7 +13,7 @@ use sync::work;
 
 use super::MovingQueue;
 use super::origin::first_exchange;
-use super::run::{CHANNEL, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
+use super::run::{CHANNEL, MoveStep, MoveTurns, MAX_RUN, RunEnd, close, drive};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 
 /// Messages that the other broker sends before the first of them is acknowledged.
@@ -281,7 +281,7 @@ impl<'m> IncomingMove<'m> {
             safe = Some(tag);
             self.stored.pop_front();
         }
-        // Those before it are stored, or have been given back.
+        // Messages before it are stored, or have been returned.
         self.to_acknowledge = safe.or(self.to_acknowledge);
         if self.limit.is_some() {
             // Others would come for them.
@@ -294,7 +294,7 @@ impl<'m> IncomingMove<'m> {
 
     /// Ends the consumer if the time of the run is over.
     fn cancel_in_time(&mut self, now: Instant) {
-        let is_over = self.count > 0 && now.saturating_duration_since(self.begun) >= RUN_TIME;
+        let is_over = self.count > 0 && now.saturating_duration_since(self.begun) >= MAX_RUN;
         if is_over
             && self.limit.is_none()
             && self.cancelling == Cancelling::No

@@ -1,5 +1,5 @@
-//! Queues that the other broker deletes when nobody uses them (`x-expires`): nobody consumes there yet, and to be published
-//! to is no use. They are asked for now and then, as a passive declaration counts as use.
+//! Keeps queues with `x-expires` alive on the target, where they have no consumers yet, and publishing does not count as use:
+//! they are declared passively at intervals, which does.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,17 +40,13 @@ pub(super) async fn keep(context: &MoveContext) {
                     // One that is refused is no reason to lose the others.
                     AskError::Queue(at, text) => (at + 1, text),
                 };
-                tracing::warn!(
-                    vhost = &*name,
-                    error,
-                    "a queue with x-expires may be deleted at the other broker"
-                );
+                tracing::warn!(vhost = &*name, error, "queue with x-expires may expire on the other broker");
                 rest = &rest[next..];
             }
-            // Those without an answer are asked for again as late as the others.
+            // Queues without an answer are retried at the same interval as the others.
             asked.extend(due.iter().map(|queue| (key(queue), transport::now())));
         }
-        // Of those that are deleted nothing is kept.
+        // Entries of deleted queues are removed.
         let broker = &context.broker;
         pause.look(|| {
             asked.retain(|(vhost, queue), _| {

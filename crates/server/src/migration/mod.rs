@@ -50,7 +50,7 @@ use crate::alarms::Alarms;
 use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream as _};
-use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
 
 /// Queues that move at a time. Each has some MiB in flight, and a channel there.
 const AT_ONCE: usize = 16;
@@ -120,8 +120,8 @@ pub struct Migration {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-type ConnectThere = dyn Fn(&str, bool) -> ConnectingThere + Send + Sync;
-type ConnectingThere = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
+type ConnectTarget = dyn Fn(&str, bool) -> TargetConnectFuture + Send + Sync;
+type TargetConnectFuture = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
 /// The part that all queues' moves share.
 struct MoveContext {
@@ -131,7 +131,7 @@ struct MoveContext {
     /// As in [`MigrationConfig`].
     alarms: Arc<Alarms>,
     /// Opens a connection to the other broker, in a virtual host, which is shared with nobody if the flag is set.
-    connect: Box<ConnectThere>,
+    connect: Box<ConnectTarget>,
     /// The user of these connections.
     user: String,
     /// As in [`MigrationConfig`].
@@ -173,9 +173,9 @@ impl Migration {
         } = config;
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
-        let connect = move |vhost: &str, is_isolated: bool| -> ConnectingThere {
+        let connect = move |vhost: &str, is_isolated: bool| -> TargetConnectFuture {
             let credentials = Arc::clone(&credentials);
-            let login = SharedLogin { prefix: "move-", credentials, vhost: vhost.into() };
+            let login = UpstreamLogin { prefix: "move-", credentials, vhost: vhost.into() };
             let upstream = PoolUpstream::new(&of_login, &login).without_replay(is_isolated);
             Box::pin(async move { upstream.open().await })
         };
@@ -254,7 +254,7 @@ impl Migration {
         queues.iter().map(|(_, queue)| queue.message_count() + queue.unacked_count()).sum()
     }
 
-    /// Of these, those that no client has: they can move now.
+    /// The ready messages among them, which can move now.
     pub fn ready_left(&self) -> u64 {
         self.context.queues().iter().map(|(_, queue)| queue.message_count()).sum()
     }
@@ -263,7 +263,7 @@ impl Migration {
     ///
     /// # Errors
     /// It cannot be asked.
-    pub async fn count_there(&self) -> Result<(), MoveLoginError> {
+    pub async fn count_target_messages(&self) -> Result<(), MoveLoginError> {
         counting::count(&self.context).await
     }
 
@@ -278,9 +278,9 @@ impl Migration {
         drop(all);
         // Past the limit, exchanges that lead to one queue each are left there until the next move or restart.
         if self.context.direction == MoveDirection::Out {
-            let _ = tokio::time::timeout(run::CLOSE_TIME, exchanges::delete_own(&self.context)).await;
+            let _ = tokio::time::timeout(run::CLOSE_TIMEOUT, exchanges::delete_own(&self.context)).await;
         }
-        self.pool.drain(run::CLOSE_TIME, run::CLOSE_TIME).await;
+        self.pool.drain(run::CLOSE_TIMEOUT, run::CLOSE_TIMEOUT).await;
     }
 }
 
@@ -288,10 +288,10 @@ impl Migration {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MoveLoginError {
     /// It refuses the login or the virtual host.
-    #[error("the other broker refuses the login: {0}")]
+    #[error("other broker refused the login: {0}")]
     Refused(String),
     /// Nobody answers there, or not now.
-    #[error("the other broker does not answer: {0}")]
+    #[error("other broker not responding: {0}")]
     Unreachable(String),
 }
 

@@ -17,7 +17,7 @@ use sync::work;
 use super::MovingQueue;
 use super::exchanges::delete_one;
 use super::origin::{Origin, exchange_for, with_origin};
-use super::run::{CHANNEL, CLOSE_TIME, MoveStep, MoveTurns, RUN_TIME, RunEnd, close, drive};
+use super::run::{CHANNEL, CLOSE_TIMEOUT, MoveStep, MoveTurns, MAX_RUN, RunEnd, close, drive};
 use super::window::{InFlight, Window};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
 
@@ -41,7 +41,7 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     let Some(mut client) = outgoing.release(&end) else { return end };
     if end.is_in_order() {
         let exchange = exchange_for(&moving.context.broker_id, moving.queue.name());
-        let deleted = tokio::time::timeout(CLOSE_TIME, delete_one(&mut client, exchange)).await;
+        let deleted = tokio::time::timeout(CLOSE_TIMEOUT, delete_one(&mut client, exchange)).await;
         // Otherwise the exchange is found by the next run, or at the end.
         if deleted == Ok(true) {
             moving.context.progress.exchange_deleted(&moving.vhost, &moving.queue);
@@ -94,7 +94,7 @@ impl<'m> OutgoingMove<'m> {
 
     /// Whether no further message is to be sent in this run.
     fn is_ending(&self, now: Instant) -> bool {
-        self.moving.context.is_stopped() || now.saturating_duration_since(self.begun) >= RUN_TIME
+        self.moving.context.is_stopped() || now.saturating_duration_since(self.begun) >= MAX_RUN
     }
 
     /// Asks for the way there.
@@ -347,7 +347,7 @@ impl MoveTurns for OutgoingMove<'_> {
 
 impl Drop for OutgoingMove<'_> {
     fn drop(&mut self) {
-        // Of a task that was aborted.
+        // Only set if the task was aborted.
         if let Some(mut client) = mem::take(&mut self.client) {
             client.discard(transport::now());
             self.release(&RunEnd::Stopped);

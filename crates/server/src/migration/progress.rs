@@ -57,7 +57,7 @@ pub struct MovedQueue {
     pub moved: u64,
     /// Bytes of their bodies.
     pub moved_bytes: u64,
-    /// Of those, messages that may have arrived twice: their answers were lost with the connection.
+    /// The messages among them that may have arrived twice: their answers were lost with the connection.
     pub maybe_twice: u64,
     /// Messages of the receiving queue before the first one moved; `None` if that is not known.
     pub before: Option<u64>,
@@ -90,14 +90,14 @@ struct QueueProgress {
     pause: Duration,
     /// `moved` when the run began.
     moved_before: u64,
-    care: Care,
+    care: Concurrency,
     /// Whether the exchange may still be at the other broker. Set when a run begins, and cleared once it is deleted.
     leaves_exchange: bool,
 }
 
 /// How carefully the next run begins.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Care {
+pub(super) struct Concurrency {
     /// Messages that are moved one by one.
     pub(super) messages: usize,
     /// Whether it has a connection of its own, whose faults are of its making.
@@ -134,7 +134,7 @@ impl ProgressTable {
             due: None,
             pause: MIN_PAUSE,
             moved_before: 0,
-            care: Care::default(),
+            care: Concurrency::default(),
             leaves_exchange: false,
         });
         progress.due = None;
@@ -144,8 +144,8 @@ impl ProgressTable {
     }
 
     /// How carefully its run begins.
-    pub(super) fn care(&self, vhost: &VirtualHost, queue: &Queue) -> Care {
-        self.0.lock().get(&key(vhost, queue)).map_or_else(Care::default, |progress| progress.care)
+    pub(super) fn care(&self, vhost: &VirtualHost, queue: &Queue) -> Concurrency {
+        self.0.lock().get(&key(vhost, queue)).map_or_else(Concurrency::default, |progress| progress.care)
     }
 
     /// Whether the queue has been tried.
@@ -198,14 +198,14 @@ impl ProgressTable {
         let is_isolated = matches!(end, RunEnd::Suspect(_) | RunEnd::Refused(_));
         // RabbitMQ 4 may continue to list a binding by which it routes nothing.
         let renews_exchange = end == RunEnd::Missing;
-        progress.care = Care { messages, is_isolated, renews_exchange };
+        progress.care = Concurrency { messages, is_isolated, renews_exchange };
         progress.shown.cause = end.cause();
         let trouble = end.trouble();
         if progress.shown.trouble != trouble {
             let (vhost, queue) = (&*progress.shown.vhost, &*progress.shown.name);
             match &trouble {
-                Some(trouble) => tracing::warn!(vhost, queue, trouble, "messages of a queue do not move"),
-                None => tracing::info!(vhost, queue, "messages of a queue move again"),
+                Some(trouble) => tracing::warn!(vhost, queue, trouble, "queue migration stalled"),
+                None => tracing::info!(vhost, queue, "queue migration resumed"),
             }
         }
         (progress.shown.state, progress.shown.trouble) = (state, trouble);
@@ -285,7 +285,7 @@ mod tests {
             pauses.push((due - now).as_millis());
         }
         assert_eq!(pauses, [100, 200, 400, 100, 200]);
-        let careful = |messages, is_isolated| Care { messages, is_isolated, renews_exchange: false };
+        let careful = |messages, is_isolated| Concurrency { messages, is_isolated, renews_exchange: false };
         assert_eq!(table.care(&vhost, &queue), careful(1, false), "the next may be full again");
         table.ended(&vhost, &queue, RunEnd::Refused("no".to_owned()), now);
         assert!(!table.is_due(&vhost, &queue));
@@ -299,7 +299,7 @@ mod tests {
         table.ended(&vhost, &queue, RunEnd::Missing, now);
         assert!(table.care(&vhost, &queue).renews_exchange);
         table.ended(&vhost, &queue, RunEnd::Empty, now);
-        assert!(table.was_empty(&vhost, &queue) && table.care(&vhost, &queue) == Care::default());
+        assert!(table.was_empty(&vhost, &queue) && table.care(&vhost, &queue) == Concurrency::default());
         assert_eq!(table.left_exchanges(), [key(&vhost, &queue)]);
         table.exchange_deleted(&vhost, &queue);
         assert_eq!(table.left_exchanges(), []);

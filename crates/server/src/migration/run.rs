@@ -10,11 +10,11 @@ use spool::{FaultCertainty, MessageRefusal};
 use sync::work;
 
 use super::MovingQueue;
-use super::progress::Care;
+use super::progress::Concurrency;
 use crate::upstream::client::AmqpClient;
 
 /// After this time a run ends, and its queue is behind those that wait for their turns.
-pub(super) const RUN_TIME: Duration = Duration::from_secs(10);
+pub(super) const MAX_RUN: Duration = Duration::from_secs(10);
 
 /// The channel of a run.
 pub(super) const CHANNEL: u16 = 1;
@@ -23,11 +23,11 @@ pub(super) const CHANNEL: u16 = 1;
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long answers are waited for at the end.
-pub(super) const CLOSE_TIME: Duration = Duration::from_secs(2);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the other broker may take for an answer before its connection counts as lost. It may be blocked by an alarm, and
 /// have to write much.
-const ANSWER_TIME: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Why a run has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,15 +159,15 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
             // Time for another look.
             Ok(Ok(MoveStep::Idle)) | Err(_) => {}
         }
-        if turns.waits_for_answer() && transport::now() - turns.heard_at() > ANSWER_TIME {
-            return RunEnd::Lost("the other broker does not answer".to_owned());
+        if turns.waits_for_answer() && transport::now() - turns.heard_at() > ANSWER_TIMEOUT {
+            return RunEnd::Lost("other broker not responding".to_owned());
         }
     }
 }
 
 impl MovingQueue {
     /// How carefully this run begins.
-    pub(super) fn care(&self) -> Care {
+    pub(super) fn care(&self) -> Concurrency {
         self.context.progress.care(&self.vhost, &self.queue)
     }
 
@@ -188,7 +188,7 @@ pub(super) async fn close(mut client: AmqpClient) {
         false => Poll::Pending,
     });
     // Past the limit it is given up.
-    let _ = tokio::time::timeout(CLOSE_TIME, closed).await;
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     client.discard(transport::now());
 }
 

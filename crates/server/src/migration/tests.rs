@@ -10,7 +10,7 @@ use sync::work;
 use super::incoming::IncomingMove;
 use super::outgoing::OutgoingMove;
 use super::progress::EMPTY_PAUSE;
-use super::run::{MoveTurns, RUN_TIME, RunEnd};
+use super::run::{MoveTurns, MAX_RUN, RunEnd};
 use super::*;
 use crate::upstream::sharing::tests::{USER, Upstream};
 
@@ -49,7 +49,7 @@ impl Brokers {
         let here = vhost.declare_queue(SessionId(77), declare_here, Timestamp::default()).unwrap().queue;
         let there = declare(&upstream.vhost(), arguments_there);
         let of_context = upstream.clone();
-        let connect = move |vhost: &str, _: bool| -> ConnectingThere {
+        let connect = move |vhost: &str, _: bool| -> TargetConnectFuture {
             let (upstream, vhost) = (of_context.clone(), vhost.to_owned());
             Box::pin(async move { upstream.open_in(&vhost).await })
         };
@@ -199,8 +199,8 @@ async fn a_lost_connection_costs_nothing_but_duplicates() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_crash_has_left_is_deleted_by_the_next_move_to_there() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("exchanges");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("exchanges");
     let record = |other: &str| ExchangeRecord::new(Some(file.clone()), &[other.to_owned()]);
     let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
     let left = |number: u32| format!("leveret.move.b.{number}");
@@ -226,8 +226,8 @@ async fn what_a_crash_has_left_is_deleted_by_the_next_move_to_there() {
 
 #[tokio::test(start_paused = true)]
 async fn an_exchange_is_on_record_until_it_is_deleted() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("exchanges");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("exchanges");
     let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
     let record = ExchangeRecord::new(Some(file.clone()), &["there".to_owned()]);
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record);
@@ -421,7 +421,7 @@ async fn a_run_ends_so_that_other_queues_have_their_turns() {
     run.begin();
     let now = transport::now();
     assert_eq!(turns(&mut run, now, || brokers.there.message_count() > 0), Ok(()));
-    assert_eq!(turns(&mut run, now + RUN_TIME, || false), Err(RunEnd::Limited));
+    assert_eq!(turns(&mut run, now + MAX_RUN, || false), Err(RunEnd::Limited));
     let (here, there) = (brokers.here.message_count(), brokers.there.message_count());
     assert!(here > 0 && here + there == 10_000, "{here} and {there}");
     assert_eq!(brokers.here.unacked_count(), 0);
@@ -436,7 +436,7 @@ async fn a_run_on_the_way_in_ends_with_all_that_has_been_delivered() {
     run.begin();
     let now = transport::now();
     assert_eq!(turns(&mut run, now, || brokers.here.message_count() > 0), Ok(()));
-    assert_eq!(turns(&mut run, now + RUN_TIME, || false), Err(RunEnd::Limited));
+    assert_eq!(turns(&mut run, now + MAX_RUN, || false), Err(RunEnd::Limited));
     let (here, there) = (brokers.here.message_count(), brokers.there.message_count());
     assert!(there > 0 && here + there == 10_000, "{here} and {there}");
     assert_eq!(brokers.there.unacked_count(), 0, "none returns to its queue as failed");

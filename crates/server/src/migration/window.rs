@@ -72,14 +72,15 @@ impl<T> Window<T> {
         if is_ack {
             let mut at = 0;
             while at < self.in_flight.len() {
-                if !concerned(self.in_flight[at].0) {
-                    if multiple || self.in_flight[at].0 > tag {
-                        break;
-                    }
+                let (of, _, was_nacked) = self.in_flight[at];
+                if !concerned(of) && (multiple || of > tag) {
+                    break;
+                }
+                // RabbitMQ has one ack for all up to a tag, also for one in between that it has nacked before.
+                if !concerned(of) || was_nacked {
                     at += 1;
-                } else if let Some((_, message, was_nacked)) = self.in_flight.remove(at) {
+                } else if let Some((_, message, _)) = self.in_flight.remove(at) {
                     self.bytes -= message.bytes;
-                    self.nacked -= usize::from(was_nacked);
                     confirmed.push(message);
                 }
             }
@@ -113,7 +114,7 @@ impl<T> Window<T> {
         self.in_flight.len()
     }
 
-    /// Those of them that may have arrived: the channel has ended before their answers came.
+    /// Messages that may have arrived: the channel has ended before their confirms.
     pub(super) fn unanswered(&self) -> usize {
         self.in_flight.len() - self.nacked
     }
@@ -164,6 +165,16 @@ mod tests {
         window.answered(4, true, false);
         assert!(window.is_over());
         assert_eq!((window.unanswered(), window.end()), (0, vec![2, 4]));
+    }
+
+    #[test]
+    fn an_ack_of_several_does_not_confirm_what_was_nacked_before() {
+        let mut window = Window::new(0);
+        (1..=4).for_each(|item| window.published(message(item, 1)));
+        window.answered(2, false, false);
+        assert_eq!(items(window.answered(4, true, true)), [1, 3, 4]);
+        assert!(window.is_over());
+        assert_eq!((window.unanswered(), window.end()), (0, vec![2]));
     }
 
     #[test]

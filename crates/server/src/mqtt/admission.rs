@@ -1,4 +1,4 @@
-//! The way of a client from its CONNECT to its session.
+//! Admission of a client: from its CONNECT to its session.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use crate::client::ConnectionCore;
 /// A client that is about to be admitted. Nothing is read from it meanwhile.
 pub(super) trait Admission: Send {
     /// Continues as far as possible. The outbox is nudged when another call is worth it.
-    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting;
+    fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting;
     /// The connection ends before the client is admitted: releases everything.
     fn leave(&mut self);
 }
 
 /// The connection of a client that is about to be admitted.
-pub(super) struct Entering<'c> {
+pub(super) struct AdmittingConnection<'c> {
     pub(super) core: &'c mut ConnectionCore,
     pub(super) engine: &'c mut Engine,
     pub(super) now: Instant,

@@ -4,21 +4,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, Waiter,
+    AuthorisedSession, Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, VirtualHost,
+    Waiter,
 };
 use mqtt::{MqttVersion, ReasonCode};
 
-use super::admission::{Admission, Admitting, Entering, write};
+use super::admission::{Admission, Admitting, AdmittingConnection, write};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::found_queues;
-use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
+use super::hub::{BrokerClaim, ForeignSession, Hub, NOBODY, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::repeating::Returning;
 use super::session::MqttSession;
 use super::session_ownership::{Claim, Owner, SessionUser};
+use super::subscriptions::Class;
 use crate::client::{BackendRequest, ConnectionCore, OutboxWaiter};
-use crate::pending_authorisation::OpenQuestion;
+use crate::pending_authorisation::PendingAuthorisation;
 
 /// A client whose login is checked, and which is admitted as soon as it has its session.
 pub(super) struct BrokerAdmission {
@@ -28,7 +30,7 @@ pub(super) struct BrokerAdmission {
     /// Another auth backend is being asked about the login.
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
     /// Asks the user's auth backend about the subscriptions of the session that the client returns to.
-    question: OpenQuestion,
+    question: PendingAuthorisation,
     /// Whether it is waited for the writes that the session relies on.
     awaits_disk: bool,
     /// That session, meanwhile.
@@ -65,7 +67,7 @@ impl BrokerAdmission {
             login,
             version,
             asking: None,
-            question: OpenQuestion::default(),
+            question: PendingAuthorisation::default(),
             awaits_disk: false,
             granted: None,
             accepted: None,
@@ -79,9 +81,9 @@ impl BrokerAdmission {
                 admission.asking = Some(BackendRequest::new(&core.outbox, async move {
                     // Topic permissions may refer to the client identifier.
                     let identity = answer.await?.as_client(&client);
-                    broker.ask_to_open(&identity, &vhost).await;
+                    broker.authorise_vhost(&identity, &vhost).await;
                     if identity.is_asked() && hub.is_without_user(&owner) {
-                        ask_to_adopt(&broker, &identity, &owner).await;
+                        authorise_resume(&broker, &identity, &owner).await;
                     }
                     Ok(identity)
                 }));
@@ -127,11 +129,11 @@ impl BrokerAdmission {
         detached_session: Option<Box<DetachedSession>>,
         claim: Arc<BrokerClaim>,
         authorised: AuthorisedSession,
-        entering: &mut Entering<'_>,
+        entering: &mut AdmittingConnection<'_>,
     ) -> Admitting {
         let Self { hub, login, version, accepted, .. } = self;
         let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
-        let Entering { core, engine, now } = entering;
+        let AdmittingConnection { core, engine, now } = entering;
         if detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found)
             && found_queues::check(&authorised, &owner.client_id, engine.wants_session()).is_err()
         {
@@ -154,11 +156,12 @@ impl BrokerAdmission {
         let mut client = Box::new(MqttClient::new(&core.shared, hub, &core.outbox, admitted, at));
         let mut session = None;
         match detached_session {
-            // The session of a deleted user is ended, and so is one that has expired together with its queue.
+            // The session of a deleted user is ended, and so is one that has expired or lost its queue.
             Some(detached_session)
                 if engine.wants_session()
                     && detached_session.belongs_to(user)
-                    && !detached_session.is_over(at) =>
+                    && !detached_session.is_over(at)
+                    && !has_lost_its_queue(&detached_session, client.vhost(), &owner.client_id) =>
             {
                 if detached_session.is_found {
                     found_queues::rebind(client.vhost(), &owner.client_id, &hub.config.exchange);
@@ -181,7 +184,7 @@ impl BrokerAdmission {
 }
 
 impl Admission for BrokerAdmission {
-    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
+    fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting {
         if let Some(validated) = self.asking.as_ref().and_then(BackendRequest::take_answer) {
             self.asking = None;
             match self.accept(validated, entering.core) {
@@ -193,7 +196,7 @@ impl Admission for BrokerAdmission {
         let Some(claim) = accepted.claim.clone() else { return Admitting::Waits };
         if claim.is_superseded() {
             self.leave();
-            let why = "another connection has come".into();
+            let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if self.question.is_open() && !self.question.take_answered() {
@@ -258,6 +261,11 @@ impl Admission for BrokerAdmission {
     }
 }
 
+/// Whether the queue of a session's subscriptions of QoS 1 and 2 was deleted, and the session's messages with it.
+fn has_lost_its_queue(detached_session: &DetachedSession, vhost: &VirtualHost, client_id: &str) -> bool {
+    detached_session.needs(Class::Qos1) && vhost.queue(NOBODY, &queue_name(client_id, 1)).is_err()
+}
+
 /// Whether the user may adopt a session of an earlier version, which recorded no user: that takes the permissions to delete its
 /// queue and to read from it.
 fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(), BrokerError> {
@@ -267,7 +275,7 @@ fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(),
 }
 
 /// Asks the user's auth backend about [`check_adoption`].
-async fn ask_to_adopt(broker: &Broker, identity: &Identity, owner: &Owner) {
+async fn authorise_resume(broker: &Broker, identity: &Identity, owner: &Owner) {
     if let Ok(authorised) = broker.authorised(identity, &owner.vhost) {
         // A refusal is left to the claim.
         let _ = identity.ask_for(|| check_adoption(&authorised, &owner.client_id)).await;
@@ -326,7 +334,7 @@ fn refuse_foreign(
     core: &ConnectionCore,
     version: MqttVersion,
 ) -> MqttRefused {
-    let why = format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
+    let why = format!("client identifier '{}' belongs to another user than '{user}'", owner.client_id);
     core.login_refused(user, &why);
     MqttRefused::foreign(version, why)
 }

@@ -32,18 +32,18 @@ use super::inbox::Inbox;
 use super::message::{Incoming, MessageMapping, check_length, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
-use super::received::{Note, PartialMessages, received_key};
+use super::received::{ReceivedRecord, PartialMessages, received_key};
 use super::repeating::WaitingRequest;
 use super::retained::Full;
 use super::session::{
-    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, PendingReply,
 };
 use super::session_ownership::{Owner, SessionUser};
 use super::subscriptions::Subscriptions;
 use super::waiting::PendingAnswers;
 use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
-use crate::pending_authorisation::OpenQuestion;
+use crate::pending_authorisation::PendingAuthorisation;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -98,7 +98,7 @@ pub(super) struct MqttClient {
     /// Whether the exchange of clients' messages was missing when the client needed it: as in RabbitMQ its connection ends.
     misses_exchange: bool,
     /// Asks the user's auth backend about the request that is under way, which is then repeated.
-    pub(super) question: OpenQuestion,
+    pub(super) question: PendingAuthorisation,
     /// That request, or one that continues in the next turn. Nothing is read from the client while it waits.
     pub(super) repeated: Option<WaitingRequest>,
     /// Why the session could not be resumed, once that is known.
@@ -170,7 +170,7 @@ impl MqttClient {
             expiry,
             is_bridge,
             misses_exchange: false,
-            question: OpenQuestion::default(),
+            question: PendingAuthorisation::default(),
             repeated: None,
             not_resumed: None,
             now,
@@ -191,7 +191,7 @@ impl MqttClient {
     }
 
     /// Whether the session outlives the connection.
-    pub(super) fn outlives(&self) -> bool {
+    pub(super) fn is_persistent_session(&self) -> bool {
         self.expiry > 0
     }
 
@@ -225,11 +225,11 @@ impl MqttClient {
 
     /// Whether the session is stored on disk.
     pub(super) fn is_persistent(&self) -> bool {
-        self.outlives() && self.store().is_some()
+        self.is_persistent_session() && self.store().is_some()
     }
 
     /// Defers an action until everything that it depends on is on disk.
-    pub(super) fn wait(&mut self, then: Then, until: DiskPoint) {
+    pub(super) fn wait(&mut self, then: PendingReply, until: DiskPoint) {
         let store = self.hub.store();
         self.waiting.push(then, until, store, &self.nudge);
     }
@@ -311,12 +311,11 @@ impl MqttClient {
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
-        let value = (!refused).then(|| Note::new(until.0, &before, &shares).encode());
+        let value = (!refused).then(|| ReceivedRecord::new(until.0, &before, &shares).encode());
         let noted = value.and_then(|value| {
             self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
         });
-        let then =
-            if refused { Then::refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
+        let then = if refused { PendingReply::QueueFull { packet_id } } else { PendingReply::Accept { packet_id, matched } };
         self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
         self.handed_over(&flushed);
         Ok(())
@@ -338,9 +337,9 @@ impl MqttClient {
             let Published { packet_id, matched, ticket } = published;
             match (packet_id, is_refused) {
                 (0, _) => {}
-                (_, true) => self.wait(Then::refused_by_queue(packet_id), ticket.into()),
+                (_, true) => self.wait(PendingReply::QueueFull { packet_id }, ticket.into()),
                 (_, false) => {
-                    self.wait(Then::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
+                    self.wait(PendingReply::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
                 }
             }
         }
@@ -356,11 +355,11 @@ impl MqttClient {
     }
 
     /// Writes the session to disk, if it is stored.
-    pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
+    pub(super) fn persist(&self, session: &Session) -> Option<Ticket> {
         self.write_down_with(session, Vec::new())
     }
 
-    /// Like [`Self::write_down`], together with other changes that belong to it.
+    /// Like [`Self::persist`], together with other changes that belong to it.
     pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
         if !self.is_persistent() {
             return None;
@@ -371,7 +370,7 @@ impl MqttClient {
     }
 
     /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
-    pub(super) fn write_down_mortal(&self, session: &Session) {
+    pub(super) fn persist_as_ending(&self, session: &Session) {
         let value = self.written(session, 0);
         self.hub.put_session(&self.owner, self.vhost(), value);
     }
@@ -434,7 +433,7 @@ impl MqttSession for MqttClient {
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
         let Refusal { reason, text } = refusal;
         self.flush_published();
-        self.wait(Then::Refuse { packet_id, reason, text }, DiskPoint::default());
+        self.wait(PendingReply::Refuse { packet_id, reason, text }, DiskPoint::default());
     }
 
     fn released(&mut self, packet_id: u16) {
@@ -442,7 +441,7 @@ impl MqttSession for MqttClient {
         let vhost = self.is_persistent().then(|| self.vhost());
         let ticket =
             vhost.and_then(|vhost| vhost.note(|catalogue| catalogue.delete(Section::MqttReceived, key)));
-        self.wait(Then::Complete { packet_id }, ticket.into());
+        self.wait(PendingReply::Complete { packet_id }, ticket.into());
     }
 
     fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
@@ -475,16 +474,16 @@ impl MqttSession for MqttClient {
             return;
         }
         self.changed = false;
-        let ticket = self.write_down(engine.session());
+        let ticket = self.persist(engine.session());
         for packet_id in std::mem::take(&mut self.to_release) {
             // Once the client has answered PUBREL the session forgets the message, which its queue must not have then.
-            self.wait(Then::Release { packet_id }, DiskPoint { lsn: self.settled_until, ticket });
+            self.wait(PendingReply::Release { packet_id }, DiskPoint { lsn: self.settled_until, ticket });
         }
     }
 
-    fn next_answer(&mut self) -> Option<Then> {
+    fn next_answer(&mut self) -> Option<PendingReply> {
         let then = self.waiting.next(self.hub.store())?;
-        if let Then::Accept { .. } = then {
+        if let PendingReply::Accept { .. } = then {
             self.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1);
         }
         Some(then)
@@ -542,7 +541,7 @@ impl MqttSession for MqttClient {
         self.published.clear();
         for then in self.waiting.drain() {
             // It was published and must not be published again.
-            if let Then::Accept { packet_id, .. } = then {
+            if let PendingReply::Accept { packet_id, .. } = then {
                 session.accepted(packet_id);
             }
         }
@@ -591,7 +590,7 @@ impl MqttSession for MqttClient {
             self.hub.end(&self.owner, self.vhost(), detached_session, self.now);
             None
         } else {
-            let written = self.hub.write_down(&self.owner, self.vhost(), &detached_session);
+            let written = self.hub.persist(&self.owner, self.vhost(), &detached_session);
             detached_session.until = detached_session.until.and(written.into());
             Some(Box::new(detached_session))
         };
@@ -599,15 +598,15 @@ impl MqttSession for MqttClient {
     }
 }
 
-impl From<super::message::Untold> for Refusal {
-    fn from(untold: super::message::Untold) -> Self {
+impl From<super::message::ConversionError> for Refusal {
+    fn from(untold: super::message::ConversionError) -> Self {
         Self { reason: untold.reason, text: untold.text }
     }
 }
 
 impl From<Full> for Refusal {
     fn from(_: Full) -> Self {
-        Self { reason: ReasonCode::QuotaExceeded, text: "too much is retained" }
+        Self { reason: ReasonCode::QuotaExceeded, text: "retained message limit reached" }
     }
 }
 

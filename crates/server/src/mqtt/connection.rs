@@ -12,14 +12,14 @@ use sync::work;
 use transport::Intent;
 
 use super::MqttBackend;
-use super::admission::{Admission, Admitting, Entering, write};
+use super::admission::{Admission, Admitting, AdmittingConnection, write};
 use super::delivering::Out;
 use super::login::{MqttLogin, MqttRefused};
-use super::session::{ClientIdentity, CloseReason, MqttSession, Refusal, Request, Then};
+use super::session::{ClientIdentity, CloseReason, MqttSession, Refusal, Request, PendingReply};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
-use crate::registry::{ClientSession, OpenConnection, Opening};
-use crate::websocket::Carriage;
+use crate::registry::{ClientSession, OpenConnection, NewConnection};
+use crate::websocket::FrameMapping;
 
 /// The MQTT part of a client's connection.
 pub(crate) struct MqttConnection {
@@ -97,7 +97,7 @@ impl MqttConnection {
     fn advance(&mut self, now: Instant) {
         let Self { core, engine, phase, .. } = self;
         let MqttPhase::Admitting(admission) = phase else { return };
-        match admission.advance(&mut Entering { core, engine, now }) {
+        match admission.advance(&mut AdmittingConnection { core, engine, now }) {
             Admitting::Waits => {}
             Admitting::Refused(refused) => {
                 self.phase = MqttPhase::Over;
@@ -123,7 +123,7 @@ impl MqttConnection {
         // As RabbitMQ shows it.
         let client_properties: FieldTable =
             [("client_id", FieldValue::text(client_id))].into_iter().collect();
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id: self.core.id,
             arrival: self.core.arrival,
             protocol: protocol_name(self.engine.version(), self.core.shared.backend.compatibility()),
@@ -364,15 +364,16 @@ fn protocol_name(version: MqttVersion, compatibility: Compatibility) -> &'static
 }
 
 /// Performs an action whose time has come. Some of them end the connection.
-fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
+fn apply(then: PendingReply, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
     match then {
-        Then::Accept { packet_id, matched } => engine.accepted(packet_id, matched, out),
-        Then::Refuse { packet_id, reason, text } => {
+        PendingReply::Accept { packet_id, matched } => engine.accepted(packet_id, matched, out),
+        PendingReply::Refuse { packet_id, reason, text } => {
             return engine.refuse_publish(packet_id, reason, text, out);
         }
-        Then::Release { packet_id } => engine.release(packet_id, out),
-        Then::Complete { packet_id } => engine.complete(packet_id, out),
-        Then::Subscribed { packet_id, reasons } => {
+        PendingReply::QueueFull { packet_id } => engine.refuse_for_full_queue(packet_id, "a queue is full", out),
+        PendingReply::Release { packet_id } => engine.release(packet_id, out),
+        PendingReply::Complete { packet_id } => engine.complete(packet_id, out),
+        PendingReply::Subscribed { packet_id, reasons } => {
             // MQTT 3.1 has no code for a failure.
             if engine.version() == MqttVersion::V31
                 && let Some(reason) = reasons.iter().find(|reason| reason.is_error())
@@ -381,8 +382,8 @@ fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> 
             }
             engine.subscribed(packet_id, reasons, out);
         }
-        Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
-        Then::Send { bytes } => out.extend_from_slice(&bytes),
+        PendingReply::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
+        PendingReply::Send { bytes } => out.extend_from_slice(&bytes),
     }
     None
 }
@@ -393,7 +394,7 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
         Cause::Client(reason) => (Ending::Normal, format!("closed by client: {reason}")),
         Cause::Fault(fault) => (Ending::Refused, format!("closed by server: {fault}")),
         Cause::KeepAlive => (Ending::Refused, "client was silent for too long".to_owned()),
-        Cause::Eof => (Ending::Normal, "client went away without closing the connection".to_owned()),
+        Cause::Eof => (Ending::Normal, "client unexpectedly closed TCP connection".to_owned()),
         Cause::Server(_) if draining => (Ending::Shutdown, "server is shutting down".to_owned()),
         Cause::Server(reason) => (Ending::Refused, format!("closed by server: {reason}")),
     }
@@ -403,7 +404,7 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
 const PACKET: u32 = 200;
 
 impl ProtocolState for MqttConnection {
-    const CARRIAGE: Carriage = Carriage::Bytes;
+    const CARRIAGE: FrameMapping = FrameMapping::Bytes;
 
     /// # Panics
     /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
@@ -445,11 +446,9 @@ impl ProtocolState for MqttConnection {
     fn handle_eof(&mut self, now: Instant) {
         match self.phase {
             MqttPhase::Start => {
-                self.core.ends(Ending::Normal, || "client went away without a CONNECT".to_owned())
+                self.core.ends(Ending::Normal, || "client closed the connection before CONNECT".to_owned())
             }
-            _ => self
-                .core
-                .ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
+            _ => self.core.ends(Ending::Normal, || "client unexpectedly closed TCP connection".to_owned()),
         }
         self.end_session(now);
         self.finish();
@@ -494,7 +493,7 @@ impl ProtocolState for MqttConnection {
         }
         self.leave_when_settled(now);
         if is_unread {
-            self.engine.note_unread(now);
+            self.engine.pause_keep_alive(now);
         }
         let engine = &mut self.engine;
         let ended = self.core.outbox.append(|buf| engine.handle_deadline(now, &mut Out(buf)));

@@ -17,8 +17,8 @@ use super::detached::{OWN_TAGS, UnackedDelivery, take_tag};
 use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
-use super::session::Then;
-use super::subscriptions::{Class, Match, Verdict};
+use super::session::PendingReply;
+use super::subscriptions::{Class, Match, FilterMatch};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -40,7 +40,7 @@ pub(super) enum SourceKind {
 
 /// Packets of a batch that are sent only after the session was written to disk.
 #[derive(Default)]
-pub(super) struct Noted {
+pub(super) struct DeferredPackets {
     pub(super) bytes: Vec<u8>,
     /// Messages from shared queues, by the tags that the session has for them.
     moved: Vec<(u64, UnackedDelivery)>,
@@ -70,7 +70,7 @@ impl MqttClient {
             // Its subscriptions are not all known yet.
             return;
         }
-        let mut noted = Noted::default();
+        let mut noted = DeferredPackets::default();
         if !self.waiting.holds_messages() {
             self.deliver_retained(engine, &mut noted);
             let mut progress = true;
@@ -84,7 +84,7 @@ impl MqttClient {
         if !noted.bytes.is_empty() {
             let bytes = std::mem::take(&mut noted.bytes);
             let until = self.note(noted, engine);
-            self.wait(Then::Send { bytes }, until);
+            self.wait(PendingReply::Send { bytes }, until);
         }
         self.flush_settled();
         self.flush_traces();
@@ -98,8 +98,8 @@ impl MqttClient {
     /// the messages do not count as the session's
     /// ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
     /// Returns the changes to wait for.
-    fn note(&mut self, noted: Noted, engine: &Engine) -> DiskPoint {
-        let Noted { moved, exactly_once, settled_retained, .. } = noted;
+    fn note(&mut self, noted: DeferredPackets, engine: &Engine) -> DiskPoint {
+        let DeferredPackets { moved, exactly_once, settled_retained, .. } = noted;
         if !exactly_once {
             return DiskPoint::default();
         }
@@ -135,7 +135,7 @@ impl MqttClient {
         until
     }
 
-    pub(super) fn has_capacity(&self, noted: &Noted) -> bool {
+    pub(super) fn has_capacity(&self, noted: &DeferredPackets) -> bool {
         noted.bytes.len() < MAX_NOTED && self.outbox.has_capacity() && self.may_be_traced()
     }
 
@@ -170,7 +170,7 @@ impl MqttClient {
     }
 
     /// Sends some of the messages from one queue; returns whether any was taken.
-    fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut Noted) -> bool {
+    fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut DeferredPackets) -> bool {
         let (key, needs_window) =
             (self.sources[at].key, self.sources[at].kind != SourceKind::Own(Class::Qos0));
         let mut taken = 0;
@@ -192,7 +192,7 @@ impl MqttClient {
     }
 
     /// Sends a message, or settles it if it is not to be sent. Returns false if the client can take no more.
-    fn send(&mut self, at: usize, delivery: Delivery, engine: &mut Engine, noted: &mut Noted) -> bool {
+    fn send(&mut self, at: usize, delivery: Delivery, engine: &mut Engine, noted: &mut DeferredPackets) -> bool {
         work::charge(MESSAGE, 1);
         let kind = self.sources[at].kind;
         if kind == SourceKind::Own(Class::Qos1) && self.restored.remove(&delivery.position()) {
@@ -296,11 +296,11 @@ impl MqttClient {
                             && !is_own
                             && self.subscriptions.are_exact_for(&outgoing.topic)) =>
                 {
-                    Verdict { qos: class.highest(), ..Verdict::default() }
+                    FilterMatch { qos: class.highest(), ..FilterMatch::default() }
                 }
                 Match::None | Match::Drop => return None,
             },
-            SourceKind::Shared(subscription) => Verdict::of(&subscription),
+            SourceKind::Shared(subscription) => FilterMatch::of(&subscription),
         };
         let expires = amqp.broker_properties().expiration.and_then(|_| delivery.expires());
         if expires.is_some_and(|at| at <= self.now) {
@@ -335,7 +335,7 @@ impl MqttClient {
         self.restored.clear();
         self.merged_below = 0;
         let Self { unacked, next_tag, .. } = self;
-        engine.session_mut().retag(|before| {
+        engine.session_mut().remap_tags(|before| {
             let tag = (before < OWN_TAGS).then(|| take_tag(next_tag))?;
             if let Some(delivery) = unacked.remove(&before) {
                 unacked.insert(tag, delivery);

@@ -8,9 +8,11 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
+use super::hub::group_queue;
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 use super::session_ownership::{Detached, SessionUser};
+use super::subscriptions::Class;
 
 /// A session with its unsettled deliveries and pending messages.
 pub(super) struct DetachedSession {
@@ -149,6 +151,12 @@ impl DetachedSession {
         self.ends().is_some_and(|end| end <= now)
     }
 
+    /// Whether it has subscriptions whose messages come from the client's own queue of this class.
+    pub(super) fn needs(&self, class: Class) -> bool {
+        let mut all = self.session.subscriptions();
+        all.any(|(filter, one)| Class::of(one.options.qos) == class && group_queue(filter).is_none())
+    }
+
     /// Decodes the output of [`Written::encode`]; `None` if malformed. A session whose connection was open when
     /// the server stopped counts as detached since `now`.
     pub(super) fn decode(bytes: &[u8], now: Timestamp) -> Option<Self> {
@@ -205,7 +213,7 @@ impl DetachedSession {
     pub(super) fn give_up_positions(&mut self, next: u64) -> bool {
         self.restored.retain(|tag| *tag < next);
         let next_tag = &mut self.next_tag;
-        self.session.retag(|tag| {
+        self.session.remap_tags(|tag| {
             let is_outdated = (next..OWN_TAGS).contains(&tag);
             is_outdated.then(|| take_tag(next_tag))
         })
@@ -328,7 +336,7 @@ const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]
 mod tests {
-    use broker::TokenRights;
+    use broker::TokenPermissions;
     use mqtt::Property;
     use mqtt::packet::SubscribeOptions;
     use mqtt::session::Subscription;
@@ -386,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_session_of_an_external_user_is_written_as_such_and_without_its_will() {
-        let rights = TokenRights { scopes: Vec::new(), tags: Vec::new(), expires_at: Timestamp(60_000) };
+        let rights = TokenPermissions { scopes: Vec::new(), tags: Vec::new(), expires_at: Timestamp(60_000) };
         let identity = Identity::of_token("alice", rights);
         let user = SessionUser::of(&identity);
         let topic = "gone".into();

@@ -2,7 +2,7 @@
 
 use broker::{BrokerError, CatalogueError, LoginRefused};
 
-use super::message::Untold;
+use super::message::ConversionError;
 
 /// The reason why the stored sessions and retained messages cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +28,8 @@ pub(super) enum WillError {
     #[error(transparent)]
     Refused(BrokerError),
     #[error("{}", .0.text)]
-    Untold(Untold),
+    ConversionError(ConversionError),
     /// The will was published but not retained.
-    #[error("too much is retained")]
+    #[error("retained message limit reached")]
     NotRetained,
 }

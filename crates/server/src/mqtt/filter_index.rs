@@ -15,7 +15,7 @@ pub(super) struct FilterShapes {
 pub(super) struct DottedFilters {
     /// By their [merged] forms, of which several may have the same.
     filters: HashMap<Box<str>, Vec<Box<str>>>,
-    /// Those of the merged forms, one for each filter.
+    /// The shapes of the merged forms, one for each filter.
     shapes: FilterShapes,
 }
 

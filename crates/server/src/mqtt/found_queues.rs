@@ -1,5 +1,5 @@
-//! Queues of a client that are there without a session: RabbitMQ's plug-in has made them, and a move from there has brought
-//! them, or somebody has over AMQP. As in RabbitMQ they are the client's session, and their bindings are its subscriptions.
+//! Queues of a client that exist without a session: RabbitMQ's plugin created them before a migration to this broker, or an
+//! AMQP client did. As in RabbitMQ they are the client's session, and their bindings are its subscriptions.
 
 use std::sync::Arc;
 

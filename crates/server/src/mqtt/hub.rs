@@ -31,7 +31,7 @@ use super::message::{Incoming, MessageMapping, stored_properties, to_amqp};
 use super::missing_exchange::MissingExchange;
 use super::native;
 use super::pending_retained;
-use super::received::{self, AfterCrash, Note};
+use super::received::{self, AfterCrash, ReceivedRecord};
 use super::retained::{self, Retained, RetainedMessage};
 use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::subscriptions::Class;
@@ -84,7 +84,7 @@ impl Hub {
                 hub.forget_vhost(vhost);
             }
         };
-        hub.broker.on_vhost_gone(Box::new(forget));
+        hub.broker.on_vhost_deleted(Box::new(forget));
         hub
     }
 
@@ -222,7 +222,7 @@ impl Hub {
                 continue;
             }
             let will = detached_session.will.take();
-            self.write_down(&owner, &vhost, &detached_session);
+            self.persist(&owner, &vhost, &detached_session);
             sessions.claims.keep(&owner, detached_session);
             drop(sessions);
             if let Some(will) = will {
@@ -282,7 +282,7 @@ impl Hub {
     }
 
     /// Writes a detached session to disk.
-    pub(super) fn write_down(
+    pub(super) fn persist(
         &self,
         owner: &Owner,
         vhost: &VirtualHost,
@@ -360,7 +360,7 @@ impl Hub {
         }
         let published = self.try_will(owner, vhost, author, will, view, now);
         let question =
-            author.external.filter(|_| published.is_err()).and_then(broker::Identity::take_question);
+            author.external.filter(|_| published.is_err()).and_then(broker::Identity::take_authz_request);
         if let (Some(question), Some(hub), Some(identity)) = (question, self.this.upgrade(), author.external)
         {
             let (owner, vhost, user) = (owner.clone(), Arc::clone(vhost), author.user.to_owned());
@@ -398,8 +398,8 @@ impl Hub {
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
         let mapping = MessageMapping::of_broker(vhost.compatibility());
-        let key = mapping.routing_key(&will.topic).map_err(WillError::Untold)?;
-        let amqp = to_amqp(&message, mapping, now).map_err(WillError::Untold)?;
+        let key = mapping.routing_key(&will.topic).map_err(WillError::ConversionError)?;
+        let amqp = to_amqp(&message, mapping, now).map_err(WillError::ConversionError)?;
         let mut publisher = native::publisher(vhost.publisher(&identity), vhost);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
@@ -478,7 +478,7 @@ impl Hub {
         self.load_queues(&mut found, &mut changed, now);
         for owner in changed {
             if let Some((detached_session, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
-                self.write_down(&owner, &vhost, detached_session);
+                self.persist(&owner, &vhost, detached_session);
             }
         }
         orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
@@ -556,14 +556,14 @@ impl Hub {
         let catalogue = store.catalogue();
         let (mut lost, mut partial) = (Vec::new(), Vec::new());
         let scanned = catalogue.scan(Section::MqttReceived, |key, value| {
-            let received = received::read_key(key).zip(Note::decode(value));
+            let received = received::read_key(key).zip(ReceivedRecord::decode(value));
             let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
             match (found.get_mut(&owner), note.after_crash(end.0)) {
                 (Some(detached_session), AfterCrash::There) => {
                     detached_session.session.restore_received(packet_id)
                 }
                 (Some(detached_session), AfterCrash::InSome(queues)) => {
-                    partial.push((key.to_vec(), Note::Partial(queues.clone()).encode()));
+                    partial.push((key.to_vec(), ReceivedRecord::Partial(queues.clone()).encode()));
                     detached_session.partial.insert(packet_id, queues);
                 }
                 (None, _) | (Some(_), AfterCrash::Lost) => lost.push(key.to_vec()),
@@ -577,7 +577,7 @@ impl Hub {
     }
 
     /// Runs `expire` at every deadline, until deliveries are released.
-    pub(super) async fn keep_time(self: Arc<Self>) {
+    pub(super) async fn run_expiry(self: Arc<Self>) {
         while !self.is_stopped.load(Ordering::Relaxed) {
             match self.next_deadline() {
                 None => self.changed.notified().await,
@@ -638,9 +638,9 @@ pub(super) const GROUP_PREFIX: &str = "mqtt-shared-subscription-";
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
 
-/// Tells operators if a will was not published.
+/// Logs if a will was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {
-        tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
+        tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "will not published");
     }
 }

@@ -112,7 +112,7 @@ impl Inbox {
     }
 
     /// Counts messages that an earlier connection has left unsettled.
-    pub(super) fn has_pending(&self, key: SourceKey, count: usize) {
+    pub(super) fn add_pending(&self, key: SourceKey, count: usize) {
         if let Some(source) = find(&mut self.sources.lock(), key) {
             source.unsettled += count;
         }

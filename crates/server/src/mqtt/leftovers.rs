@@ -66,7 +66,7 @@ pub(super) fn delete(
                         vhost,
                         queue = &**name,
                         messages,
-                        "no MQTT session shares this queue; it stays"
+                        "queue of an unknown shared subscription kept"
                     );
                 }
                 return is_ours && !is_shared;

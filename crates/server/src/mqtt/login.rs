@@ -7,7 +7,7 @@ use mqtt::{MqttVersion, ReasonCode};
 
 use super::MqttConfig;
 use super::hub::QUEUE_PREFIX;
-use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, check_length, to_amqp};
+use super::message::{Incoming, MAX_SHORT, MessageMapping, ConversionError, check_length, to_amqp};
 use super::session_ownership::Owner;
 use crate::client::{ConnectionCore, Ending};
 
@@ -100,7 +100,7 @@ impl MqttLogin {
                 reported: "at most 232 bytes, no control characters",
             });
         }
-        if let Some(Err(Untold { reason, text })) =
+        if let Some(Err(ConversionError { reason, text })) =
             connect.will.as_ref().map(|will| check_will(will, mapping, most_properties))
         {
             // It could not be reported to the client later.
@@ -152,7 +152,7 @@ impl MqttLogin {
             (None, None) => match external.or(config.anonymous_user.as_deref()) {
                 Some(user) => LoginAs::Identity(user),
                 None => {
-                    let why = "no user name, and anonymous clients are not let in (mqtt_anonymous_user)";
+                    let why = "no user name, and anonymous access is disabled (mqtt_anonymous_user)";
                     return Err(bad_credentials(why));
                 }
             },
@@ -187,7 +187,7 @@ impl MqttLogin {
 }
 
 /// Returns an error if a will cannot be published.
-fn check_will(will: &Will<'_>, mapping: MessageMapping, most_properties: usize) -> Result<(), Untold> {
+fn check_will(will: &Will<'_>, mapping: MessageMapping, most_properties: usize) -> Result<(), ConversionError> {
     let Will { qos, retain, properties, .. } = *will;
     mapping.routing_key(will.topic)?;
     let message = Incoming { qos, dup: false, retain, properties, client_id: None };

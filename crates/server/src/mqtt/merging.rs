@@ -144,7 +144,7 @@ fn rebind(at: At<'_>, queue: &str, filter: &str, is_needed: impl Fn(&str) -> boo
 fn bind((vhost, source): At<'_>, queue: &str, routing_key: &str) {
     let binding = Binding { source, destination: queue, routing_key, arguments: Default::default() };
     if let Err(error) = vhost.bind_queue(NOBODY, &binding) {
-        tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "failed to bind the queue of a session");
+        tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "cannot bind session queue");
     }
 }
 

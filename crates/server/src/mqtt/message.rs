@@ -29,9 +29,9 @@ use mqtt::topic::{check_name, merged, routing_key_to_topic, topic_to_routing_key
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
 
 use super::native::{self, StoredForm};
-use super::subscriptions::Verdict;
+use super::subscriptions::FilterMatch;
 
-/// Headers that RabbitMQ's plug-in sets, too.
+/// Headers that RabbitMQ's plugin sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
 const DUP: &str = "x-mqtt-dup";
 const RETAIN: &str = "x-mqtt-retain";
@@ -43,7 +43,7 @@ const USER_PROPERTIES: &str = "x-mqtt-user-properties";
 /// Prefix of all headers set here.
 const OURS: &str = "x-mqtt-";
 
-/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in sets, too.
+/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plugin sets, too.
 pub(super) const TRANSIENT: u8 = 1;
 
 /// Bytes of the longest AMQP short string: a routing key, a content type and others.
@@ -65,7 +65,7 @@ pub(super) struct Incoming<'m> {
 
 /// Why a message has no AMQP form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Untold {
+pub(super) struct ConversionError {
     pub(super) reason: ReasonCode,
     pub(super) text: &'static str,
 }
@@ -97,7 +97,7 @@ impl MessageMapping {
         Self { form, merges_dots: false }
     }
 
-    /// That of RabbitMQ's own MQTT plug-in, whose clients exchange messages with those in front of it.
+    /// That of RabbitMQ's own MQTT plugin, whose clients exchange messages with those in front of it.
     pub(super) fn of_upstream(compatibility: Compatibility) -> Self {
         let form =
             if compatibility.annotates_mqtt() { StoredForm::AnnotationHeader } else { StoredForm::Headers };
@@ -118,9 +118,9 @@ impl MessageMapping {
     ///
     /// # Errors
     /// Fails if it is too long for AMQP.
-    pub(super) fn routing_key(self, topic: &str) -> Result<String, Untold> {
+    pub(super) fn routing_key(self, topic: &str) -> Result<String, ConversionError> {
         if topic.len() > MAX_SHORT {
-            return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
+            return Err(ConversionError { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
         }
         Ok(self.key(topic))
     }
@@ -134,7 +134,7 @@ pub(super) fn to_amqp(
     message: &Incoming<'_>,
     mapping: MessageMapping,
     now: Timestamp,
-) -> Result<Vec<u8>, Untold> {
+) -> Result<Vec<u8>, ConversionError> {
     match mapping.form {
         StoredForm::Headers => with_headers(message, mapping),
         StoredForm::Plain | StoredForm::Annotation | StoredForm::AnnotationHeader => {
@@ -147,15 +147,15 @@ pub(super) fn to_amqp(
 ///
 /// # Errors
 /// They have more bytes than consumers of AMQP can be sent ([`ServerConfig::most_properties`](crate::ServerConfig)).
-pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), Untold> {
+pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), ConversionError> {
     if properties.len() <= most {
         return Ok(());
     }
-    Err(Untold { reason: ReasonCode::QuotaExceeded, text: "properties too large for AMQP" })
+    Err(ConversionError { reason: ReasonCode::QuotaExceeded, text: "properties too large for AMQP" })
 }
 
 /// Properties with all that AMQP does not know in headers.
-fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u8>, Untold> {
+fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u8>, ConversionError> {
     let mut headers = FieldTable::new();
     headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
     headers.insert(DUP, FieldValue::Boolean(message.dup));
@@ -186,7 +186,7 @@ fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u
     ] {
         if len > MAX_SHORT {
             let text = "content type, response topic or correlation data longer than 255 bytes";
-            return Err(Untold { reason: ReasonCode::ImplementationSpecificError, text });
+            return Err(ConversionError { reason: ReasonCode::ImplementationSpecificError, text });
         }
     }
     let headers = headers.encode();
@@ -285,7 +285,7 @@ pub(super) struct Addressed<'m> {
 
 impl Addressed<'_> {
     /// The message as sent for subscriptions with this verdict.
-    pub(super) fn into_message(self, verdict: &Verdict, is_5: bool) -> OutgoingMessage {
+    pub(super) fn into_message(self, verdict: &FilterMatch, is_5: bool) -> OutgoingMessage {
         let mut list = PropertyList::new();
         if is_5 {
             list = to_mqtt(self.properties, self.mapping, self.left);

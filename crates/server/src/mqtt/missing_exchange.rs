@@ -22,7 +22,7 @@ impl MissingExchange {
             tracing::warn!(
                 vhost,
                 exchange,
-                "the exchange of MQTT clients (mqtt_exchange) does not exist: they cannot publish or subscribe"
+                "mqtt_exchange does not exist: MQTT clients cannot publish or subscribe"
             );
         }
     }

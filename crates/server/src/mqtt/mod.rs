@@ -1,4 +1,4 @@
-//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
+//! MQTT clients, as with RabbitMQ's plugin: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
 //! clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
@@ -170,6 +170,6 @@ pub(crate) fn start(
 ) -> Result<MqttBackend, MqttRestoreError> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;
-    tokio::spawn(Arc::clone(&hub).keep_time());
+    tokio::spawn(Arc::clone(&hub).run_expiry());
     Ok(MqttBackend::Broker(hub))
 }

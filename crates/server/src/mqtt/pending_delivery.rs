@@ -9,13 +9,13 @@ use mqtt::session::OutgoingMessage;
 use sync::work;
 
 use super::client::MqttClient;
-use super::delivering::{MESSAGE, Noted, Out};
+use super::delivering::{MESSAGE, DeferredPackets, Out};
 use super::pending_retained::{PendingCopy, pending_key};
-use super::subscriptions::Verdict;
+use super::subscriptions::FilterMatch;
 
 impl MqttClient {
     /// Sends the retained messages that the client can take now.
-    pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
+    pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut DeferredPackets) {
         if self.pending_retained.first().is_none()
             || self.waiting.holds_subscriptions()
             || self.is_subscribing()
@@ -23,7 +23,7 @@ impl MqttClient {
             return;
         }
         let retained = self.hub.retained(self.vhost());
-        // Those with nothing for the client take their time, too.
+        // Copies with nothing for the client take time as well.
         while !work::is_turn_over()
             && let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
                 self.pending_retained.first()
@@ -31,7 +31,7 @@ impl MqttClient {
             work::charge(MESSAGE, 1);
             // The message has been cleared, or the subscription is gone.
             let verdict = match filter {
-                Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
+                Some(filter) => self.subscriptions.get(&filter).map(FilterMatch::of),
                 None => self.subscriptions.match_retained(&topic),
             };
             let found = retained.get(&topic, self.now).zip(verdict);
@@ -67,7 +67,7 @@ impl MqttClient {
         &mut self,
         copy: OutgoingMessage,
         engine: &mut Engine,
-        noted: &mut Noted,
+        noted: &mut DeferredPackets,
     ) -> Result<u64, Undeliverable> {
         let tag = self.own_tag();
         let is_noted = copy.qos == QoS::ExactlyOnce && self.is_persistent();

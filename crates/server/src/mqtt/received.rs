@@ -6,15 +6,15 @@
 //! queues, and a torn log may hold only some of them: then the message is published to the other queues alone.
 //!
 //! # States
-//! Those of a packet identifier of a session that is on disk, as the server sees it:
+//! The states of a packet identifier of a session that is on disk, as the server sees it:
 //!
 //! | state | note on disk | message in its queues | in memory |
 //! |---|---|---|---|
 //! | free | none | not, or consumed long ago | nothing |
-//! | noted | [`Note::Whole`], or none yet | once the log is on disk up to `until` | `Then::Accept` waits for the disk |
-//! | received | [`Note::Whole`] | in all | the session has the identifier; PUBREC was sent |
-//! | released | being deleted | in all | `Then::Complete` waits for the disk |
-//! | partial | [`Note::Partial`] | in the queues that it names | `DetachedSession::partial` or `MqttClient::partial` |
+//! | noted | [`ReceivedRecord::Whole`], or none yet | once the log is on disk up to `until` | `PendingReply::Accept` waits for the disk |
+//! | received | [`ReceivedRecord::Whole`] | in all | the session has the identifier; PUBREC was sent |
+//! | released | being deleted | in all | `PendingReply::Complete` waits for the disk |
+//! | partial | [`ReceivedRecord::Partial`] | in the queues that it names | `DetachedSession::partial` or `MqttClient::partial` |
 //!
 //! | state | event | next state |
 //! |---|---|---|
@@ -50,7 +50,7 @@ use super::session_ownership::Owner;
 
 /// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Note {
+pub(super) enum ReceivedRecord {
     /// It was published to all of its queues.
     Whole {
         /// The log position at which the message is complete.
@@ -74,7 +74,7 @@ pub(super) enum AfterCrash {
 /// A client's messages that only some of their queues have after a crash: these queues by packet identifier.
 pub(super) type PartialMessages = HashMap<u16, Vec<Box<str>>>;
 
-impl Note {
+impl ReceivedRecord {
     /// A record for a message whose last log record ends at `until`. The queues `before` had it already;
     /// `shares` are new.
     pub(super) fn new(until: u64, before: &[Box<str>], shares: &[Share]) -> Self {
@@ -116,7 +116,7 @@ impl Note {
         bytes
     }
 
-    /// Decodes the output of [`Note::encode`]; `None` if malformed.
+    /// Decodes the output of [`ReceivedRecord::encode`]; `None` if malformed.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (until, mut rest) = bytes.split_first_chunk()?;
         let mut shares = Vec::new();
@@ -164,25 +164,25 @@ mod tests {
     fn a_note_is_read_as_it_was_written() {
         let owner = Owner { vhost: "/".into(), client_id: "größe".into() };
         assert_eq!(read_key(&received_key(&owner, 7)), Some((owner, 7)));
-        let note = || Note::new(30, &["a".into()], &[share("b", 20), share("c", 30)]);
+        let note = || ReceivedRecord::new(30, &["a".into()], &[share("b", 20), share("c", 30)]);
         let bytes = note().encode();
-        assert_eq!(Note::decode(&bytes), Some(note()));
+        assert_eq!(ReceivedRecord::decode(&bytes), Some(note()));
         for cut in 1..bytes.len() {
-            assert_ne!(Note::decode(&bytes[..cut]), Some(note()), "{cut} bytes");
+            assert_ne!(ReceivedRecord::decode(&bytes[..cut]), Some(note()), "{cut} bytes");
         }
-        assert_eq!(Note::decode(&bytes[..7]), None);
+        assert_eq!(ReceivedRecord::decode(&bytes[..7]), None);
     }
 
     #[test]
     fn queues_that_have_a_message_do_not_get_it_again() {
-        let note = || Note::new(30, &[], &[share("a", 20), share("b", 30)]);
+        let note = || ReceivedRecord::new(30, &[], &[share("a", 20), share("b", 30)]);
         assert_eq!(note().after_crash(30), AfterCrash::There);
         assert_eq!(note().after_crash(29), AfterCrash::InSome(vec!["a".into()]));
         assert_eq!(note().after_crash(19), AfterCrash::Lost);
-        assert_eq!(Note::new(20, &[], &[share("a", 20)]).after_crash(19), AfterCrash::Lost);
+        assert_eq!(ReceivedRecord::new(20, &[], &[share("a", 20)]).after_crash(19), AfterCrash::Lost);
         // However long the log has become since.
-        let partial = Note::Partial(vec!["a".into()]);
-        let read = Note::decode(&partial.encode()).unwrap();
+        let partial = ReceivedRecord::Partial(vec!["a".into()]);
+        let read = ReceivedRecord::decode(&partial.encode()).unwrap();
         assert_eq!(read, partial);
         assert_eq!(read.after_crash(u64::MAX), AfterCrash::InSome(vec!["a".into()]));
     }

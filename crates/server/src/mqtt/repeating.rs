@@ -44,7 +44,7 @@ pub(super) struct WaitingPacket {
 /// A SUBSCRIBE of which some requests may have been carried out.
 pub(super) struct WaitingSubscribe {
     pub(super) packet_id: u16,
-    /// Those that have not.
+    /// The requests that have not been processed yet.
     pub(super) requests: VecDeque<Request>,
     /// The last one that has, while its retained messages are looked for.
     pub(super) search: Option<(Request, RetainedSearch)>,
@@ -57,7 +57,7 @@ pub(super) struct WaitingSubscribe {
 /// An UNSUBSCRIBE of which some filters may have been handled.
 pub(super) struct WaitingUnsubscribe {
     pub(super) packet_id: u16,
-    /// Those that have not.
+    /// The filters that have not been processed yet.
     pub(super) filters: VecDeque<Box<str>>,
     /// The answers to those that have.
     pub(super) reasons: Vec<ReasonCode>,
@@ -193,7 +193,7 @@ impl Returning<'_> {
                 routing_key: &routing_key,
                 arguments: RawTable::default(),
             };
-            note(authorised.ask_all_about_subscription(&binding));
+            note(authorised.authorise_subscriptions(&binding));
             if let Some(before) = merged_group_queue(filter).filter(|name| is_there(name)) {
                 note(authorised.check_read_queue(&before));
             }

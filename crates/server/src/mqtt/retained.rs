@@ -16,7 +16,7 @@ use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 use sync::{Rank, RwLock, work};
 
 use super::message::{left, push_expiry};
-use super::subscriptions::Verdict;
+use super::subscriptions::FilterMatch;
 
 /// Bytes that all retained messages of a virtual host may take.
 const MAX_BYTES: usize = 256 << 20;
@@ -55,7 +55,7 @@ impl RetainedMessage {
     }
 
     /// The message as sent for a new subscription: with RETAIN, whatever Retain As Published says (section 3.3.1.3).
-    pub(super) fn to_subscriber(&self, verdict: &Verdict, now: Timestamp) -> OutgoingMessage {
+    pub(super) fn to_subscriber(&self, verdict: &FilterMatch, now: Timestamp) -> OutgoingMessage {
         let mut properties = self.properties.clone();
         push_expiry(&mut properties, left(self.expires, now));
         verdict.identifiers.iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(*id)));
@@ -127,7 +127,7 @@ impl Retained {
             let expired = tree.remove_expired(now).ok_or(Full)?;
             self.write_cleared(&expired);
         }
-        Ok(self.write_down(&tree.set(message)))
+        Ok(self.persist(&tree.set(message)))
     }
 
     /// Removes the message of a topic. Returns the change to wait for, if there was one.
@@ -164,7 +164,7 @@ impl Retained {
         self.vhost.note(|catalogue| catalogue.delete(Section::MqttRetained, key(self.vhost.name(), topic)))
     }
 
-    fn write_down(&self, message: &RetainedMessage) -> Option<Ticket> {
+    fn persist(&self, message: &RetainedMessage) -> Option<Ticket> {
         let key = key(self.vhost.name(), &message.topic);
         self.vhost.note(|catalogue| catalogue.put(Section::MqttRetained, key, encode(message)))
     }

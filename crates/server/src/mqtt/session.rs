@@ -43,7 +43,7 @@ pub(super) trait MqttSession: Send {
     /// is read again.
     fn flush(&mut self, engine: &mut Engine);
     /// The next answer that is due.
-    fn next_answer(&mut self) -> Option<Then>;
+    fn next_answer(&mut self) -> Option<PendingReply>;
     /// Sends the messages that the client can take now.
     fn deliver(&mut self, engine: &mut Engine);
     /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
@@ -87,7 +87,7 @@ impl Refusal {
     /// None yet: the user's auth backend is to be asked first. The request has changed nothing, and is repeated with the
     /// answer.
     pub(super) const UNASKED: Self =
-        Self { reason: ReasonCode::NotAuthorized, text: "the auth backend has not been asked" };
+        Self { reason: ReasonCode::NotAuthorized, text: "authorization pending" };
 }
 
 /// The reason string of a client whose session another connection has taken over.
@@ -112,11 +112,13 @@ impl CloseReason {
 
 /// An action that follows once everything it waits for is done: on disk, or answered by the upstream.
 #[derive(Debug)]
-pub(super) enum Then {
+pub(super) enum PendingReply {
     /// Sends PUBACK or PUBREC.
     Accept { packet_id: u16, matched: bool },
     /// Sends PUBACK or PUBREC with a failure.
     Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
+    /// Refuses a message that a full queue has refused. Clients before 5.0 get no answer.
+    QueueFull { packet_id: u16 },
     /// Sends PUBREL.
     Release { packet_id: u16 },
     /// Sends PUBCOMP.
@@ -127,13 +129,6 @@ pub(super) enum Then {
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// Sends messages to the client whose identifiers had to be recorded first.
     Send { bytes: Vec<u8> },
-}
-
-impl Then {
-    /// Refuses a message that a full queue has refused.
-    pub(super) fn refused_by_queue(packet_id: u16) -> Self {
-        Self::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
-    }
 }
 
 /// An entry of a SUBSCRIBE, to be answered.

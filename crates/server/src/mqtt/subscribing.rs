@@ -1,4 +1,4 @@
-//! A client's subscriptions as queues and bindings, as in RabbitMQ's plug-in: one queue for messages of QoS 0,
+//! A client's subscriptions as queues and bindings, as in RabbitMQ's plugin: one queue for messages of QoS 0,
 //! which goes with the connection, and one for the rest, which stays as long as the session. A shared
 //! subscription is a queue that all its clients consume from.
 
@@ -23,7 +23,7 @@ use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
 use super::repeating::{WaitingRequest, WaitingSubscribe, WaitingUnsubscribe};
 use super::retained::RetainedSearch;
-use super::session::{MAX_SHARED, MAX_SUBSCRIPTIONS, Refusal, Request, Then, granted};
+use super::session::{MAX_SHARED, MAX_SUBSCRIPTIONS, Refusal, Request, PendingReply, granted};
 use super::subscriptions::Class;
 
 /// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
@@ -60,7 +60,7 @@ impl MqttClient {
                 return self.leave_for_turn(WaitingRequest::Subscribe(subscribing));
             }
             if let Some((request, search)) = &mut subscribing.search {
-                subscribing.ticket = subscribing.ticket.max(self.owe_retained(request, search));
+                subscribing.ticket = subscribing.ticket.max(self.add_pending_retained(request, search));
                 subscribing.search.take_if(|(_, search)| *search == RetainedSearch::Done);
                 continue;
             }
@@ -89,8 +89,8 @@ impl MqttClient {
             }
         }
         let WaitingSubscribe { packet_id, reasons, ticket, .. } = subscribing;
-        let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Subscribed { packet_id, reasons }, ticket.into());
+        let ticket = ticket.max(self.persist(engine.session()));
+        self.wait(PendingReply::Subscribed { packet_id, reasons }, ticket.into());
     }
 
     fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) -> Result<Option<Ticket>, Refusal> {
@@ -246,33 +246,33 @@ impl MqttClient {
     }
 
     fn declare(&self, name: &str, kind: SourceKind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
-        let is_native = self.vhost().compatibility().ties_mqtt_queues_to_sessions();
+        let is_native = self.vhost().compatibility().mqtt_queues_follow_session();
         let is_own = matches!(kind, SourceKind::Own(_));
         let (durable, auto_delete) = match kind {
             SourceKind::Own(_) if is_native => (true, false),
             SourceKind::Own(Class::Qos0) => (false, true),
-            SourceKind::Own(Class::Qos1) => (true, !self.outlives()),
+            SourceKind::Own(Class::Qos1) => (true, !self.is_persistent_session()),
             // The first client declares it, and a persistent session may share it later.
             SourceKind::Shared(_) => (true, false),
         };
         // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
-        let is_leased = is_own && durable && self.outlives();
+        let is_leased = is_own && durable && self.is_persistent_session();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
         let arguments = expires.into_iter().collect::<FieldTable>().encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
         // Never the default of the virtual host: a quorum queue would drop a message that was sent to the session often.
         let type_name = match kind {
-            SourceKind::Own(Class::Qos0) if is_native && !self.outlives() => QOS0_QUEUE,
+            SourceKind::Own(Class::Qos0) if is_native && !self.is_persistent_session() => QOS0_QUEUE,
             _ => QueueKind::Classic.name(),
         };
         // Its messages are of QoS 0, and it goes with the connection.
-        let is_bounded = kind == SourceKind::Own(Class::Qos0) && !(durable && self.outlives());
+        let is_bounded = kind == SourceKind::Own(Class::Qos0) && !(durable && self.is_persistent_session());
         let declare = QueueDeclare {
             name,
             durable,
             auto_delete,
-            exclusive: is_native && is_own && !self.outlives(),
+            exclusive: is_native && is_own && !self.is_persistent_session(),
             arguments,
             type_name: Some(type_name),
             capacity: is_bounded.then(|| self.hub.config.queue_capacity()),
@@ -330,7 +330,7 @@ impl MqttClient {
         };
         let pending_retained =
             self.unacked.values().filter(|unacked| Arc::ptr_eq(&unacked.queue, queue)).count();
-        self.inbox.has_pending(key, pending_retained);
+        self.inbox.add_pending(key, pending_retained);
         let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
         self.sources.push(source);
         if self.inbox.wants_resuming(key) {
@@ -369,8 +369,8 @@ impl MqttClient {
             reasons.push(ReasonCode::Success);
         }
         let WaitingUnsubscribe { packet_id, reasons, ticket, .. } = unsubscribing;
-        let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Unsubscribed { packet_id, reasons }, ticket.into());
+        let ticket = ticket.max(self.persist(engine.session()));
+        self.wait(PendingReply::Unsubscribed { packet_id, reasons }, ticket.into());
     }
 
     /// Unbinds the filter of a removed subscription, unless another one needs the same binding.
@@ -442,7 +442,7 @@ impl MqttClient {
             return self.resume_rest(engine, all);
         }
         self.own_session();
-        self.write_down(engine.session());
+        self.persist(engine.session());
         Ok(())
     }
 
@@ -472,17 +472,17 @@ impl MqttClient {
             }
         }
         self.own_session();
-        if self.outlives() {
-            self.write_down(engine.session());
+        if self.is_persistent_session() {
+            self.persist(engine.session());
         } else {
-            self.write_down_mortal(engine.session());
+            self.persist_as_ending(engine.session());
         }
         Ok(())
     }
 
     /// Makes retained messages of a new subscription pending, as far as `search` gets at a time. Returns the change to wait
     /// for.
-    fn owe_retained(&mut self, request: &Request, search: &mut RetainedSearch) -> Option<Ticket> {
+    fn add_pending_retained(&mut self, request: &Request, search: &mut RetainedSearch) -> Option<Ticket> {
         let Ok(filter) = TopicFilter::parse(&request.text, false) else {
             *search = RetainedSearch::Done;
             return None;

@@ -37,7 +37,7 @@ pub(super) enum Class {
 
 /// How a message is sent.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(super) struct FilterMatch {
     /// The highest QoS granted.
     pub(super) qos: QoS,
     /// Whether the publisher's RETAIN flag is passed on.
@@ -45,7 +45,7 @@ pub(super) struct Verdict {
     pub(super) identifiers: Vec<u32>,
 }
 
-impl Verdict {
+impl FilterMatch {
     /// For a single subscription.
     pub(super) fn of(subscription: &Subscription) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Verdict {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Match {
     /// The message is sent.
-    Send(Verdict),
+    Send(FilterMatch),
     /// It is dropped: the client's other queue has it, too, or it is the client's own and No Local is set.
     Drop,
     /// No subscription matches.
@@ -150,14 +150,14 @@ impl Subscriptions {
 
     /// Matches a message from the queue of `class`. `is_own` means that the client published it.
     pub(super) fn match_topic(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = Judging::new(class, is_own);
+        let mut judging = MatchState::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
         judging.finish()
     }
 
     /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or was queued by an earlier version.
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = Judging::new(class, is_own);
+        let mut judging = MatchState::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
         if let Some(dotted) = self.dotted.get() {
             dotted.each_match(topic, |filter| {
@@ -180,10 +180,10 @@ impl Subscriptions {
 
     /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
     /// `None` if there is none left.
-    pub(super) fn match_retained(&self, topic: &str) -> Option<Verdict> {
+    pub(super) fn match_retained(&self, topic: &str) -> Option<FilterMatch> {
         let mut verdict = None;
         self.each_match(topic, |subscription| {
-            let verdict: &mut Verdict = verdict.get_or_insert_default();
+            let verdict: &mut FilterMatch = verdict.get_or_insert_default();
             verdict.qos = verdict.qos.max(subscription.options.qos);
             verdict.identifiers.extend(subscription.identifier);
         });
@@ -198,18 +198,18 @@ impl Subscriptions {
 }
 
 /// The state collected while a message's subscriptions are visited.
-struct Judging {
+struct MatchState {
     class: Class,
     is_own: bool,
-    verdict: Verdict,
+    verdict: FilterMatch,
     is_matched: bool,
     is_wanted: bool,
     in_other: bool,
 }
 
-impl Judging {
+impl MatchState {
     fn new(class: Class, is_own: bool) -> Self {
-        let verdict = Verdict::default();
+        let verdict = FilterMatch::default();
         Self { class, is_own, verdict, is_matched: false, is_wanted: false, in_other: false }
     }
 
@@ -262,7 +262,7 @@ mod tests {
     }
 
     fn sent(qos: QoS, identifiers: &[u32]) -> Match {
-        Match::Send(Verdict { qos, retain_as_published: false, identifiers: identifiers.to_vec() })
+        Match::Send(FilterMatch { qos, retain_as_published: false, identifiers: identifiers.to_vec() })
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use broker::{AnswerQueue, DiskPoint, Store, Waiter};
 
-use super::session::Then;
+use super::session::PendingReply;
 
 /// The waiting actions of one client.
 #[derive(Default)]
 pub(super) struct PendingAnswers {
-    queue: AnswerQueue<Then>,
+    queue: AnswerQueue<PendingReply>,
     /// Number of entries that hold messages for the client.
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
@@ -22,22 +22,22 @@ impl PendingAnswers {
     /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](PendingAnswers::next).
     pub(super) fn push(
         &mut self,
-        then: Then,
+        then: PendingReply,
         point: DiskPoint,
         store: Option<&Arc<Store>>,
         nudge: &Arc<dyn Waiter>,
     ) {
-        self.sends += usize::from(matches!(then, Then::Send { .. }));
-        self.subscribes += usize::from(matches!(then, Then::Subscribed { .. }));
+        self.sends += usize::from(matches!(then, PendingReply::Send { .. }));
+        self.subscribes += usize::from(matches!(then, PendingReply::Subscribed { .. }));
         self.until = self.until.and(point);
         self.queue.push(then, point, store, nudge);
     }
 
     /// The next action that is ready.
-    pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Then> {
+    pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<PendingReply> {
         let then = self.queue.next(store)?;
-        self.sends -= usize::from(matches!(then, Then::Send { .. }));
-        self.subscribes -= usize::from(matches!(then, Then::Subscribed { .. }));
+        self.sends -= usize::from(matches!(then, PendingReply::Send { .. }));
+        self.subscribes -= usize::from(matches!(then, PendingReply::Subscribed { .. }));
         Some(then)
     }
 
@@ -65,7 +65,7 @@ impl PendingAnswers {
     }
 
     /// Removes all actions when there is no client left to answer.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Then> {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = PendingReply> {
         (self.sends, self.subscribes) = (0, 0);
         self.queue.drain()
     }

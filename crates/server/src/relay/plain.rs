@@ -16,7 +16,7 @@ use super::close::{HALF_CLOSED, RelayEnd};
 use super::pending::Pending;
 use super::run::close_both;
 use super::upstream::connect;
-use crate::server::{AcceptedConnection, Listed, Shared};
+use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 
 /// Bytes per read, on the stack. Bytes that the other side does not accept are kept, and reading stops.
 const READ: usize = 16 * 1024;
@@ -35,7 +35,7 @@ pub(crate) async fn run_plain(
     let record = shared.record(&accepted);
     let AcceptedConnection { id, peer, lease, .. } = accepted;
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
+    let _listed = ConnectionListEntry::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;
     let listener = client.addresses().map(|(local, _)| local);
     let connecting = Box::pin(connect(&relay.config, peer, listener));
@@ -52,7 +52,7 @@ pub(crate) async fn run_plain(
     };
     let mut pair = Pair::new(client, upstream, shared.config.write_timeout);
     let reason = {
-        let mut drained = pin!(shared.departure_of(id));
+        let mut drained = pin!(shared.wait_for_drain_slot(id));
         poll_fn(|cx| match drained.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(RelayEnd::Drain),
             Poll::Pending => pair.poll(cx),
@@ -85,9 +85,9 @@ struct Pair {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// The client has the upstream's end, and may still send something.
-    Inward(u64),
+    ToUpstream(u64),
     /// The upstream has failed, and there may be bytes that it sent before.
-    Outward(u64),
+    ToClient(u64),
 }
 
 /// Bytes on their way from one side to the other.
@@ -160,8 +160,8 @@ impl Pair {
     /// Gives up if the client accepts nothing for too long, or if nothing more comes from the side that is left.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
         let rest = match self.outward.is_over {
-            true => Some(Rest::Inward(self.inward.moved)),
-            false if self.has_upstream_failed() => Some(Rest::Outward(self.outward.moved)),
+            true => Some(Rest::ToUpstream(self.inward.moved)),
+            false if self.has_upstream_failed() => Some(Rest::ToClient(self.outward.moved)),
             false => None,
         };
         if self.rest.map(|(before, _)| before) != rest {

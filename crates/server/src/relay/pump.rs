@@ -50,8 +50,8 @@ thread_local! {
 pub(super) struct Pump<C, U> {
     pub(super) client: C,
     pub(super) upstream: U,
-    inward: Inward,
-    outward: Outward,
+    inward: ToUpstream,
+    outward: ToClient,
     decoder: FrameDecoder,
     /// Input that the decoder has left: the beginning of a header or a control frame, or the bytes after those
     /// that it is still inflating.
@@ -83,7 +83,7 @@ pub(super) struct Pump<C, U> {
 
 /// From the client to the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Inward {
+enum ToUpstream {
     Open,
     /// The client has ended; the upstream's write side is to be shut down after the remaining bytes.
     Ending,
@@ -92,7 +92,7 @@ enum Inward {
 
 /// From the upstream to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outward {
+enum ToClient {
     Open,
     /// The close frame is being written.
     Closing,
@@ -115,8 +115,8 @@ where
         Self {
             client,
             upstream,
-            inward: Inward::Open,
-            outward: Outward::Open,
+            inward: ToUpstream::Open,
+            outward: ToClient::Open,
             decoder: FrameDecoder::new(Role::Server, DecoderLimits::NONE),
             left: Vec::new(),
             more: false,
@@ -162,7 +162,7 @@ where
         }
     }
 
-    /// Tells the client that the server shuts down.
+    /// Closes the WebSocket because the server shuts down.
     pub(super) fn drain(&mut self) {
         self.close(RelayEnd::Drain);
     }
@@ -177,7 +177,7 @@ where
                     | RelayEnd::ClientSilent
             )
         );
-        client_has_gone || (self.outward == Outward::Closed && self.inward == Inward::Shut)
+        client_has_gone || (self.outward == ToClient::Closed && self.inward == ToUpstream::Shut)
     }
 
     /// Sets the reason of the end, unless there is one already.
@@ -189,17 +189,17 @@ where
     /// the upstream.
     fn close(&mut self, reason: RelayEnd) {
         self.say_goodbye(reason);
-        if self.inward == Inward::Open {
-            self.inward = Inward::Ending;
+        if self.inward == ToUpstream::Open {
+            self.inward = ToUpstream::Ending;
         }
     }
 
     /// Queues the close frame after the bytes that wait for the client.
     fn say_goodbye(&mut self, reason: RelayEnd) {
-        if self.outward != Outward::Open {
+        if self.outward != ToClient::Open {
             return;
         }
-        self.outward = Outward::Closing;
+        self.outward = ToClient::Closing;
         self.since = Instant::now();
         let mut last = std::mem::take(&mut self.control);
         self.framer.finish(&mut last);
@@ -211,7 +211,7 @@ where
     // From the client to the upstream.
 
     fn poll_inward(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.inward == Inward::Shut {
+        if self.inward == ToUpstream::Shut {
             return false;
         }
         match self.to_upstream.poll(&mut self.upstream, cx) {
@@ -220,16 +220,16 @@ where
             Poll::Ready(Ok(())) => {}
         }
         match self.inward {
-            Inward::Open if self.more => self.inflate(cx),
-            Inward::Open => self.read_client(cx),
-            Inward::Ending => {
+            ToUpstream::Open if self.more => self.inflate(cx),
+            ToUpstream::Open => self.read_client(cx),
+            ToUpstream::Ending => {
                 let shut = self.upstream_deaf || Pin::new(&mut self.upstream).poll_shutdown(cx).is_ready();
                 if shut {
-                    self.inward = Inward::Shut;
+                    self.inward = ToUpstream::Shut;
                 }
                 shut
             }
-            Inward::Shut => false,
+            ToUpstream::Shut => false,
         }
     }
 
@@ -310,7 +310,7 @@ where
                 Some(WebSocketEvent::Close(frame)) => {
                     self.left = Vec::new();
                     self.answer = Some(close_answer(frame.as_ref()));
-                    self.inward = Inward::Ending;
+                    self.inward = ToUpstream::Ending;
                     self.since = Instant::now();
                     return None;
                 }
@@ -349,20 +349,20 @@ where
             Poll::Ready(Ok(())) => {}
         }
         match self.outward {
-            Outward::Open if self.control.is_empty() => self.read_upstream(cx),
-            Outward::Open => {
+            ToClient::Open if self.control.is_empty() => self.read_upstream(cx),
+            ToClient::Open => {
                 let control = std::mem::take(&mut self.control);
                 self.send_to_client(cx, &control);
                 true
             }
-            Outward::Closing => {
-                self.outward = Outward::Closed;
+            ToClient::Closing => {
+                self.outward = ToClient::Closed;
                 if self.answer.is_none() {
                     self.since = Instant::now();
                 }
                 true
             }
-            Outward::Closed => false,
+            ToClient::Closed => false,
         }
     }
 
@@ -442,10 +442,10 @@ where
         }
         let stuck = self.to_client.stuck_since().map(|since| since + self.write_timeout);
         let other = match (self.outward, self.inward) {
-            (Outward::Open, Inward::Open) => self.pings.next_deadline(),
-            (Outward::Closed, Inward::Open) => Some(self.since + CLOSE_ANSWER),
-            (Outward::Open, _) | (_, Inward::Ending) => Some(self.since + HALF_CLOSED),
-            (Outward::Closing, _) | (Outward::Closed, Inward::Shut) => None,
+            (ToClient::Open, ToUpstream::Open) => self.pings.next_deadline(),
+            (ToClient::Closed, ToUpstream::Open) => Some(self.since + CLOSE_ANSWER),
+            (ToClient::Open, _) | (_, ToUpstream::Ending) => Some(self.since + HALF_CLOSED),
+            (ToClient::Closing, _) | (ToClient::Closed, ToUpstream::Shut) => None,
         };
         stuck.into_iter().chain(other).min()
     }
@@ -457,15 +457,15 @@ where
             return true;
         }
         match (self.outward, self.inward) {
-            (Outward::Open, Inward::Open) => self.ping(now),
-            (Outward::Closed, Inward::Open) if self.since + CLOSE_ANSWER <= now => {
-                self.inward = Inward::Ending;
+            (ToClient::Open, ToUpstream::Open) => self.ping(now),
+            (ToClient::Closed, ToUpstream::Open) if self.since + CLOSE_ANSWER <= now => {
+                self.inward = ToUpstream::Ending;
                 self.since = now;
                 true
             }
-            (Outward::Open, _) | (_, Inward::Ending) if self.since + HALF_CLOSED <= now => {
+            (ToClient::Open, _) | (_, ToUpstream::Ending) if self.since + HALF_CLOSED <= now => {
                 self.say_goodbye(RelayEnd::UpstreamLingered);
-                self.inward = Inward::Shut;
+                self.inward = ToUpstream::Shut;
                 true
             }
             _ => false,

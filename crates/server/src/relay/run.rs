@@ -16,7 +16,7 @@ use super::close::RelayEnd;
 use super::pump::Pump;
 use super::upstream::connect;
 use super::{Relay, RelayConfig};
-use crate::server::{AcceptedConnection, Listed, Shared};
+use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 use crate::websocket::answer_refusal;
 
 /// Joins a client, whose request was granted with `answer`, to the upstream server of `relay`. Connects there
@@ -32,7 +32,7 @@ pub(crate) async fn run(
 ) {
     let AcceptedConnection { id, peer, lease, .. } = accepted;
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
+    let _listed = ConnectionListEntry::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;
     let name = relay.config.name.as_str();
     let _relay_place = match relay.counter.enter(peer.ip()) {
@@ -81,7 +81,7 @@ pub(super) async fn close_both(mut client: Stream, mut upstream: Stream) {
 }
 
 async fn run_pump(shared: &Shared, id: u64, pump: &mut Pump<Stream, Stream>) -> RelayEnd {
-    let mut drained = pin!(shared.departure_of(id));
+    let mut drained = pin!(shared.wait_for_drain_slot(id));
     let mut draining = false;
     poll_fn(|cx| {
         if !draining && drained.as_mut().poll(cx).is_ready() {

@@ -16,7 +16,7 @@ impl Server {
         // Accepting ends, and so do connections that have not logged in.
         self.shared.emptied.notify_waiters();
         self.shared.nudge_all();
-        self.shared.see_off(departures).await;
+        self.shared.ask_clients_to_leave(departures).await;
         // Once the last client is on its way: those before share subscriptions and sessions as ever.
         self.shared.subscriptions.drain();
         if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
@@ -52,8 +52,8 @@ impl Server {
 impl Shared {
     /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on, and have `timeout` after
     /// that.
-    pub(crate) fn start_draining(&self, spread: Duration, timeout: Duration) -> Departures {
-        *self.departures.get_or_init(|| Departures::new(Instant::now(), spread, timeout))
+    pub(crate) fn start_draining(&self, spread: Duration, timeout: Duration) -> DrainSchedule {
+        *self.departures.get_or_init(|| DrainSchedule::new(Instant::now(), spread, timeout))
     }
 
     /// How long a client may take that leaves for another process, if not `usual`: there is to be time for its close.
@@ -68,7 +68,7 @@ impl Shared {
     /// Whether the server drains and it is time for the connection with this number to leave. Reads the clock, as the time of a
     /// task's turn may be before that of the nudge which it follows.
     pub(crate) fn must_leave(&self, connection: u64) -> bool {
-        let has_come = |departures: &Departures| departures.time_of(connection) <= Instant::now();
+        let has_come = |departures: &DrainSchedule| departures.time_of(connection) <= Instant::now();
         self.all_must_leave.load(Ordering::Acquire) || self.departures.get().is_some_and(has_come)
     }
 
@@ -80,7 +80,7 @@ impl Shared {
     }
 
     /// Nudges each connection when it is to leave; returns when all have been, or none is left.
-    async fn see_off(&self, departures: Departures) {
+    async fn ask_clients_to_leave(&self, departures: DrainSchedule) {
         let mut leaving: Vec<_> = self
             .connections
             .lock()
@@ -116,7 +116,7 @@ impl Shared {
     }
 
     /// Waits until the server drains and the connection with this number is to leave.
-    pub(crate) async fn departure_of(&self, connection: u64) {
+    pub(crate) async fn wait_for_drain_slot(&self, connection: u64) {
         self.drain_begun().await;
         if let Some(departures) = self.departures.get() {
             tokio::time::sleep_until(departures.time_of(connection).into()).await;
@@ -140,7 +140,7 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The times at which clients are asked to leave.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Departures {
+pub(crate) struct DrainSchedule {
     begun: Instant,
     /// The last client leaves this long after the first.
     spread: Duration,
@@ -148,7 +148,7 @@ pub(crate) struct Departures {
     timeout: Duration,
 }
 
-impl Departures {
+impl DrainSchedule {
     pub(crate) fn new(begun: Instant, spread: Duration, timeout: Duration) -> Self {
         Self { begun, spread, timeout }
     }
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn clients_leave_evenly_whatever_their_numbers() {
         let (begun, spread) = (Instant::now(), Duration::from_secs(10));
-        let departures = Departures::new(begun, spread, Duration::ZERO);
+        let departures = DrainSchedule::new(begun, spread, Duration::ZERO);
         for numbers in [1..1001_u64, 7_000_000..7_001_000] {
             let mut by_second = [0; 10];
             for number in numbers {
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn without_a_spread_all_leave_at_once() {
         let begun = Instant::now();
-        let departures = Departures::new(begun, Duration::ZERO, Duration::ZERO);
+        let departures = DrainSchedule::new(begun, Duration::ZERO, Duration::ZERO);
         assert!([0, 1, u64::MAX].iter().all(|number| departures.time_of(*number) == begun));
     }
 }

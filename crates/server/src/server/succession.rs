@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{mpsc, oneshot};
 use transport::{Ended, Outbox, Peer, Stream, Transit, drive_on, linger};
 
-use super::{AcceptedConnection, Listed, Server, Shared, reason_of};
+use super::{AcceptedConnection, ConnectionListEntry, Server, Shared, reason_of};
 use crate::access::Transport;
 use crate::amqp::connection::{AmqpConnection, ConnectionState, SHUTDOWN, closing};
 use crate::client::{ClientConnection, ProtocolState};
@@ -36,7 +36,7 @@ impl DepartingClient {
     pub fn state(&self) -> io::Result<Vec<u8>> {
         let state = serde_json::to_vec(&self.state)?;
         if state.len() > MAX_CLIENT_STATE {
-            return Err(io::Error::other("too much is on its way to and from the client"));
+            return Err(io::Error::other("too much data in transit to and from the client"));
         }
         Ok(state)
     }
@@ -52,10 +52,10 @@ impl fmt::Debug for DepartingClient {
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The state is none that this version knows.
-    #[error("its state is in another format: {0}")]
+    #[error("incompatible state format: {0}")]
     Format(#[from] serde_json::Error),
     /// The client has logged in by a mechanism that this version does not know.
-    #[error("it has logged in in a way that this version does not know")]
+    #[error("unknown login mechanism")]
     Login,
     /// The socket is gone, or no socket.
     #[error("its socket: {0}")]
@@ -107,7 +107,7 @@ impl Shared {
     }
 
     async fn hand_over(&self, state: ConnectionState, stream: &Stream) -> io::Result<()> {
-        let gone = || io::Error::other("the successor is gone");
+        let gone = || io::Error::other("successor exited");
         let successor = self.successor().ok_or_else(gone)?;
         // In its turn, so that few states are there at a time.
         let place = successor.reserve().await.map_err(|_| gone())?;
@@ -127,7 +127,7 @@ impl Shared {
                 "handed over to another process".to_owned()
             }
             Err(error) => {
-                tracing::warn!(%error, "a client could not be handed over, and is closed");
+                tracing::warn!(%error, "client hand-over failed: connection closed");
                 if is_between_frames {
                     // Every outcome is fine: the connection is over.
                     let _ = stream.write_all(&closing(SHUTDOWN)).await;
@@ -160,7 +160,7 @@ async fn resume(
     let input = std::mem::take(&mut state.input);
     let resume = |core| AmqpConnection::resume(core, credentials, state, since);
     let mut connection = ClientConnection::resume(&shared, accepted, &outbox, resume);
-    let listed = Listed::new(&shared, id, &outbox);
+    let listed = ConnectionListEntry::new(&shared, id, &outbox);
     let limits = (shared.config.outbox_limit, shared.config.write_timeout);
     let ended = drive_on(&mut stream, &mut connection, &outbox, limits, (&*input).into()).await;
     Box::pin(finish(&shared, stream, connection, (id, peer), ended, outbox.sent())).await;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use broker::{
-    AskedUser, AuthBackends, AuthzBackend, Broker, Identity, LoginAnswer, LoginAttempt, PendingVerdict,
-    PermissionQuestion, QuestionAbout, Verdict,
+    AuthzSubject, AuthBackends, AuthzBackend, Broker, Identity, LoginAnswer, LoginAttempt, AuthzFuture,
+    AuthzRequest, AuthzTarget, AuthzDecision,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
@@ -21,7 +21,7 @@ pub(crate) struct SimulatedAuthzBackend {
 struct Answers {
     /// Whether questions wait until the test answers them.
     waits: AtomicBool,
-    waiting: Mutex<Vec<(String, oneshot::Sender<Verdict>)>>,
+    waiting: Mutex<Vec<(String, oneshot::Sender<AuthzDecision>)>>,
     /// All questions so far, in words.
     asked: Mutex<Vec<String>>,
     /// The questions whose answer is a refusal.
@@ -58,7 +58,7 @@ impl SimulatedAuthzBackend {
     }
 
     /// Answers all questions that wait, and later ones at once.
-    pub(crate) fn release(&self, verdict: Verdict) {
+    pub(crate) fn release(&self, verdict: AuthzDecision) {
         self.answers.waits.store(false, Ordering::Relaxed);
         for (_, answer) in std::mem::take(&mut *self.answers.waiting.lock()) {
             let _ = answer.send(verdict);
@@ -76,7 +76,7 @@ impl SimulatedAuthzBackend {
         *self.answers.refused.lock() = refused.to_vec();
     }
 
-    /// Has all answers forgotten.
+    /// Clears all cached answers.
     pub(crate) fn forget(&self) {
         self.answers.generation.fetch_add(1, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ impl AuthBackends for Everybody {
             Ok(listed) => listed.authorised_by(broker, authz, None).unwrap(),
             Err(_) => {
                 let name = attempt.user.into();
-                let user = AskedUser { name, tags: Vec::new(), from: None, client_id: None };
+                let user = AuthzSubject { name, tags: Vec::new(), from: None, client_id: None };
                 Identity::of_authz_backend(user, authz)
             }
         };
@@ -100,7 +100,7 @@ impl AuthBackends for Everybody {
         LoginAnswer::Now(Ok(identity.clone()))
     }
 
-    fn takes_own_users(&self) -> bool {
+    fn allows_internal_users(&self) -> bool {
         false
     }
 }
@@ -110,11 +110,11 @@ impl AuthzBackend for Everybody {
         "rabbit_auth_backend_http"
     }
 
-    fn ask(&self, question: PermissionQuestion) -> PendingVerdict {
+    fn ask(&self, question: AuthzRequest) -> AuthzFuture {
         let text = match question.about {
-            QuestionAbout::VirtualHost { .. } => return Box::pin(std::future::ready(Verdict::Allowed)),
-            QuestionAbout::Resource { kind, name, permission, .. } => format!("{permission} {kind} {name}"),
-            QuestionAbout::Topic { exchange, permission, routing_key, .. } => {
+            AuthzTarget::VirtualHost { .. } => return Box::pin(std::future::ready(AuthzDecision::Allowed)),
+            AuthzTarget::Resource { kind, name, permission, .. } => format!("{permission} {kind} {name}"),
+            AuthzTarget::Topic { exchange, permission, routing_key, .. } => {
                 format!("{permission} topic {exchange} {routing_key}")
             }
         };
@@ -122,10 +122,10 @@ impl AuthzBackend for Everybody {
         if self.0.waits.load(Ordering::Relaxed) {
             let (answer, verdict) = oneshot::channel();
             self.0.waiting.lock().push((text, answer));
-            return Box::pin(async { verdict.await.unwrap_or(Verdict::Unanswered) });
+            return Box::pin(async { verdict.await.unwrap_or(AuthzDecision::Unanswered) });
         }
         let is_refused = self.0.refused.lock().contains(&&*text);
-        let verdict = if is_refused { Verdict::Refused } else { Verdict::Allowed };
+        let verdict = if is_refused { AuthzDecision::Refused } else { AuthzDecision::Allowed };
         Box::pin(std::future::ready(verdict))
     }
 

@@ -30,7 +30,7 @@ use crate::server::Shared;
 
 /// An upstream that has not decided in this time counts as one that cannot be asked, if the spool remembers the login. The Java
 /// client waits 5 seconds for a whole handshake, in which that may happen twice.
-const DECIDES_WITHIN: Duration = Duration::from_secs(1);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A question to the upstream. Nothing is asked before it is polled.
 pub(super) type Asking<T> = Pin<Box<dyn Future<Output = Result<T, LoginError>> + Send>>;
@@ -48,7 +48,7 @@ impl PendingLogin {
     /// One that the upstream has accepted.
     pub(crate) fn decided(login: proxy::Login) -> Self {
         let (credentials, info) = (Arc::clone(login.credentials()), login.info().clone());
-        Self { credentials, info, asking: Box::pin(ready(Ok(login))), decides_within: DECIDES_WITHIN }
+        Self { credentials, info, asking: Box::pin(ready(Ok(login))), decides_within: LOGIN_TIMEOUT }
     }
 }
 
@@ -81,7 +81,7 @@ impl Shared {
         };
         let (presented, info) = (Arc::new(credentials.copy()), info_of(client));
         let asking = log_in(pool, &spool.local, &presented, info.clone());
-        match self.decide(spool, None, &presented, DECIDES_WITHIN, asking).await? {
+        match self.decide(spool, None, &presented, LOGIN_TIMEOUT, asking).await? {
             Decision::Made(login) => Ok(BackendLogin::Upstream(login)),
             Decision::Open(asking) => {
                 let decides_within = Duration::ZERO;

@@ -22,7 +22,7 @@ use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
 use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::OpenError;
 
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
@@ -59,7 +59,7 @@ const RENEW_AFTER: Duration = Duration::from_secs(30);
 
 /// Why nothing is forwarded before a client of the user has logged in.
 const NO_LOGIN: &str = "no client of this user has logged in since the start";
-const NO_ANSWER: &str = "no upstream answers";
+const NO_ANSWER: &str = "no upstream reachable";
 const NO_CONFIRM: &str = "the upstream confirms nothing";
 
 /// The messages of a user's local queues on their way, whatever connection there is.
@@ -188,11 +188,11 @@ impl Forwarder {
     ///
     /// # Errors
     /// A local queue has failed.
-    async fn wait_for_work(&mut self) -> Option<Result<SharedLogin, Fault>> {
+    async fn wait_for_work(&mut self) -> Option<Result<UpstreamLogin, Fault>> {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
-            self.see_to_wishes(now);
+            self.apply_operator_requests(now);
             self.fill(now);
             self.settle(now);
             if self.is_draining() {
@@ -206,14 +206,18 @@ impl Forwarder {
                 return Poll::Pending;
             }
             let Some(credentials) = self.queue.credentials() else {
-                if self.queue.set_trouble(Some(NO_LOGIN)) {
+                if self.queue.set_status_reason(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
-                    tracing::warn!(vhost, user, "spooled messages wait for a client of their user to log in");
+                    tracing::warn!(
+                        vhost,
+                        user,
+                        "forwarding paused: no credentials until a client of this user logs in"
+                    );
                 }
                 return Poll::Pending;
             };
             let vhost = self.queue.vhost().into();
-            Poll::Ready(Some(Ok(SharedLogin { prefix: "spool-", credentials, vhost })))
+            Poll::Ready(Some(Ok(UpstreamLogin { prefix: "spool-", credentials, vhost })))
         })
         .await
     }
@@ -243,7 +247,7 @@ impl Forwarder {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_wishes(transport::now());
+            self.apply_operator_requests(transport::now());
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
@@ -251,9 +255,9 @@ impl Forwarder {
 
     /// Reports a fault, and waits before the next attempt. `logins` were counted when this one began.
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
-        if self.queue.set_trouble(Some(&fault.reply_text())) {
+        if self.queue.set_status_reason(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::warn!(vhost, user, %fault, "forwarding paused: spooled messages wait");
+            tracing::warn!(vhost, user, %fault, "forwarding paused");
         }
         // A client that has logged in since then may have another password.
         self.wait(pause, (pause == LONG_PAUSE).then_some(logins)).await;
@@ -264,7 +268,7 @@ impl Forwarder {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            self.see_to_wishes(transport::now());
+            self.apply_operator_requests(transport::now());
             if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
@@ -275,7 +279,7 @@ impl Forwarder {
 
     /// Forwards over a connection until it is unused or lost. If it is not isolated, its fault may be another client's.
     async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>, is_isolated: bool) -> Lost {
-        self.queue.set_trouble(None);
+        self.queue.set_status_reason(None);
         self.logged_in(asked);
         self.share = Some(self.local.loaded().connected());
         let is_renewal = std::mem::take(&mut self.renews);
@@ -409,11 +413,11 @@ impl Forwarder {
             _ if silent_for >= SILENT => Some(NO_CONFIRM),
             _ => return,
         };
-        if self.queue.set_trouble(trouble)
+        if self.queue.set_status_reason(trouble)
             && let Some(trouble) = trouble
         {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::warn!(vhost, user, trouble, "spooled messages wait for the upstream");
+            tracing::warn!(vhost, user, trouble, "forwarding paused: waiting for the upstream");
         }
     }
 

@@ -140,7 +140,7 @@ impl LocalSpool {
             match queues.get(&key) {
                 Some(of) => of.restore_backlog(name, queue),
                 // Main queues are created first and deleted last.
-                None => tracing::error!(queue = &**queue.name(), "a backlog without a main queue"),
+                None => tracing::error!(queue = &**queue.name(), "orphaned spool backlog (no main queue)"),
             }
         }
         let bytes = queues.values().map(|queue| queue.bytes()).sum();
@@ -230,7 +230,7 @@ impl LocalSpool {
             // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
             let has_nothing = queue.messages() == 0 && !queue.has_backlogs();
             let is_unused = Arc::strong_count(queue) <= 2 && has_nothing && is_on_disk;
-            if !queue.has_been_unused(is_unused, now, UNUSED_MAX) {
+            if !queue.note_unused(is_unused, now, UNUSED_MAX) {
                 return true;
             }
             self.delete(queue.queue());
@@ -283,7 +283,7 @@ impl LocalSpool {
             self.left(queue, bytes);
         }
         let (vhost, user) = (queue.vhost(), queue.user());
-        tracing::warn!(vhost, user, messages = count, "an operator has dropped spooled messages");
+        tracing::warn!(vhost, user, messages = count, "spooled messages dropped by operator");
         count
     }
 

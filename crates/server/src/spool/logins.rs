@@ -33,11 +33,11 @@ const REWRITTEN_AFTER: u32 = 16;
 
 /// Passwords that are compared, or wait for that, at a time: more than a second would be longer than their clients wait.
 const MAX_COMPARISONS: usize = 16;
-/// Those of one user, so that wrong passwords for one user leave the others room.
+/// The same limit for one user, so that wrong passwords for one user do not block the others.
 const MAX_COMPARISONS_OF_USER: usize = 4;
 
 /// How long a password that did not match is not compared again.
-const MISMATCH_HOLDS: Duration = Duration::from_secs(60);
+const MISMATCH_TTL: Duration = Duration::from_secs(60);
 /// How many of these are remembered, the last ones.
 const MAX_MISMATCHES: usize = 1024;
 
@@ -86,7 +86,7 @@ impl RememberedLogins {
             let outcome =
                 if max_age.is_zero() { file::remove(path).map(|()| Vec::new()) } else { file::read(path) };
             let lines = outcome.unwrap_or_else(|error| {
-                tracing::warn!(path = %path.display(), %error, "accepted logins could not be read");
+                tracing::warn!(path = %path.display(), %error, "cannot read login cache");
                 Vec::new()
             });
             for line in lines {
@@ -229,7 +229,7 @@ impl RememberedLogins {
     /// Compares credentials with the slow hashes of their user. Returns false without doing so if too many comparisons wait.
     async fn matches(&self, fingerprint: Fingerprint, credentials: &Arc<Credentials>) -> bool {
         let Some(outcome) = self.state.lock().comparison(fingerprint, &credentials.username) else {
-            tracing::debug!(user = credentials.username, "too many logins to compare: one is not looked at");
+            tracing::debug!(user = credentials.username, "too many concurrent logins: offline check skipped");
             return false;
         };
         *outcome.get_or_init(|| self.hash_and_compare(fingerprint, credentials)).await
@@ -244,7 +244,7 @@ impl RememberedLogins {
         let Some(user) = user.filter(|user| user.parameters == parameters) else { return false };
         let is_same = user.record_hash(fingerprint, hash);
         if !is_same {
-            state.add_mismatch(fingerprint, MISMATCH_HOLDS);
+            state.add_mismatch(fingerprint, MISMATCH_TTL);
         }
         is_same
     }
@@ -330,7 +330,7 @@ impl RememberedLogins {
             state.users.iter_mut().for_each(|(name, user)| user.append_to(name, &mut text));
         }
         let Err(error) = file::replace(path, &text) else { return true };
-        tracing::warn!(path = %path.display(), %error, "accepted logins could not be written: a restart forgets them");
+        tracing::warn!(path = %path.display(), %error, "cannot write login cache: lost on restart");
         self.state.lock().is_dirty = true;
         false
     }

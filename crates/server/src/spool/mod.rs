@@ -2,7 +2,7 @@
 //!
 //! - [`rules`]: which publishes it takes.
 //! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
-//! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data folder of its own. No listener
+//! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data directory of its own. No listener
 //!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
 //! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
 //!   order of messages, retries and refusals are decided by the crate `spool`.
@@ -50,7 +50,7 @@ use crate::alarms::Alarms;
 use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
-use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
 
 pub(crate) use self::admission::PendingLogin;
 use self::admission::{ask_upstream, now_of};
@@ -94,7 +94,7 @@ pub struct SpoolConfig {
 
 /// How forwarders reach the upstream.
 struct UpstreamAccess {
-    connect: Box<dyn Fn(SharedLogin, bool) -> Connecting + Send + Sync>,
+    connect: Box<dyn Fn(UpstreamLogin, bool) -> Connecting + Send + Sync>,
     /// Whether an upstream answers; `None` if that is not known.
     answers: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
@@ -103,7 +103,7 @@ type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + S
 
 impl UpstreamAccess {
     /// Opens a connection for a login, which is shared with nobody if it `is_isolated`.
-    fn connect(&self, login: SharedLogin, is_isolated: bool) -> Connecting {
+    fn connect(&self, login: UpstreamLogin, is_isolated: bool) -> Connecting {
         (self.connect)(login, is_isolated)
     }
 
@@ -202,7 +202,7 @@ impl Spool {
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
     pub fn set_mode(&self, mode: ForwardingMode) {
-        tracing::info!(mode = mode.name(), "an operator has changed the mode of the spool");
+        tracing::info!(mode = mode.name(), "spool mode changed by operator");
         self.local.set_mode(mode);
     }
 
@@ -284,7 +284,7 @@ impl Spool {
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         let mut forwarders = self.forwarders.lock();
-        // Those of removed queues, and those that have panicked, which they have reported.
+        // Forwarders of removed queues, and those that have panicked, which is reported already.
         forwarders.retain(|forwarder| !forwarder.is_finished());
         forwarders.push(self.runtime.spawn(task));
     }
@@ -302,7 +302,7 @@ impl Spool {
 /// Why a spool cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// Its folder holds something else.
-    #[error("the directory is not that of a spool: {0}")]
+    /// Its directory holds something else.
+    #[error("not a spool directory: {0}")]
     Foreign(String),
 }

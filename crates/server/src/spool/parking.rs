@@ -167,7 +167,7 @@ impl ParkedQueue {
             return self.queue.purge().0;
         }
         let mut count = 0;
-        self.go_over(now, |batch| {
+        self.scan_parked(now, |batch| {
             let (dropped, staying): (Vec<_>, _) =
                 batch.into_iter().partition(|each| selects(selection, each));
             count += dropped.len() as u64;
@@ -189,7 +189,7 @@ impl ParkedQueue {
         let _turn = self.reading.lock();
         let now = local.timestamp(now);
         let mut moved = 0;
-        self.go_over(now, |batch| {
+        self.scan_parked(now, |batch| {
             let mut staying = Vec::new();
             let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
             for delivery in batch {
@@ -218,8 +218,8 @@ impl ParkedQueue {
 
     /// Goes once over the messages that are parked now, a batch at a time. Those that `act` returns stay parked, in their order
     /// and behind the others, so that the next batch can be read without them in memory.
-    fn go_over(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
-        // Those that stay, and those that are parked meanwhile, have later positions.
+    fn scan_parked(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
+        // Messages that stay, and messages that are parked meanwhile, have later positions.
         let end = self.queue.next_position();
         loop {
             let mut batch = self.read(MOVED, MOVED_BYTES, now);
@@ -263,7 +263,7 @@ impl ParkedQueue {
         // Before the messages are there: a forwarder that reads one asks the upstream about it.
         queue.requeued();
         if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
-            tracing::error!("parked messages could not be forwarded again: their queue is gone");
+            tracing::error!("cannot requeue parked messages: queue deleted");
             local.left(queue, bytes);
             return Err(deliveries);
         }

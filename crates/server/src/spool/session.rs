@@ -41,7 +41,7 @@ use crate::server::Shared;
 use self::channels::SpoolChannels;
 use self::connection::ConnectionAnswers;
 use self::contents::UnfinishedContents;
-use self::publishing::PublishWay;
+use self::publishing::PublishRoute;
 use self::refusing::{RefusedChannels, RefusedFrame};
 
 /// A session of the pool whose client's publishes are spooled if their exchange is among those of the rules.
@@ -91,7 +91,7 @@ pub(super) struct SpoolingSession {
 /// A spooled publish that is not on disk.
 struct SpooledPublish {
     channel: u16,
-    /// Tells the channel from others that have had its number.
+    /// Distinguishes the channel from earlier ones with the same number.
     opening: u64,
     /// The number of its confirm, if the client wants one.
     number: Option<u64>,
@@ -225,7 +225,7 @@ impl SpoolingSession {
         }
         match Method::decode(frame.payload) {
             Ok(Method::BasicPublish(publish)) => {
-                self.way_of(number, &publish) != PublishWay::Spool || self.may_publish()
+                self.route_of(number, &publish) != PublishRoute::Spool || self.may_publish()
             }
             _ => true,
         }
@@ -252,7 +252,7 @@ impl SpoolingSession {
     }
 
     /// Continues to close, as far as that is possible now.
-    fn go_on_closing(&mut self, now: Instant) {
+    fn continue_close(&mut self, now: Instant) {
         if self.life == SpoolingLife::Storing && self.is_on_disk() {
             self.life = if self.inner.close(now) { SpoolingLife::Closed } else { SpoolingLife::Closing };
         }
@@ -311,7 +311,7 @@ impl BackendSession for SpoolingSession {
         if outcome.is_err() && self.life == SpoolingLife::Closing {
             self.life = SpoolingLife::Closed;
         }
-        self.go_on_closing(now);
+        self.continue_close(now);
         // The client has closed its connection; what is not on disk yet must be.
         Ok(())
     }
@@ -370,7 +370,7 @@ impl BackendSession for SpoolingSession {
         self.blocked = None;
         while !self.flush_spooled(now) {}
         self.after_disk();
-        self.go_on_closing(now);
+        self.continue_close(now);
         self.is_closed()
     }
 

@@ -11,11 +11,11 @@ use sync::work;
 use transport::{Intent, Outbox};
 
 use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
-use super::session::{StompSession, of_fault};
+use super::session::{CancelledSubscription, StompSession, of_fault};
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
-use crate::registry::{ClientSession, OpenConnection, Opening};
+use crate::registry::{ClientSession, OpenConnection, NewConnection};
 use crate::server::MAX_UNSPLIT_MESSAGE;
-use crate::websocket::Carriage;
+use crate::websocket::FrameMapping;
 
 /// Time limit for the receipt of a client that has disconnected, which waits for the disk.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -124,7 +124,7 @@ impl StompConnection {
         // As RabbitMQ shows it: whole seconds.
         let heart_beat = self.machine.expected_heart_beat().map_or(0, |interval| interval.as_secs());
         let heartbeat_secs = u16::try_from(heart_beat).unwrap_or(u16::MAX);
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id: self.core.id,
             arrival: self.core.arrival,
             protocol: match session.version() {
@@ -287,7 +287,7 @@ fn full_queue() -> StompFault {
 }
 
 impl ProtocolState for StompConnection {
-    const CARRIAGE: Carriage = Carriage::Text;
+    const CARRIAGE: FrameMapping = FrameMapping::Text;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {
         let shared = &core.shared;
@@ -329,7 +329,7 @@ impl ProtocolState for StompConnection {
 
     fn handle_eof(&mut self, now: Instant) {
         if self.session.is_none() {
-            self.core.ends(Ending::Normal, || "client went away before it had logged in".to_owned());
+            self.core.ends(Ending::Normal, || "client closed the connection before login".to_owned());
         }
         if let Some(end) = self.machine.handle_eof() {
             self.ended(&end, now);
@@ -346,8 +346,8 @@ impl ProtocolState for StompConnection {
             match session.handle_nudge(now) {
                 Ok(cancelled) => {
                     let mut out = Vec::new();
-                    for (tag, number) in cancelled {
-                        self.machine.cancelled(&tag, number, &mut out);
+                    for CancelledSubscription { tag, number, next_delivery_tag } in cancelled {
+                        self.machine.cancelled(&tag, number, next_delivery_tag, &mut out);
                     }
                     self.append(&out);
                     self.note_session();
@@ -388,7 +388,7 @@ impl ProtocolState for StompConnection {
             }
         }
         if is_unread {
-            self.machine.excuse_silence(now);
+            self.machine.pause_heart_beat(now);
         }
         let mut out = Vec::new();
         let end = self.machine.handle_deadline(now, &mut out);

@@ -111,7 +111,7 @@ pub(super) fn log_in(
                     let (broker, vhost) = (Arc::clone(broker), client.vhost.clone());
                     let request = BackendRequest::new(&core.outbox, async move {
                         let identity = answer.await?;
-                        broker.ask_to_open(&identity, &vhost).await;
+                        broker.authorise_vhost(&identity, &vhost).await;
                         Ok(identity)
                     });
                     Ok(StompLogin::AskedByBroker(Box::new(BrokerLogin { request, client })))

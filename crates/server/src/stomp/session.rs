@@ -33,12 +33,11 @@ pub(super) trait StompSession: Send {
     fn start(&mut self, number: u64);
     /// Called at the end of a batch of frames that were read at once.
     fn flush(&mut self, now: Instant);
-    /// Called after another task has nudged the outbox. Returns the subscriptions that the backend has cancelled, with
-    /// their tags.
+    /// Called after another task has nudged the outbox. Returns the subscriptions that the backend has cancelled.
     ///
     /// # Errors
     /// A fault that ends the connection.
-    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault>;
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault>;
     /// The receipt that the request asked for whose fault [`StompSession::handle_nudge`] has returned.
     fn take_failed_receipt(&mut self) -> Option<Box<str>> {
         None
@@ -62,6 +61,15 @@ pub(super) trait StompSession: Send {
     }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
+}
+
+/// A subscription that the backend has cancelled.
+#[derive(Debug)]
+pub(super) struct CancelledSubscription {
+    pub(super) tag: Box<str>,
+    pub(super) number: u64,
+    /// No message of the subscription that the client may acknowledge has this delivery tag or a later one.
+    pub(super) next_delivery_tag: u64,
 }
 
 /// A receipt that a client asked for.

@@ -45,14 +45,14 @@ const DEFLATED_BYTE: u32 = 10_000;
 /// A protocol that a WebSocket can carry.
 pub(crate) trait CarriedProtocol: Protocol {
     /// How the protocol's bytes travel.
-    const CARRIAGE: Carriage;
+    const CARRIAGE: FrameMapping;
     /// Why the protocol has finished, for the close frame. Called after [`Intent::Finish`].
     fn ending(&self) -> (CloseCode, String);
 }
 
 /// How the bytes of a protocol travel in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Carriage {
+pub(crate) enum FrameMapping {
     /// In binary messages of whole AMQP frames.
     AmqpFrames,
     /// In binary messages cut anywhere, as MQTT allows.
@@ -164,7 +164,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
             match step.event {
                 None => return (taken, Stop::InputUsedUp),
                 Some(WebSocketEvent::More) => return (taken, Stop::More),
-                Some(WebSocketEvent::MessageStart(MessageKind::Text)) if P::CARRIAGE != Carriage::Text => {
+                Some(WebSocketEvent::MessageStart(MessageKind::Text)) if P::CARRIAGE != FrameMapping::Text => {
                     return (input.len(), Stop::End(PeerEnd::Fault(TEXT_REFUSED)));
                 }
                 Some(WebSocketEvent::Ping(control)) => self.answer_ping(control.payload()),
@@ -358,7 +358,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
     }
 }
 
-impl Carriage {
+impl FrameMapping {
     /// Splits a batch into messages.
     fn messages(self, batch: &OutBuf) -> Vec<MessageSpan> {
         match self {

@@ -27,12 +27,12 @@ use std::time::Duration;
 
 use ::websocket::handshake::OriginRules;
 
-pub(crate) use adapter::{Carriage, MAX_WAITING_CONTROL};
+pub(crate) use adapter::{FrameMapping, MAX_WAITING_CONTROL};
 pub(crate) use pings::{PingAction, Pings};
 pub use routes::Routes;
 pub(crate) use run::{join, refuse, run};
 use transport::Peer;
-pub(crate) use upgrade::{Granted, answer_refusal};
+pub(crate) use upgrade::{AcceptedUpgrade, answer_refusal};
 pub use webroot::Webroot;
 
 use crate::network::Network;

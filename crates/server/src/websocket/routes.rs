@@ -39,7 +39,7 @@ impl Routes {
         by_path.or_else(upstream).or(self.everywhere.as_ref()).map(Route::Relay)
     }
 
-    /// Says where the protocols are, for a client that has asked for another path: `nothing here: AMQP is at / and
+    /// The response for an unknown path, which lists the paths of the protocols: `nothing here: AMQP is at / and
     /// /ws/amqp, MQTT is at /ws/mqtt`. The paths of relays are the operator's, and not for strangers.
     pub(super) fn nothing_here(&self) -> String {
         let upstream = self.upstream.iter().map(|(path, protocol, _)| (*path, *protocol));

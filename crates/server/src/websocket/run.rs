@@ -13,14 +13,14 @@ use tokio::sync::Semaphore;
 use transport::{Peer, Stream, drive, linger};
 
 use super::WebSocketConfig;
-use super::adapter::{Carriage, CarriedProtocol, WebSocket};
-use super::upgrade::{Granted, NotUpgraded, UpgradeDecision, answer_refusal, request};
+use super::adapter::{FrameMapping, CarriedProtocol, WebSocket};
+use super::upgrade::{AcceptedUpgrade, NotUpgraded, UpgradeDecision, answer_refusal, request};
 use super::webroot;
 use crate::client::{ClientConnection, Ending, ProtocolState};
 use crate::limits::LimitReached;
 use crate::protocols::ClientProtocol;
 use crate::relay;
-use crate::server::{AcceptedConnection, Listed, Shared, reason_of};
+use crate::server::{AcceptedConnection, ConnectionListEntry, Shared, reason_of};
 
 /// Most clients over a limit that are notified at the same time. A page can only see a close code, which takes
 /// a whole handshake; further connections are dropped as over TCP, so that a limit remains a limit.
@@ -35,7 +35,7 @@ pub(crate) async fn run(
 ) {
     // Boxed: the state for reading a request is needed only briefly.
     let mut granted = match Box::pin(upgrade(&shared, &config, &mut stream, &accepted)).await {
-        Some(UpgradeDecision::Granted(granted)) => granted,
+        Some(UpgradeDecision::AcceptedUpgrade(granted)) => granted,
         Some(UpgradeDecision::File(file)) => {
             return Box::pin(webroot::serve(shared, config, stream, accepted, file)).await;
         }
@@ -49,7 +49,7 @@ pub(crate) async fn run(
         }
     }
     if let Some(relay) = granted.relay.take() {
-        let Granted { answer, deflate, .. } = granted;
+        let AcceptedUpgrade { answer, deflate, .. } = granted;
         let interval = config.ping_interval;
         return Box::pin(relay::run(shared, relay, stream, accepted, answer, deflate, interval)).await;
     }
@@ -66,7 +66,7 @@ pub(crate) fn join<P, S>(
     shared: Arc<Shared>,
     mut stream: S,
     accepted: AcceptedConnection,
-    granted: Granted,
+    granted: AcceptedUpgrade,
     ping_interval: Duration,
 ) -> impl Future<Output = ()> + Send + 'static
 where
@@ -75,12 +75,12 @@ where
 {
     let AcceptedConnection { id, peer, .. } = accepted;
     let (connection, outbox) = accepted.into_client::<P>(&shared);
-    let Granted { answer, deflate, .. } = granted;
+    let AcceptedUpgrade { answer, deflate, .. } = granted;
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
     let mut protocol =
         WebSocket::new(connection, Arc::clone(&outbox), limit, ping_interval, now).with_deflate(deflate);
-    let listed = Listed::new(&shared, id, &outbox);
+    let listed = ConnectionListEntry::new(&shared, id, &outbox);
     async move {
         let sent = send(&mut stream, &answer).await;
         drop(answer);
@@ -106,7 +106,7 @@ pub(crate) async fn refuse(
     let Ok(_permit) = REFUSALS.try_acquire() else { return };
     let telling = async {
         match request(&mut stream, &mut Vec::new(), peer, &config).await {
-            Ok(UpgradeDecision::Granted(granted)) => answer_at_limit(&mut stream, granted, limit).await,
+            Ok(UpgradeDecision::AcceptedUpgrade(granted)) => answer_at_limit(&mut stream, granted, limit).await,
             Ok(UpgradeDecision::File(_)) => answer_refusal(&mut stream, &at_limit(limit)).await,
             Err(NotUpgraded::Refused(refusal)) => answer_refusal(&mut stream, &refusal).await,
             Err(NotUpgraded::Io(_) | NotUpgraded::Unused) => {}
@@ -121,7 +121,7 @@ fn at_limit(limit: LimitReached) -> UpgradeRefusal {
 }
 
 /// Upgrades and closes with 1013. On a relay, which never upgrades a client that it cannot serve, answers 503.
-async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReached) {
+async fn answer_at_limit(stream: &mut Stream, granted: AcceptedUpgrade, limit: LimitReached) {
     if granted.relay.is_some() {
         return answer_refusal(stream, &at_limit(limit)).await;
     }
@@ -172,7 +172,7 @@ async fn upgrade(
 }
 
 impl<P: ProtocolState> CarriedProtocol for ClientConnection<P> {
-    const CARRIAGE: Carriage = P::CARRIAGE;
+    const CARRIAGE: FrameMapping = P::CARRIAGE;
 
     fn ending(&self) -> (CloseCode, String) {
         close_of(self.ending())

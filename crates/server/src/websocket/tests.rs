@@ -11,7 +11,7 @@ use websocket::{
     WebSocketEvent, encode,
 };
 
-use super::adapter::{Carriage, CarriedProtocol, WebSocket};
+use super::adapter::{FrameMapping, CarriedProtocol, WebSocket};
 
 const KEY: [u8; 4] = [1, 2, 3, 4];
 const READ_LIMIT: usize = 4096;
@@ -64,7 +64,7 @@ impl Protocol for Lines {
 }
 
 impl CarriedProtocol for Lines {
-    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+    const CARRIAGE: FrameMapping = FrameMapping::AmqpFrames;
 
     fn ending(&self) -> (CloseCode, String) {
         (CloseCode::GOING_AWAY, "bye".to_owned())

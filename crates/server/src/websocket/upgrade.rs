@@ -24,14 +24,14 @@ const FIRST_READ: usize = 1024;
 #[derive(Debug)]
 pub(super) enum UpgradeDecision {
     /// It is to be upgraded.
-    Granted(Granted),
+    AcceptedUpgrade(AcceptedUpgrade),
     /// It asks for a file.
     File(FileRequest),
 }
 
 /// A request that was granted.
 #[derive(Debug)]
-pub(crate) struct Granted {
+pub(crate) struct AcceptedUpgrade {
     /// The HTTP response of the upgrade.
     pub(super) answer: Vec<u8>,
     /// The client's address as a trusted reverse proxy reports it.
@@ -150,7 +150,7 @@ fn validate(
         config.is_from_proxy(peer).then(reported).transpose().map_err(conflicting_headers)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
     let answer = upgrade.accept(subprotocol, deflate);
-    Ok(UpgradeDecision::Granted(Granted { answer, client, protocol, relay, deflate }))
+    Ok(UpgradeDecision::AcceptedUpgrade(AcceptedUpgrade { answer, client, protocol, relay, deflate }))
 }
 
 /// The subprotocol to answer with on a relay: one of its own, or the first one offered if it has none. A client

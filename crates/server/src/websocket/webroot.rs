@@ -3,7 +3,7 @@
 //! tower-http's `ServeDir` handles ranges, conditional requests and content types. It is called for one request
 //! at a time, and its answer is written here: a second HTTP server after the head that has already been read
 //! would bring buffers and timeouts of its own. So each answer ends its connection. Checks that `ServeDir`
-//! lacks are made first: no links out of the folder, no hidden files, and only plain files.
+//! lacks are made first: no links out of the directory, no hidden files, and only plain files.
 
 use std::fmt;
 use std::fs;
@@ -25,7 +25,7 @@ use transport::{Outbox, Stream, linger};
 
 use super::WebSocketConfig;
 use super::upgrade::answer_refusal;
-use crate::server::{AcceptedConnection, Listed, Shared};
+use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 
 /// Most files sent at the same time; beyond that, the answer is 503. Each transfer holds one chunk.
 const MAX_TRANSFERS: usize = 512;
@@ -37,37 +37,37 @@ const CHUNK: usize = 32 * 1024;
 const FIELDS: [HeaderName; 4] =
     [header::RANGE, header::IF_RANGE, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE];
 
-/// The one hidden folder that is meant to be public (RFC 8615).
+/// The one hidden directory that is meant to be public (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
 
-/// A folder whose files are served.
+/// A directory whose files are served.
 pub struct Webroot {
-    folder: PathBuf,
+    directory: PathBuf,
     files: ServeDir,
     transfers: Semaphore,
 }
 
 impl Webroot {
-    /// Serves `folder`.
+    /// Serves `directory`.
     ///
     /// # Errors
-    /// Fails if it does not exist or is not a folder.
-    pub fn open(folder: &Path) -> io::Result<Self> {
-        let folder = fs::canonicalize(folder)?;
-        if !folder.is_dir() {
+    /// Fails if it does not exist or is not a directory.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        let directory = fs::canonicalize(directory)?;
+        if !directory.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        let files = ServeDir::new(&folder).with_buf_chunk_size(CHUNK);
-        Ok(Self { folder, files, transfers: Semaphore::new(MAX_TRANSFERS) })
+        let files = ServeDir::new(&directory).with_buf_chunk_size(CHUNK);
+        Ok(Self { directory, files, transfers: Semaphore::new(MAX_TRANSFERS) })
     }
 
-    /// Whether a path may be served: a plain file in the folder, or a folder in it with an index.
+    /// Whether a path may be served: a plain file in the directory, or a directory in it with an index.
     fn admits(&self, path: &str) -> bool {
         let inside = |path: &Path| {
-            let found = fs::canonicalize(path).ok().filter(|found| found.starts_with(&self.folder));
+            let found = fs::canonicalize(path).ok().filter(|found| found.starts_with(&self.directory));
             found.and_then(|found| fs::metadata(found).ok())
         };
-        let path = self.folder.join(path.trim_start_matches('/'));
+        let path = self.directory.join(path.trim_start_matches('/'));
         match inside(&path) {
             Some(found) if found.is_dir() => {
                 inside(&path.join("index.html")).is_some_and(|index| index.is_file())
@@ -79,7 +79,7 @@ impl Webroot {
 
 impl fmt::Debug for Webroot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Webroot").field("folder", &self.folder).finish_non_exhaustive()
+        f.debug_struct("Webroot").field("directory", &self.directory).finish_non_exhaustive()
     }
 }
 
@@ -140,7 +140,7 @@ pub(super) async fn serve(
     file: FileRequest,
 ) {
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, accepted.id, &Arc::new(Outbox::new(0)));
+    let _listed = ConnectionListEntry::new(&shared, accepted.id, &Arc::new(Outbox::new(0)));
     let asked = file.request.uri().path().to_owned();
     let Some(webroot) = config.routes.webroot.clone() else { return };
     let Ok(_transfer) = webroot.transfers.try_acquire() else {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn links_out_of_the_folder_lead_nowhere() {
+    fn links_out_of_the_directory_lead_nowhere() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret"), "s").unwrap();
         let inside = tempfile::tempdir().unwrap();
@@ -256,7 +256,7 @@ mod tests {
         fs::create_dir(root.join("site")).unwrap();
         let link = |from: &Path, to: PathBuf| std::os::unix::fs::symlink(from, to).unwrap();
         link(&outside.path().join("secret"), root.join("link"));
-        link(outside.path(), root.join("folder"));
+        link(outside.path(), root.join("directory"));
         link(&outside.path().join("secret"), root.join("site/index.html"));
         link(&root.join("file"), root.join("alias"));
         let webroot = Webroot::open(root).unwrap();
@@ -264,7 +264,7 @@ mod tests {
             ("/file", true),
             ("/alias", true),
             ("/link", false),
-            ("/folder/secret", false),
+            ("/directory/secret", false),
             ("/site/", false),
             ("/empty/", false),
             ("/", false),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_needed() {
+    fn a_directory_is_needed() {
         assert!(Webroot::open(Path::new("/does/not/exist")).is_err());
         assert!(Webroot::open(Path::new("/etc/passwd")).is_err());
     }

@@ -10,6 +10,7 @@ use crate::decode::StompDecoder;
 use crate::encode::FrameWriter;
 use crate::fault::StompFault;
 use crate::frame::StompFrame;
+use crate::limits::MAX_CANCELLED;
 use crate::version::StompVersion;
 
 /// Settings that apply to all clients of a server.
@@ -48,6 +49,9 @@ pub(super) struct Core {
     heart_beat: HeartBeat,
     /// Keyed by consumer tag.
     pub(super) subscriptions: HashMap<Box<str>, Subscription>,
+    /// The delivery tag behind those of a subscription that the server has cancelled, by consumer tag: a client that has
+    /// received a message cannot know in time that it is not to be acknowledged any more.
+    pub(super) cancelled: HashMap<Box<str>, u64>,
     pub(super) transactions: Vec<(Box<str>, TransactionId)>,
     /// The number given last to a subscription or transaction.
     pub(super) next_number: u64,
@@ -85,6 +89,7 @@ impl StompServerConnection {
                 session: "".into(),
                 heart_beat: HeartBeat::none(now),
                 subscriptions: HashMap::new(),
+                cancelled: HashMap::new(),
                 transactions: Vec::new(),
                 next_number: 0,
             },
@@ -159,15 +164,20 @@ impl StompServerConnection {
     }
 
     /// Reports that the broker has cancelled the subscription with this tag and number because its queue is gone.
-    /// As in RabbitMQ, the client receives an ERROR and the connection stays open: the client did nothing wrong.
-    pub fn cancelled(&mut self, tag: &str, number: u64, out: &mut Vec<u8>) {
+    /// As in RabbitMQ, the client receives an ERROR and the connection stays open: the client did nothing wrong. Messages with
+    /// delivery tags below `next_delivery_tag` may still be acknowledged, without effect. Later messages of any subscription
+    /// with this tag must have others.
+    pub fn cancelled(&mut self, tag: &str, number: u64, next_delivery_tag: u64, out: &mut Vec<u8>) {
         let core = &mut self.core;
         if core.phase != Phase::Connected
             || core.subscriptions.get(tag).is_none_or(|own| own.number != number)
         {
             return;
         }
-        core.subscriptions.remove(tag);
+        let removed = core.subscriptions.remove(tag);
+        if removed.is_some_and(|removed| removed.ack != AckMode::Auto) {
+            core.note_cancelled(tag, next_delivery_tag);
+        }
         let (id, description) = match tag.split_at_checked(2) {
             Some((super::form::TAG_OF_ID, id)) => (id, format!("id='{id}'")),
             Some((_, destination)) => (destination, format!("destination='{destination}'")),
@@ -196,7 +206,7 @@ impl StompServerConnection {
     }
 
     /// Reports that the server has stopped reading, so that the client's silence does not count.
-    pub fn excuse_silence(&mut self, now: Instant) {
+    pub fn pause_heart_beat(&mut self, now: Instant) {
         self.core.heart_beat.received(now);
     }
 
@@ -292,6 +302,16 @@ impl Core {
         self.next_number
     }
 
+    /// Remembers a cancelled subscription, in place of the one whose messages are the oldest if there are too many.
+    fn note_cancelled(&mut self, tag: &str, next_delivery_tag: u64) {
+        if self.cancelled.len() >= MAX_CANCELLED && !self.cancelled.contains_key(tag) {
+            let oldest = self.cancelled.values().copied().min().unwrap_or_default();
+            self.cancelled.retain(|_, next| *next != oldest);
+        }
+        let next = self.cancelled.entry(tag.into()).or_default();
+        *next = next_delivery_tag.max(*next);
+    }
+
     fn fail(&mut self, fault: StompFault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<StompEnd> {
         if self.phase == Phase::Ended {
             return None;
@@ -317,6 +337,7 @@ impl Core {
         }
         self.phase = Phase::Ended;
         self.subscriptions = HashMap::new();
+        self.cancelled = HashMap::new();
         self.transactions = Vec::new();
         Some(end)
     }

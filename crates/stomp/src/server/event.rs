@@ -94,6 +94,8 @@ pub enum EventKind<'a> {
     },
     /// ACK or NACK.
     Settle(Settle),
+    /// ACK or NACK of a message whose subscription the server has cancelled: it has no effect, and is confirmed.
+    SettleCancelled,
     /// BEGIN.
     Begin(TransactionId),
     /// COMMIT.
@@ -117,6 +119,7 @@ impl EventKind<'_> {
                 EventKind::Unsubscribe { number: *number, destination: destination.clone() }
             }
             Self::Settle(settle) => EventKind::Settle(*settle),
+            Self::SettleCancelled => EventKind::SettleCancelled,
             Self::Begin(transaction) => EventKind::Begin(*transaction),
             Self::Commit(transaction) => EventKind::Commit(*transaction),
             Self::Abort(transaction) => EventKind::Abort(*transaction),
@@ -187,7 +190,7 @@ impl fmt::Display for StompEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => f.write_str("closed by client"),
-            Self::Eof => f.write_str("client went away without disconnecting"),
+            Self::Eof => f.write_str("client unexpectedly closed TCP connection"),
             Self::Silent => f.write_str("missed heart-beats from client"),
             Self::Fault(fault) => write!(f, "closed by server: {fault}"),
         }

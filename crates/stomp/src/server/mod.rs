@@ -11,7 +11,7 @@
 //! 4. Messages for the client: [`MessageForm::begin`], from any source; consumers cancelled by the broker:
 //!    [`StompServerConnection::cancelled`].
 //! 5. [`StompServerConnection::next_deadline`] returns the latest time for [`StompServerConnection::handle_deadline`];
-//!    [`StompServerConnection::handle_sent`] postpones it. Time-outs of the login and of writing are up to the caller.
+//!    [`StompServerConnection::handle_sent`] postpones it. Timeouts of the login and of writing are up to the caller.
 //! 6. The end is reported once, as an [`StompEnd`]: by an event, or by the call that caused it. After
 //!    [`EventKind::Disconnect`] the server calls [`StompServerConnection::leave`], once the receipt is written.
 

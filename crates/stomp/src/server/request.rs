@@ -23,7 +23,7 @@ impl Core {
             }
             "SUBSCRIBE" => EventKind::Subscribe(self.subscribe(&headers)?),
             "UNSUBSCRIBE" => self.unsubscribe(&headers)?,
-            "ACK" | "NACK" => EventKind::Settle(self.settle(&headers, command)?),
+            "ACK" | "NACK" => self.settle(&headers, command)?,
             "BEGIN" => EventKind::Begin(self.begin(transaction_name(&headers, command)?)?),
             "COMMIT" => EventKind::Commit(self.end_transaction(transaction_name(&headers, command)?)?),
             "ABORT" => EventKind::Abort(self.end_transaction(transaction_name(&headers, command)?)?),
@@ -76,7 +76,7 @@ impl Core {
         Ok(EventKind::Unsubscribe { number, destination })
     }
 
-    fn settle(&self, headers: &Headers<'_>, command: &str) -> Result<Settle, StompFault> {
+    fn settle<'a>(&self, headers: &Headers<'_>, command: &str) -> Result<EventKind<'a>, StompFault> {
         let name = if self.version == StompVersion::V12 { "id" } else { "message-id" };
         let Some(id) = headers.get(name) else {
             let detail = format!("\"{command}\" must include the \"{name}\" header\n");
@@ -85,20 +85,27 @@ impl Core {
         let invalid =
             || StompFault::header(format!("\"{command}\" must include a valid \"{name}\" header\n"));
         let (tag, delivery_tag) = parse_message_id(id, &self.session).ok_or_else(invalid)?;
-        let Some(subscription) = self.subscriptions.get(tag) else {
+        let is_cancelled = self.cancelled.get(tag).is_some_and(|next| delivery_tag < *next);
+        let subscription = self.subscriptions.get(tag);
+        if subscription.is_none() && !is_cancelled {
             let detail = format!("Message with id \"{id}\" has no subscription");
             return Err(StompFault::new("Subscription not found", detail));
+        }
+        let (requeue, transaction) = (headers.flag("requeue")?.unwrap_or(true), self.transaction(headers)?);
+        // The message may be one of a cancelled subscription though the client has another with the same tag.
+        let Some(subscription) = subscription.filter(|_| !is_cancelled) else {
+            return Ok(EventKind::SettleCancelled);
         };
         // 1.1 requires the header `subscription` beside the message's identifier, which contains the same.
         // Like RabbitMQ, this ignores it.
-        Ok(Settle {
+        Ok(EventKind::Settle(Settle {
             subscription: subscription.number,
             delivery_tag,
             cumulative: subscription.ack == AckMode::Client,
             is_ack: command == "ACK",
-            requeue: headers.flag("requeue")?.unwrap_or(true),
-            transaction: self.transaction(headers)?,
-        })
+            requeue,
+            transaction,
+        }))
     }
 
     /// The transaction that a frame belongs to, if any.

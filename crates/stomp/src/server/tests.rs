@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::decode::StompDecoder;
+use crate::limits::MAX_CANCELLED;
 use crate::version::StompVersion;
 
 /// A client and the server's end of its connection.
@@ -268,13 +269,45 @@ fn messages_carry_their_subscription_and_the_name_of_their_delivery() {
 fn a_subscription_cancelled_by_the_broker_is_told_of_and_can_be_made_anew() {
     let mut world = World::connected("1.1");
     world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n\0");
-    world.connection.cancelled("T_1", 9, &mut world.out);
+    world.connection.cancelled("T_1", 9, 1, &mut world.out);
     assert!(world.out.is_empty(), "another one");
-    world.connection.cancelled("T_1", 1, &mut world.out);
+    world.connection.cancelled("T_1", 1, 1, &mut world.out);
     let reported = world.reported();
     assert!(reported[0].contains(r#""message": "Server cancelled subscription""#), "{reported:?}");
     assert!(reported[0].contains(r#""subscription": "1""#), "{reported:?}");
     assert!(world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n\0")[0].contains("number: 2"));
+}
+
+#[test]
+fn messages_of_a_cancelled_subscription_may_still_be_acknowledged() {
+    let mut world = World::connected("1.2");
+    let subscribe = |id: &str| format!("SUBSCRIBE\nid:{id}\ndestination:/queue/q\nack:client\n\n\0");
+    let ack = |id: &str, tag: u64| format!("ACK\nid:T_{id}@@session-s@@{tag}\n\n\0");
+    world.send(&subscribe("1"));
+    world.connection.cancelled("T_1", 1, 8, &mut world.out);
+    assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"]);
+    assert_eq!(world.send("NACK\nid:T_1@@session-s@@1\nrequeue:false\n\n\0"), ["SettleCancelled"]);
+    // The tag is used anew, by another subscription.
+    world.send(&subscribe("1"));
+    assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"]);
+    assert!(world.send(&ack("1", 8))[0].contains("subscription: 2, delivery_tag: 8"));
+    world.connection.cancelled("T_1", 2, 0, &mut world.out);
+    assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"], "nothing of the second was unacknowledged");
+    // As many are remembered as the connection may have, and the oldest are forgotten.
+    for next in 9..=8 + MAX_CANCELLED as u64 {
+        let number = next - 6;
+        world.send(&subscribe("n"));
+        world.connection.cancelled("T_n", number, next, &mut world.out);
+    }
+    assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"], "they are two tags");
+    for number in 0..MAX_CANCELLED as u64 {
+        let id = format!("many-{number}");
+        world.send(&subscribe(&id));
+        let of = number + 3 + MAX_CANCELLED as u64;
+        world.connection.cancelled(&format!("T_{id}"), of, 5000 + number, &mut world.out);
+    }
+    assert_eq!(world.send(&ack("many-0", 7)), ["SettleCancelled"]);
+    assert!(world.refused(&ack("1", 7)).contains("has no subscription"));
 }
 
 #[test]

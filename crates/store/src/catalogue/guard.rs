@@ -8,7 +8,7 @@ use super::CatalogueError;
 /// may be used afterwards.
 ///
 /// # Errors
-/// Those of `work`, and [`redb::Error::Corrupted`] for a panic.
+/// Errors of `work`, and [`redb::Error::Corrupted`] for a panic.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, CatalogueError>) -> Result<T, CatalogueError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         let said = "the database's structure is damaged".to_owned();

@@ -89,28 +89,28 @@ struct PendingChanges {
 pub struct Change {
     section: Section,
     key: Box<[u8]>,
-    deed: Deed,
+    deed: ChangeOp,
 }
 
 impl Change {
     /// Puts a definition, in place of any with the same key. Keys are at most 1 MiB long.
     pub fn put(section: Section, key: Vec<u8>, value: Vec<u8>) -> Self {
-        Self { section, key: key.into(), deed: Deed::Put(value.into()) }
+        Self { section, key: key.into(), deed: ChangeOp::Put(value.into()) }
     }
 
     /// Deletes a definition; nothing changes if there is none with this key.
     pub fn delete(section: Section, key: Vec<u8>) -> Self {
-        Self { section, key: key.into(), deed: Deed::Delete }
+        Self { section, key: key.into(), deed: ChangeOp::Delete }
     }
 
     /// Bytes of memory that it takes.
     fn weight(&self) -> usize {
-        let value = if let Deed::Put(value) = &self.deed { value.len() } else { 0 };
+        let value = if let ChangeOp::Put(value) = &self.deed { value.len() } else { 0 };
         size_of::<Self>() + self.key.len() + value
     }
 }
 
-enum Deed {
+enum ChangeOp {
     Put(Box<[u8]>),
     Delete,
     /// Deletes all definitions whose keys begin with this key.
@@ -125,7 +125,7 @@ struct CatalogueWriter {
 }
 
 impl Catalogue {
-    /// Opens the catalogue in a data folder, and creates it if it is missing.
+    /// Opens the catalogue in a data directory, and creates it if it is missing.
     ///
     /// # Errors
     /// A newer schema; a file that is damaged or cannot be read or written, or that is missing although there are
@@ -136,7 +136,7 @@ impl Catalogue {
         }
         let unsynced = UnsyncedState::of(disk.clone()).map_err(redb::Error::Io)?;
         let database = open_database(&unsynced)?;
-        disk.sync_folder("").map_err(redb::Error::Io)?;
+        disk.sync_dir("").map_err(redb::Error::Io)?;
         let read = database.begin_read()?;
         let meta = read.open_table(META)?;
         let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map(|number| number.value()));
@@ -245,7 +245,7 @@ impl Catalogue {
 
     /// Notes the deletion of all definitions whose keys begin with `prefix`, including those noted before this call.
     pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
-        self.note([Change { section, key: prefix.into(), deed: Deed::DeleteAll }])
+        self.note([Change { section, key: prefix.into(), deed: ChangeOp::DeleteAll }])
     }
 
     /// Ticket of the last change noted so far.
@@ -334,9 +334,9 @@ impl Catalogue {
                 let mut table = transaction.open_table(section.table())?;
                 for change in left.iter().filter(|change| change.section == section) {
                     match &change.deed {
-                        Deed::Put(value) => drop(table.insert(&*change.key, &**value)?),
-                        Deed::Delete => drop(table.remove(&*change.key)?),
-                        Deed::DeleteAll => {
+                        ChangeOp::Put(value) => drop(table.insert(&*change.key, &**value)?),
+                        ChangeOp::Delete => drop(table.remove(&*change.key)?),
+                        ChangeOp::DeleteAll => {
                             let end = end_of(&change.key);
                             let end = end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
                             table

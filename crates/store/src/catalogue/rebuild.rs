@@ -134,7 +134,7 @@ fn begin_anew(target: &Database) -> Result<(), CatalogueError> {
 /// The file exists at all times: without it a broker would begin with no definitions, and drop the messages.
 fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
     let mut put_aside = None;
-    disk.sync_folder("")?;
+    disk.sync_dir("")?;
     if exists(disk)? {
         let name = name_for_damaged(disk, FILE)?;
         let (damaged, aside) = (disk.open(FILE)?, disk.open(&name)?);
@@ -147,11 +147,11 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
             at += STEP as u64;
         }
         aside.sync()?;
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         put_aside = Some(name);
     }
     disk.rename(REBUILT, FILE)?;
-    disk.sync_folder("")?;
+    disk.sync_dir("")?;
     Ok(put_aside)
 }
 

@@ -16,8 +16,8 @@ fn content(catalogue: &Catalogue, section: Section) -> Model {
     found
 }
 
-fn real_disk(folder: &tempfile::TempDir) -> Arc<dyn Disk> {
-    Arc::new(RealDisk::new(folder.path()).expect("a data folder"))
+fn real_disk(directory: &tempfile::TempDir) -> Arc<dyn Disk> {
+    Arc::new(RealDisk::new(directory.path()).expect("a data directory"))
 }
 
 /// A disk whose files fail to sync while a flag is set.
@@ -35,23 +35,23 @@ impl Disk for Failing {
     fn open(&self, path: &str) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(FailingFile { file: self.disk.open(path)?, fails: self.fails.clone() }))
     }
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        self.disk.list(folder)
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        self.disk.list(directory)
     }
-    fn create_folder(&self, folder: &str) -> io::Result<()> {
-        self.disk.create_folder(folder)
+    fn create_dir(&self, directory: &str) -> io::Result<()> {
+        self.disk.create_dir(directory)
     }
     fn remove(&self, path: &str) -> io::Result<()> {
         self.disk.remove(path)
     }
-    fn remove_folder(&self, folder: &str) -> io::Result<()> {
-        self.disk.remove_folder(folder)
+    fn remove_dir(&self, directory: &str) -> io::Result<()> {
+        self.disk.remove_dir(directory)
     }
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.disk.rename(from, to)
     }
-    fn sync_folder(&self, folder: &str) -> io::Result<()> {
-        self.disk.sync_folder(folder)
+    fn sync_dir(&self, directory: &str) -> io::Result<()> {
+        self.disk.sync_dir(directory)
     }
     fn free_space(&self) -> io::Result<u64> {
         self.disk.free_space()
@@ -84,8 +84,8 @@ impl DiskFile for FailingFile {
 
 #[test]
 fn only_what_was_committed_is_there_after_a_restart() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    let directory = tempfile::tempdir().expect("a directory");
+    let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
     assert!(catalogue.was_empty());
     catalogue.put(Section::Queues, b"/\0q".to_vec(), b"1".to_vec());
     let ticket = catalogue.put(Section::Queues, b"/\0r".to_vec(), b"2".to_vec());
@@ -99,7 +99,7 @@ fn only_what_was_committed_is_there_after_a_restart() {
     catalogue.delete(Section::Queues, b"/\0q".to_vec());
     drop(catalogue);
 
-    let catalogue = Catalogue::open(real_disk(&folder)).expect("open again");
+    let catalogue = Catalogue::open(real_disk(&directory)).expect("open again");
     assert!(!catalogue.was_empty());
     assert_eq!(content(&catalogue, Section::Queues).len(), 2);
     assert!(content(&catalogue, Section::Bindings).is_empty());
@@ -108,9 +108,9 @@ fn only_what_was_committed_is_there_after_a_restart() {
 
 #[test]
 fn that_definitions_were_loaded_is_known_once_they_are_committed() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     for is_committed in [false, true] {
-        let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+        let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
         assert!(!catalogue.was_loaded());
         catalogue.put(Section::Users, b"u".to_vec(), b"1".to_vec());
         catalogue.note_loaded();
@@ -118,13 +118,13 @@ fn that_definitions_were_loaded_is_known_once_they_are_committed() {
             catalogue.commit_pending().expect("commit");
         }
     }
-    assert!(Catalogue::open(real_disk(&folder)).expect("open again").was_loaded());
+    assert!(Catalogue::open(real_disk(&directory)).expect("open again").was_loaded());
 }
 
 #[test]
 fn all_that_begins_alike_goes_whether_it_is_on_disk_or_not_and_nothing_that_comes_later() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    let directory = tempfile::tempdir().expect("a directory");
+    let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
     let put = |key: &[u8]| catalogue.put(Section::Queues, key.to_vec(), Vec::new());
     let keys = || content(&catalogue, Section::Queues).into_keys().collect::<Vec<_>>();
     for key in [&b"a"[..], b"a\xff", b"a\xff\x00", b"b", b"a\xfe\xff", b"\xff", b"\xff\xff1"] {
@@ -145,9 +145,9 @@ fn all_that_begins_alike_goes_whether_it_is_on_disk_or_not_and_nothing_that_come
 
 #[test]
 fn changes_that_could_not_be_committed_are_committed_later_and_in_order() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let fails = Arc::new(AtomicBool::new(false));
-    let disk = Arc::new(Failing { disk: real_disk(&folder), fails: fails.clone() });
+    let disk = Arc::new(Failing { disk: real_disk(&directory), fails: fails.clone() });
     let catalogue = Catalogue::open(disk).expect("open");
     fails.store(true, Ordering::Relaxed);
     let key = || b"k".to_vec();
@@ -164,16 +164,16 @@ fn changes_that_could_not_be_committed_are_committed_later_and_in_order() {
 
 #[test]
 fn a_newer_schema_is_refused_by_name() {
-    let folder = tempfile::tempdir().expect("a folder");
-    drop(Catalogue::open(real_disk(&folder)).expect("open"));
-    let database = Database::open(folder.path().join(FILE)).expect("the file");
+    let directory = tempfile::tempdir().expect("a directory");
+    drop(Catalogue::open(real_disk(&directory)).expect("open"));
+    let database = Database::open(directory.path().join(FILE)).expect("the file");
     let transaction = database.begin_write().expect("a transaction");
     let mut meta = transaction.open_table(META).expect("a table");
     meta.insert(SCHEMA, KNOWN_SCHEMA + 1).expect("insert");
     drop(meta);
     transaction.commit().expect("commit");
     drop(database);
-    let Err(error) = Catalogue::open(real_disk(&folder)) else { panic!("opened") };
+    let Err(error) = Catalogue::open(real_disk(&directory)) else { panic!("opened") };
     let text = error.to_string();
     assert!(text.contains("newer version (schema 3, the newest known here is 2)"), "{text}");
 }
@@ -185,8 +185,8 @@ proptest! {
     fn it_holds_what_the_changes_make(
         steps in prop::collection::vec((0u8..8, 0u8..12, any::<bool>()), 1..60),
     ) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut catalogue = Catalogue::open(real_disk(&directory)).expect("open");
         let sections = [Section::Users, Section::Bindings];
         let mut noted = [Model::new(), Model::new()];
         let mut committed = noted.clone();
@@ -208,7 +208,7 @@ proptest! {
                 }
                 _ => {
                     drop(catalogue);
-                    catalogue = Catalogue::open(real_disk(&folder)).expect("open again");
+                    catalogue = Catalogue::open(real_disk(&directory)).expect("open again");
                     noted = committed.clone();
                 }
             }
@@ -221,8 +221,8 @@ proptest! {
 fn changes_that_are_noted_together_are_committed_together() {
     const GROUPS: u64 = 300;
     const OF: u64 = 20;
-    let folder = tempfile::tempdir().expect("a folder");
-    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    let directory = tempfile::tempdir().expect("a directory");
+    let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -16,52 +16,52 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
 /// A name for a damaged file that a repair puts aside: the file's own with `.damaged`, and a number behind it (`.damaged-2`
 /// and so on) if earlier repairs have put aside files of that name. Their contents may be all that is left of some data.
 pub(crate) fn name_for_damaged(disk: &dyn Disk, path: &str) -> io::Result<String> {
-    let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
-    let taken = disk.list(folder)?;
+    let (directory, file) = path.rsplit_once('/').unwrap_or(("", path));
+    let taken = disk.list(directory)?;
     let numbered = (2_u32..).map(|number| format!(".damaged-{number}"));
     let mut suffixes = iter::once(".damaged".to_owned()).chain(numbered);
     let free = suffixes.find(|suffix| !taken.contains(&format!("{file}{suffix}")));
     Ok(format!("{path}{}", free.unwrap_or_default()))
 }
 
-/// A data folder. Paths are relative to it, with `/` between folder and file.
+/// A data directory. Paths are relative to it, with `/` between directory and file.
 pub trait Disk: Send + Sync {
     /// Opens a file to read and write, and creates it if it is missing. The name of a new file is durable only after
-    /// [`Disk::sync_folder`].
+    /// [`Disk::sync_dir`].
     ///
     /// # Errors
     /// The file system's error.
     fn open(&self, path: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// Names of the files and folders in a folder, in no order. A missing folder has none.
+    /// Names of the files and directories in a directory, in no order. A missing directory has none.
     ///
     /// # Errors
     /// The file system's error.
-    fn list(&self, folder: &str) -> io::Result<Vec<String>>;
-    /// Creates a folder, and those above it.
+    fn list(&self, directory: &str) -> io::Result<Vec<String>>;
+    /// Creates a directory, and those above it.
     ///
     /// # Errors
     /// The file system's error.
-    fn create_folder(&self, folder: &str) -> io::Result<()>;
+    fn create_dir(&self, directory: &str) -> io::Result<()>;
     /// Removes a file. A missing one is not an error.
     ///
     /// # Errors
     /// The file system's error.
     fn remove(&self, path: &str) -> io::Result<()>;
-    /// Removes a folder with everything in it. A missing one is not an error.
+    /// Removes a directory with everything in it. A missing one is not an error.
     ///
     /// # Errors
     /// The file system's error.
-    fn remove_folder(&self, folder: &str) -> io::Result<()>;
+    fn remove_dir(&self, directory: &str) -> io::Result<()>;
     /// Renames a file; it replaces any file that had the new name.
     ///
     /// # Errors
     /// The file system's error.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Makes created, removed and changed names in a folder durable.
+    /// Makes created, removed and changed names in a directory durable.
     ///
     /// # Errors
     /// The file system's error.
-    fn sync_folder(&self, folder: &str) -> io::Result<()>;
+    fn sync_dir(&self, directory: &str) -> io::Result<()>;
     /// Bytes free on the file system.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// A file that is open for reading and writing at any offset, by several threads at a time.
-#[expect(clippy::len_without_is_empty, reason = "nobody asks that of a file")]
+#[expect(clippy::len_without_is_empty, reason = "whether a file is empty is not needed")]
 pub trait DiskFile: Send + Sync {
     /// Writes all of `bytes` at `offset`. After an error any part of them may have been written.
     ///

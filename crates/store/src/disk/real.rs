@@ -9,21 +9,21 @@ use rustix::fs::FallocateFlags;
 
 use super::{Disk, DiskFile};
 
-/// A folder of the file system.
+/// A directory of the file system.
 #[derive(Debug)]
 pub struct RealDisk {
     root: PathBuf,
 }
 
 impl RealDisk {
-    /// The data folder `root`, created if it is missing, readable by its owner only: it holds messages and password
+    /// The data directory `root`, created if it is missing, readable by its owner only: it holds messages and password
     /// hashes.
     ///
     /// # Errors
     /// If it cannot be created.
     pub fn new(root: impl Into<PathBuf>) -> io::Result<Self> {
         let disk = Self { root: root.into() };
-        disk.create_folder("")?;
+        disk.create_dir("")?;
         Ok(disk)
     }
 
@@ -39,32 +39,32 @@ impl Disk for RealDisk {
         Ok(Box::new(RealFile(options.open(self.path(path))?)))
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        let entries = match fs::read_dir(self.path(folder)) {
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(self.path(directory)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
-    fn create_folder(&self, folder: &str) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(self.path(folder))
+    fn create_dir(&self, directory: &str) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(self.path(directory))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         ignore_missing(fs::remove_file(self.path(path)))
     }
 
-    fn remove_folder(&self, folder: &str) -> io::Result<()> {
-        ignore_missing(fs::remove_dir_all(self.path(folder)))
+    fn remove_dir(&self, directory: &str) -> io::Result<()> {
+        ignore_missing(fs::remove_dir_all(self.path(directory)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         fs::rename(self.path(from), self.path(to))
     }
 
-    fn sync_folder(&self, folder: &str) -> io::Result<()> {
-        File::open(self.path(folder))?.sync_all()
+    fn sync_dir(&self, directory: &str) -> io::Result<()> {
+        File::open(self.path(directory))?.sync_all()
     }
 
     fn free_space(&self) -> io::Result<u64> {
@@ -119,7 +119,7 @@ fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
 
 /// Only the owner may read messages.
 const FILE_MODE: u32 = 0o600;
-/// The same for folders.
+/// The same for directories.
 const FOLDER_MODE: u32 = 0o700;
 
 #[cfg(test)]
@@ -128,15 +128,15 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_listed() -> io::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let disk = RealDisk::new(folder.path().join("data"))?;
-        disk.create_folder("a/b")?;
+        let directory = tempfile::tempdir()?;
+        let disk = RealDisk::new(directory.path().join("data"))?;
+        disk.create_dir("a/b")?;
         let file = disk.open("a/b/one")?;
         file.reserve(1 << 16)?;
         assert_eq!(file.len()?, 0);
         file.write_at(b"hello", 3)?;
         file.sync()?;
-        disk.sync_folder("a/b")?;
+        disk.sync_dir("a/b")?;
         let mut bytes = [1; 10];
         assert_eq!(file.read_at(&mut bytes, 0)?, 8);
         assert_eq!(&bytes[..8], b"\0\0\0hello");
@@ -146,7 +146,7 @@ mod tests {
         assert!(disk.free_space()? > 0);
         disk.remove("a/two")?;
         disk.remove("a/two")?;
-        disk.remove_folder("a")?;
+        disk.remove_dir("a")?;
         assert_eq!(disk.list("a")?, Vec::<String>::new());
         Ok(())
     }

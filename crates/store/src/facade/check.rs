@@ -1,4 +1,4 @@
-//! Verifies a data folder that no process has open, and discards damaged parts of it.
+//! Verifies a data directory that no process has open, and discards damaged parts of it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,9 +9,9 @@ use super::inventory::Inventory;
 use crate::catalogue::{self, Catalogue, DefinitionsReport, Section};
 use crate::disk::Disk;
 use crate::journal;
-use crate::pages::{Damage, Durability, FolderReport, Pages, Repair};
+use crate::pages::{Damage, DirectoryReport, Durability, Pages, Repair};
 
-/// Findings about a data folder.
+/// Findings about a data directory.
 #[derive(Debug, Clone, Default)]
 pub struct CheckReport {
     /// The contents, a line for each part.
@@ -20,8 +20,8 @@ pub struct CheckReport {
     pub problems: Vec<String>,
 }
 
-/// Reads everything in a data folder and verifies all checksums. Changes nothing. The caller must hold the
-/// [lock](crate::FolderLock) of the folder.
+/// Reads everything in a data directory and verifies all checksums. Changes nothing. The caller must hold the
+/// [lock](crate::DirectoryLock) of the directory.
 ///
 /// # Errors
 /// A part that cannot be read at all. Damage is not an error: it is in the report.
@@ -37,7 +37,7 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     }
     let mut queues = pages.queues(Durability::Durable)?;
     queues.sort_unstable();
-    let mut all = FolderReport::default();
+    let mut all = DirectoryReport::default();
     for queue in &queues {
         let found = pages.check(*queue)?;
         all.segments.extend(found.segments);
@@ -47,8 +47,8 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     Ok(report)
 }
 
-/// Discards the damaged parts of a data folder, and nothing else, so that a broker starts on it again. The caller must
-/// hold the [lock](crate::FolderLock) of the folder. Returns a line for each change.
+/// Discards the damaged parts of a data directory, and nothing else, so that a broker starts on it again. The caller must
+/// hold the [lock](crate::DirectoryLock) of the directory. Returns a line for each change.
 ///
 /// # Errors
 /// A part that cannot be read or written, and definitions that cannot be repaired.
@@ -145,12 +145,12 @@ impl CheckReport {
         self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));
     }
 
-    fn add_queues(&mut self, folders: usize, report: &FolderReport) {
+    fn add_queues(&mut self, directories: usize, report: &DirectoryReport) {
         let live: u64 = report.segments.iter().map(|segment| segment.live).sum();
         let bytes: u64 = report.segments.iter().map(|segment| segment.length).sum();
         let segments = report.segments.len();
         self.facts.push(format!(
-            "queues' own segments: {live} messages, {bytes} bytes, {segments} segments of {folders} queues"
+            "queues' own segments: {live} messages, {bytes} bytes, {segments} segments of {directories} queues"
         ));
         for segment in &report.segments {
             let file = &segment.file;

@@ -4,7 +4,7 @@ use crate::catalogue::CatalogueError;
 use crate::journal::{OpenError, ReadError};
 use crate::pages::PagesError;
 
-/// The reason why a data folder cannot be opened, or its messages cannot be read.
+/// The reason why a data directory cannot be opened, or its messages cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The definitions cannot be read.

@@ -28,7 +28,7 @@ pub(super) struct Inventory {
 }
 
 impl Inventory {
-    /// Reads the list from the catalogue; empty in a folder of an earlier version.
+    /// Reads the list from the catalogue; empty in a directory of an earlier version.
     ///
     /// # Errors
     /// A catalogue that cannot be read.
@@ -90,7 +90,7 @@ impl Inventory {
     }
 
     /// Removes segments from the list that are to be deleted.
-    pub(super) fn strike(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
+    pub(super) fn delete(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
         let known = sequences.iter().filter(|sequence| self.segments.remove(&(queue, **sequence)).is_some());
         known.map(|sequence| Change::delete(Section::StoreFiles, bytes([queue, *sequence]))).collect()
     }
@@ -130,7 +130,7 @@ impl InventoryWriter {
     ///
     /// # Errors
     /// If the catalogue cannot be written: the files may not be removed then.
-    pub(super) fn let_go(&mut self, journal: &Journal, first: Lsn) -> Result<(), StoreError> {
+    pub(super) fn evict(&mut self, journal: &Journal, first: Lsn) -> Result<(), StoreError> {
         self.changes.extend(self.inventory.list_journal(journal.files_on_disk(Some(first), false)));
         self.commit()
     }
@@ -141,14 +141,14 @@ impl InventoryWriter {
     }
 
     /// Takes segments off the list that are to be removed after the next [`InventoryWriter::commit`].
-    pub(super) fn strike(&mut self, queue: QueueId, sequences: &[u64]) {
-        self.changes.extend(self.inventory.strike(queue.0, sequences));
+    pub(super) fn delete(&mut self, queue: QueueId, sequences: &[u64]) {
+        self.changes.extend(self.inventory.delete(queue.0, sequences));
     }
 
     /// Takes all segments of a queue off the list.
-    pub(super) fn strike_all(&mut self, queue: QueueId) {
+    pub(super) fn delete_all(&mut self, queue: QueueId) {
         let all: Vec<_> = self.inventory.segments_of(queue.0).map(|(sequence, _)| sequence).collect();
-        self.strike(queue, &all);
+        self.delete(queue, &all);
     }
 
     /// Makes all changes durable.

@@ -38,8 +38,8 @@ pub(super) fn merge(
     // A queue may be in the journal, have segments, or both.
     let mut queues: BTreeMap<QueueId, Option<JournalQueue>> =
         recovered.queues.into_iter().map(|queue| (queue.queue.id(), Some(queue))).collect();
-    let folders: BTreeSet<_> = pages.queues(Durability::Durable)?.into_iter().map(QueueId).collect();
-    for id in &folders {
+    let directories: BTreeSet<_> = pages.queues(Durability::Durable)?.into_iter().map(QueueId).collect();
+    for id in &directories {
         queues.entry(*id).or_default();
     }
     let stored_queues = StoredQueues::new(journal, pages);
@@ -48,16 +48,11 @@ pub(super) fn merge(
         let mut next_position = queue.as_ref().map_or(0, |queue| queue.next_position);
         let mut segments = None;
         let mut survey = Survey::default();
-        if folders.contains(&id) {
+        if directories.contains(&id) {
             let (opened, recovered) = stored_queues.pages.open(id.0, Repair::Refuse)?;
             for cut in &recovered.cut {
                 let (file, offset, bytes) = (&cut.file, cut.offset, cut.bytes);
-                tracing::warn!(
-                    file,
-                    offset,
-                    bytes,
-                    "cut off the end of a queue's segment, which a crash had torn"
-                );
+                tracing::warn!(file, offset, bytes, "truncated torn queue segment after a crash");
             }
             if let Some(queue) = &queue {
                 repeat(&stored_queues.journal, queue, &opened, recovered.last);

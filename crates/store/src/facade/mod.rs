@@ -1,6 +1,6 @@
 //! The store as the broker sees it: definitions, and the messages of durable queues.
 //!
-//! [`Store::open`] recovers the contents of a data folder; [`Rounds::start`] starts the thread that writes. In each
+//! [`Store::open`] recovers the contents of a data directory; [`Rounds::start`] starts the thread that writes. In each
 //! round the definitions are committed before the journal is synced: a message in a new queue is never on disk before
 //! the queue is.
 
@@ -43,7 +43,7 @@ use queue_storage::{QueueStorage, StoredQueues};
 use retire::Mover;
 use rounds::Definitions;
 
-/// An open data folder. All threads may call its methods, and none of them waits for the disk.
+/// An open data directory. All threads may call its methods, and none of them waits for the disk.
 pub struct Store {
     journal: Arc<Journal>,
     stored_queues: Arc<StoredQueues>,
@@ -96,13 +96,7 @@ impl Store {
             return Err(OpenError::Damaged(Box::new(report)).into());
         };
         if let Some(journal::Torn { file, offset, bytes, records }) = &report.torn {
-            tracing::warn!(
-                file,
-                offset,
-                bytes,
-                records,
-                "cut off the end of the journal, which a crash had torn"
-            );
+            tracing::warn!(file, offset, bytes, records, "truncated torn journal after a crash");
         }
         let journal = committer.journal().clone();
         let notified = journal.clone();

@@ -119,7 +119,7 @@ fn run(mut mover: Mover, journal: &Journal, notifier: &Arc<MoverNotifier>) {
             Retirement::Failed(error) => {
                 if !failed_before {
                     back_off = MIN_PAUSE;
-                    tracing::error!(%error, "the journal's oldest segment cannot be retired");
+                    tracing::error!(%error, "cannot retire oldest journal segment");
                 }
                 back_off = (back_off * 2).min(MAX_PAUSE);
                 back_off

@@ -92,7 +92,7 @@ impl<A> AnswerQueue<A> {
     ) {
         let missing = store.map_or(DiskPoint::default(), |store| {
             let missing = store.missing(point);
-            // Those that wait for the same write are woken together.
+            // Waiters for the same write are woken together.
             if self.waiting.back().is_none_or(|(last, _)| *last != missing) {
                 store.wait_for(missing, waiter);
             }

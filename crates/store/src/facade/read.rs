@@ -47,7 +47,7 @@ fn gives_up(storage: &QueueStorage, segments: &QueueSegments, journal: &Journal,
     }
     let lost = segments.settle([damage.lost.clone()]);
     if lost > 0 {
-        tracing::error!(%damage, queue = storage.log.id().0, messages = lost, "messages on disk are lost");
+        tracing::error!(%damage, queue = storage.log.id().0, messages = lost, "unreadable messages dropped");
         journal.figures().unreadable.fetch_add(lost, Ordering::Relaxed);
     }
     lost > 0

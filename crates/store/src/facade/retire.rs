@@ -32,6 +32,9 @@ pub(super) struct Mover {
     inventory_writer: InventoryWriter,
     /// The message that the disk failed to read, and how many attempts in a row have failed.
     refused: Option<(MessageRef, u32)>,
+    /// The oldest segment, if the copies of its messages did not fit: its begin, its live messages, and the bytes that were
+    /// free above the limit. Set and cleared by each look at it.
+    unfit: Option<(Lsn, u64, u64)>,
 }
 
 /// Outcome of a retirement step.
@@ -55,7 +58,7 @@ impl Mover {
         settings: &StoreSettings,
     ) -> Self {
         let (budget, weigh) = (settings.journal_segments.max(1), settings.weigh);
-        Self { stored_queues, budget, weigh, brake, inventory_writer, refused: None }
+        Self { stored_queues, budget, weigh, brake, inventory_writer, refused: None, unfit: None }
     }
 
     /// Receives the length of the journal.
@@ -130,7 +133,7 @@ impl Mover {
         }
         // After a gap that `store repair` has accepted, the log continues later than the oldest segment ends.
         let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
-        self.inventory_writer.let_go(journal, next)?;
+        self.inventory_writer.evict(journal, next)?;
         match journal.retire(*oldest) {
             Ok(()) => Ok(Retirement::Done),
             Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
@@ -147,7 +150,7 @@ impl Mover {
         for storage in &stored_queues {
             let files = storage.segments().map(QueueSegments::dead_files).unwrap_or_default();
             if !files.is_empty() {
-                self.inventory_writer.strike(storage.log.id(), &files);
+                self.inventory_writer.delete(storage.log.id(), &files);
                 dead.insert(storage.log.id(), files);
             }
         }
@@ -167,7 +170,7 @@ impl Mover {
     /// Removes the files of deleted queues. After a failure the next call continues.
     fn sweep(&mut self) -> Result<(), StoreError> {
         let mut gone = self.stored_queues.take_forgotten();
-        gone.iter().for_each(|storage| self.inventory_writer.strike_all(storage.log.id()));
+        gone.iter().for_each(|storage| self.inventory_writer.delete_all(storage.log.id()));
         let mut outcome = self.inventory_writer.commit();
         while let (Ok(()), Some(storage)) = (&outcome, gone.last()) {
             outcome = storage.segments().map_or(Ok(()), QueueSegments::remove).map_err(StoreError::from);
@@ -181,9 +184,23 @@ impl Mover {
 
     /// Whether the copies of a segment's messages, of which each of its queues gets one, leave as much space above the limit as
     /// the segment takes.
-    fn fits(&self, oldest: JournalSegment) -> bool {
+    fn fits(&mut self, oldest: JournalSegment) -> bool {
+        let free = self.stored_queues.journal.space_above_limit();
+        // The same messages are not read again while there is no more space than there was for them.
+        if self
+            .unfit
+            .is_some_and(|(first, live, most)| (first, live) == (oldest.first, oldest.live) && free <= most)
+        {
+            return false;
+        }
+        let fits = self.copies_fit(oldest, free.saturating_sub(length(oldest)));
+        self.unfit = (!fits).then_some((oldest.first, oldest.live, free));
+        fits
+    }
+
+    /// Whether the copies of a segment's messages take less than `space` bytes.
+    fn copies_fit(&self, oldest: JournalSegment, space: u64) -> bool {
         let journal = &self.stored_queues.journal;
-        let space = journal.space_above_limit().saturating_sub(length(oldest));
         let copies = journal.queues_with_messages() * length(oldest) + oldest.live * RECORD;
         if oldest.live == 0 || copies < space {
             return true;
@@ -244,7 +261,7 @@ impl Mover {
             let payload = match reader.read(*message) {
                 Ok(payload) => payload,
                 Err(error) if self.gives_up(*message, &error) => {
-                    tracing::error!(%error, queue = log.id().0, position, "a message on disk is lost");
+                    tracing::error!(%error, queue = log.id().0, position, "unreadable message dropped");
                     journal.figures().unreadable.fetch_add(1, Ordering::Relaxed);
                     moved.push((*position, *deliveries));
                     continue;
@@ -281,7 +298,7 @@ impl Mover {
     /// The queue may have been forgotten before it had files.
     fn remove_if_forgotten(&mut self, storage: &QueueStorage) -> Result<(), StoreError> {
         let Some(segments) = storage.segments().filter(|_| storage.is_forgotten()) else { return Ok(()) };
-        self.inventory_writer.strike_all(storage.log.id());
+        self.inventory_writer.delete_all(storage.log.id());
         self.inventory_writer.commit()?;
         Ok(segments.remove()?)
     }

@@ -106,7 +106,7 @@ impl Hooks for Definitions {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::error!(%error, "definitions cannot be written; declarations wait");
+                    tracing::error!(%error, "definitions write failed: declarations suspended");
                 }
                 Err(as_io(error))
             }

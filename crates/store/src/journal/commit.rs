@@ -179,7 +179,7 @@ impl Journal {
     fn failed(&self, error: &io::Error) {
         let mut failing = self.failing.lock();
         let now = failing.get_or_insert_with(|| {
-            tracing::error!(%error, "the journal cannot be written: nothing persistent is confirmed until it can");
+            tracing::error!(%error, "journal write failed: confirms of persistent messages suspended");
             Failing { since: SystemTime::now(), error: String::new(), full: false, attempts: 0 }
         });
         now.error = error.to_string();
@@ -197,7 +197,7 @@ impl Journal {
 
     fn recovered(&self) {
         if self.failing.lock().take().is_some() {
-            tracing::info!("the journal is written again");
+            tracing::info!("journal writes resumed");
         }
     }
 }

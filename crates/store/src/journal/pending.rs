@@ -35,7 +35,7 @@ pub(super) struct PendingRecords {
     pub(super) stopping: bool,
     /// A session runs a round at the end of its turn.
     pub(super) round_deferred: bool,
-    /// Tells whether several wait for rounds.
+    /// Used to determine whether several sessions wait for rounds.
     pub(super) latest_waiters: LatestWaiters,
     /// Publishers that found no room.
     pub(super) for_capacity: WaitList,

@@ -49,7 +49,7 @@ pub enum OpenError {
     #[error("journal: {0}")]
     Disk(#[from] io::Error),
     /// Written by another version of this program.
-    #[error("{file}: version {version} of the format is not known to this program")]
+    #[error("{file}: unsupported format version {version}")]
     UnknownVersion {
         /// Path of the file.
         file: String,
@@ -61,7 +61,7 @@ pub enum OpenError {
     Damaged(Box<JournalReport>),
 }
 
-/// Opens the journal of a data folder. Nothing is written before the first round.
+/// Opens the journal of a data directory. Nothing is written before the first round.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -70,7 +70,7 @@ pub fn open(
     settings: JournalSettings,
     hooks: Box<dyn Hooks>,
 ) -> Result<(Committer, RecoveredJournal), OpenError> {
-    disk.create_folder(FOLDER)?;
+    disk.create_dir(FOLDER)?;
     let mut replay = Replay::default();
     let mut scan = scan(&*disk, |found| replay.take(found))?;
     if !scan.report.problems.is_empty() {
@@ -82,7 +82,7 @@ pub fn open(
     Ok((Committer::new(journal, writer, hooks), RecoveredJournal { queues, report }))
 }
 
-/// Reads the journal of a data folder and reports its faults. Changes nothing.
+/// Reads the journal of a data directory and reports its faults. Changes nothing.
 ///
 /// # Errors
 /// If it cannot be read at all.

@@ -34,7 +34,7 @@ pub struct JournalReport {
 /// A torn end: data being written when the process or the machine stopped, none of which was confirmed to any client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Torn {
-    /// Path of the last file, in the data folder.
+    /// Path of the last file, in the data directory.
     pub file: String,
     /// Offset in the file at which it begins, in bytes.
     pub offset: u64,
@@ -47,7 +47,7 @@ pub struct Torn {
 /// A location in the journal where records are missing or changed, though they were synced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Path of the file, in the data folder.
+    /// Path of the file, in the data directory.
     pub file: String,
     /// Offset in the file, in bytes.
     pub offset: u64,
@@ -355,7 +355,7 @@ impl Fix {
             Self::PutAside { sequence } => {
                 let path = segment::path(*sequence);
                 disk.rename(&path, &name_for_damaged(disk, &path)?)?;
-                disk.sync_folder(FOLDER)
+                disk.sync_dir(FOLDER)
             }
         }
     }

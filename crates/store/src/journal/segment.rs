@@ -153,7 +153,7 @@ fn crc(copy: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The folder of the segments.
+/// The directory of the segments.
 pub(super) const FOLDER: &str = "journal";
 /// Offset in a file at which the records begin: the header's page is never rewritten with them.
 pub(super) const DATA_START: u64 = 4096;

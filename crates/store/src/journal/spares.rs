@@ -36,7 +36,7 @@ struct SparesState {
     /// Numbers of files that are ready, ascending.
     ready: VecDeque<u64>,
     next_sequence: u64,
-    /// The folder must be synced before any file in it is used.
+    /// The directory must be synced before any file in it is used.
     unsynced: bool,
     /// Number of small segments that are reserved, see [`RESERVED_SEGMENTS`].
     reserved: usize,
@@ -59,7 +59,7 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Those of an earlier run. In a copy of its folder their space may not be allocated.
+        // Spares of an earlier run. In a copy of its directory their space may not be allocated.
         let names = disk.list(FOLDER).unwrap_or_default();
         let size = space.small_segment();
         let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));
@@ -120,7 +120,7 @@ impl Spares {
     fn begin(&self, size: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {
-            self.disk.sync_folder(FOLDER)?;
+            self.disk.sync_dir(FOLDER)?;
             state.unsynced = false;
         }
         let ready = state.ready.pop_front();
@@ -147,7 +147,7 @@ impl Spares {
             file.set_len(needed)?;
         }
         if new {
-            self.disk.sync_folder(FOLDER)?;
+            self.disk.sync_dir(FOLDER)?;
         }
         Ok((file, len.max(needed)))
     }
@@ -223,7 +223,7 @@ impl Spares {
         let sequence = state.next_number();
         self.disk.rename(PREPARING, &segment::path(sequence))?;
         state.unsynced = true;
-        if let Err(error) = self.disk.sync_folder(FOLDER) {
+        if let Err(error) = self.disk.sync_dir(FOLDER) {
             drop(self.disk.remove(&segment::path(sequence)));
             return Err(error);
         }
@@ -245,7 +245,7 @@ impl Spares {
             }
         }
         if state.unsynced && !state.retiring.is_empty() {
-            self.disk.sync_folder(FOLDER)?;
+            self.disk.sync_dir(FOLDER)?;
             state.unsynced = false;
         }
         while let Some(file) = state.retiring.front() {
@@ -255,7 +255,7 @@ impl Spares {
                 None => self.rename(&mut state, old, keep)?,
             };
             state.renamed = Some(new);
-            self.disk.sync_folder(FOLDER)?;
+            self.disk.sync_dir(FOLDER)?;
             state.renamed = None;
             state.retiring.pop_front();
             // If a number was assigned since, this one would be used out of order.

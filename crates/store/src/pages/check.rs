@@ -1,4 +1,4 @@
-//! Inspects a queue's folder without changing it.
+//! Inspects a queue's directory without changing it.
 
 use super::companions::{SegmentIndex, decode_index, newest_sidecar};
 use super::envelope;
@@ -8,9 +8,9 @@ use super::record::{self, PageHeader, SEGMENT_HEADER};
 use super::recover::{Names, names};
 use super::walk::{Walk, WalkedItem};
 
-/// Findings about a queue's folder.
+/// Findings about a queue's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FolderReport {
+pub struct DirectoryReport {
     /// Each segment, in order.
     pub segments: Vec<SegmentReport>,
     /// Files of segments that no longer exist. They are harmless, and removed at the next start.
@@ -20,7 +20,7 @@ pub struct FolderReport {
 /// Findings about a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SegmentReport {
-    /// Its file, relative to the data folder.
+    /// Its file, relative to the data directory.
     pub file: String,
     /// Bytes in the file, a torn or damaged end included.
     pub length: u64,
@@ -40,18 +40,18 @@ pub struct SegmentReport {
     pub torn: Option<u64>,
 }
 
-impl FolderReport {
+impl DirectoryReport {
     /// Whether nothing is damaged.
     pub fn is_sound(&self) -> bool {
         self.segments.iter().all(|segment| segment.damage.is_empty())
     }
 }
 
-pub(super) fn check(files: &OpenFiles, folder: &str, queue: u64) -> Result<FolderReport, PagesError> {
-    let mut report = FolderReport::default();
-    for (sequence, names) in names(files, folder)? {
+pub(super) fn check(files: &OpenFiles, directory: &str, queue: u64) -> Result<DirectoryReport, PagesError> {
+    let mut report = DirectoryReport::default();
+    for (sequence, names) in names(files, directory)? {
         if names.segment {
-            report.segments.push(check_segment(files, folder, queue, sequence, names)?);
+            report.segments.push(check_segment(files, directory, queue, sequence, names)?);
         } else {
             report.leftovers +=
                 usize::from(names.index) + names.sidecars.iter().filter(|there| **there).count();
@@ -62,12 +62,12 @@ pub(super) fn check(files: &OpenFiles, folder: &str, queue: u64) -> Result<Folde
 
 fn check_segment(
     files: &OpenFiles,
-    folder: &str,
+    directory: &str,
     queue: u64,
     sequence: u64,
     names: Names,
 ) -> Result<SegmentReport, PagesError> {
-    let unknown = files.segment(folder, sequence, 0);
+    let unknown = files.segment(directory, sequence, 0);
     let path = unknown.path();
     let file = files.disk().open(&path).map_err(at(&path))?;
     let length = file.len().map_err(at(&path))?;
@@ -107,7 +107,7 @@ fn check_segment(
         survivors.retain(|position| index.survivors.contains(*position));
     }
     let first = report.positions.map_or(0, |(first, _)| first);
-    let identity = files.segment(folder, sequence, salt);
+    let identity = files.segment(directory, sequence, salt);
     if let Some(sidecar) = newest_sidecar(files, &identity, names.sidecars, queue, first)? {
         let live = |position: &u64| {
             *position > sidecar.through

@@ -10,7 +10,7 @@ pub enum PagesError {
     /// The file system refused. Try again later: no synced data was harmed.
     #[error("{file}: {error}")]
     Io {
-        /// The file, relative to the data folder.
+        /// The file, relative to the data directory.
         file: String,
         /// The file system's error.
         #[source]
@@ -20,7 +20,7 @@ pub enum PagesError {
     #[error("{0}")]
     Damaged(Damage),
     /// Written in a version of the format that this program does not know.
-    #[error("{file}: version {version} of the format is not known to this program")]
+    #[error("{file}: unsupported format version {version}")]
     UnknownVersion {
         /// The file.
         file: String,
@@ -47,7 +47,7 @@ pub enum PagesError {
 /// A location where a segment is not as it was written, and the messages that are lost there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file, relative to the data folder.
+    /// The file, relative to the data directory.
     pub file: String,
     /// Offset in the file, in bytes.
     pub offset: u64,

@@ -54,9 +54,9 @@ impl OpenFiles {
     }
 
     /// A segment's file, not opened yet.
-    pub(super) fn segment(&self, folder: &str, sequence: u64, salt: u64) -> Arc<SegmentFileName> {
+    pub(super) fn segment(&self, directory: &str, sequence: u64, salt: u64) -> Arc<SegmentFileName> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let stem = format!("{folder}/{sequence:016x}");
+        let stem = format!("{directory}/{sequence:016x}");
         Arc::new(SegmentFileName { id, sequence, salt, stem, removed: Mutex::new(false) })
     }
 

@@ -1,6 +1,6 @@
 //! Queue segments: the messages of a queue that have left the journal, or were paged out of memory.
 //!
-//! Each queue has a folder, `queues/<id>` (durable) or `transient/<id>` (of no use after a restart), with files named
+//! Each queue has a directory, `queues/<id>` (durable) or `transient/<id>` (of no use after a restart), with files named
 //! after a number that ascends:
 //!
 //! | file | holds | written |
@@ -43,7 +43,7 @@ mod tests;
 
 use std::sync::Arc;
 
-pub use check::{FolderReport, SegmentReport};
+pub use check::{DirectoryReport, SegmentReport};
 pub use error::{Damage, PagesError};
 pub(crate) use files::SEGMENT_BYTES;
 pub use queue::{QueueSegments, Usage};
@@ -62,11 +62,11 @@ use files::{OpenFiles, Sizes};
 pub enum Durability {
     /// They do, as far as they are synced.
     Durable,
-    /// They do not: nothing is ever synced, and the folder is wiped at the start.
+    /// They do not: nothing is ever synced, and the directory is wiped at the start.
     Transient,
 }
 
-/// The segments of all queues of a data folder.
+/// The segments of all queues of a data directory.
 #[derive(Clone)]
 pub struct Pages {
     files: Arc<OpenFiles>,
@@ -87,8 +87,8 @@ impl Pages {
 
     /// Segments for a new queue. Touches no file before the first append.
     pub fn queue(&self, kind: Durability, queue: u64) -> QueueSegments {
-        let folder = format!("{}/{queue}", kind.folder());
-        QueueSegments::new(self.files.clone(), folder, queue, kind == Durability::Durable)
+        let directory = format!("{}/{queue}", kind.directory());
+        QueueSegments::new(self.files.clone(), directory, queue, kind == Durability::Durable)
     }
 
     /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes leftover files.
@@ -99,25 +99,25 @@ impl Pages {
         self.queue(Durability::Durable, queue).recover(repair)
     }
 
-    /// The queues that have a folder.
+    /// The queues that have a directory.
     ///
     /// # Errors
     /// If they cannot be listed.
     pub fn queues(&self, kind: Durability) -> Result<Vec<u64>, PagesError> {
-        let names = self.files.disk().list(kind.folder()).map_err(at(kind.folder()))?;
+        let names = self.files.disk().list(kind.directory()).map_err(at(kind.directory()))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// A durable queue's segment that is missing or shorter than it is known to have been, if there is one.
     ///
     /// # Errors
-    /// If the folder or a file in it cannot be read.
+    /// If the directory or a file in it cannot be read.
     pub(crate) fn missing(
         &self,
         queue: u64,
         promised: impl Iterator<Item = (u64, u64)>,
     ) -> Result<Vec<Damage>, PagesError> {
-        recover::missing(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), promised)
+        recover::missing(&self.files, &format!("{}/{queue}", Durability::Durable.directory()), promised)
     }
 
     /// Removes everything of transient queues. Call it at the start, before any of them is used.
@@ -125,25 +125,25 @@ impl Pages {
     /// # Errors
     /// If something cannot be removed.
     pub(crate) fn wipe_transient(&self) -> Result<(), PagesError> {
-        let folder = Durability::Transient.folder();
-        self.files.disk().remove_folder(folder).map_err(at(folder))
+        let directory = Durability::Transient.directory();
+        self.files.disk().remove_dir(directory).map_err(at(directory))
     }
 
-    /// Reads everything in a durable queue's folder, which must not be open, and verifies all checksums. Changes
+    /// Reads everything in a durable queue's directory, which must not be open, and verifies all checksums. Changes
     /// nothing.
     ///
     /// # Errors
     /// If files cannot be read, or are of an unknown version. Damage is not an error: it is in the report.
-    pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
-        check::check(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), queue)
+    pub fn check(&self, queue: u64) -> Result<DirectoryReport, PagesError> {
+        check::check(&self.files, &format!("{}/{queue}", Durability::Durable.directory()), queue)
     }
 }
 
-/// Folder of the queues whose segments survive a restart.
+/// Directory of the queues whose segments survive a restart.
 pub(crate) const DURABLE_FOLDER: &str = "queues";
 
 impl Durability {
-    fn folder(self) -> &'static str {
+    fn directory(self) -> &'static str {
         match self {
             Self::Durable => DURABLE_FOLDER,
             Self::Transient => "transient",

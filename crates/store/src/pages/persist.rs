@@ -56,7 +56,7 @@ impl QueueSegments {
             if let NewestSidecar::Found(generation) = dirty.before {
                 self.sync_found(&mut writer, &dirty.file, generation)?;
             }
-            self.create_folder(&mut writer)?;
+            self.create_dir(&mut writer)?;
             let generation = dirty.before.next_generation();
             let path = dirty.file.sidecar_path((generation & 1) as usize);
             // The first sidecar of each slot is a new file.
@@ -93,7 +93,7 @@ impl QueueSegments {
         self.reap_dead(&mut self.writer.lock())
     }
 
-    /// Removes the queue's folder with everything in it. The queue is deleted: no message may be appended any more.
+    /// Removes the queue's directory with everything in it. The queue is deleted: no message may be appended any more.
     ///
     /// # Errors
     /// If something cannot be removed. After a restart [`Pages::queues`](super::Pages::queues) finds the rest.
@@ -107,7 +107,7 @@ impl QueueSegments {
         }
         self.reap_dead(&mut writer)?;
         *writer = SegmentWriter::default();
-        self.files.disk().remove_folder(&self.folder).map_err(at(&self.folder))
+        self.files.disk().remove_dir(&self.directory).map_err(at(&self.directory))
     }
 
     fn reap_dead(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
@@ -136,7 +136,7 @@ impl QueueSegments {
                 self.state.lock().dead.extend_from_slice(&dead[at..]);
                 return Err(error);
             }
-            if self.durable && writer.folder {
+            if self.durable && writer.directory {
                 writer.names = true;
                 writer.orphans.push(file.clone());
             }

@@ -22,7 +22,7 @@ use crate::disk::DiskFile;
 /// writers wait for each other.
 pub struct QueueSegments {
     pub(super) files: Arc<OpenFiles>,
-    pub(super) folder: String,
+    pub(super) directory: String,
     pub(super) queue: u64,
     /// Whether the segments survive a restart.
     pub(super) durable: bool,
@@ -35,11 +35,11 @@ pub struct QueueSegments {
 /// State that only writers need.
 #[derive(Default)]
 pub(super) struct SegmentWriter {
-    /// Whether the folder was created.
-    pub(super) folder: bool,
-    /// Whether the folder has names that are not durable.
+    /// Whether the directory was created.
+    pub(super) directory: bool,
+    /// Whether the directory has names that are not durable.
     pub(super) names: bool,
-    /// The same for the folders above.
+    /// The same for the directories above.
     pub(super) parents: bool,
     /// The open segment's file, while it has unsynced data: the kernel reports an error of its own write-back to those
     /// that had the file open.
@@ -79,8 +79,8 @@ pub struct Usage {
 }
 
 impl QueueSegments {
-    pub(super) fn new(files: Arc<OpenFiles>, folder: String, queue: u64, durable: bool) -> Self {
-        Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
+    pub(super) fn new(files: Arc<OpenFiles>, directory: String, queue: u64, durable: bool) -> Self {
+        Self { files, directory, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
     /// Removes messages permanently: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
@@ -189,7 +189,7 @@ impl QueueState {
     pub(super) fn push(&mut self, record: &Record<'_>, owner: &QueueSegments) {
         if self.open_segment().is_none() {
             let salt = RandomState::new().build_hasher().finish();
-            let file = owner.files.segment(&owner.folder, self.next_sequence, salt);
+            let file = owner.files.segment(&owner.directory, self.next_sequence, salt);
             self.next_sequence += 1;
             self.segments.push_back(PageSegment::open(file, owner.queue, record.position));
         }

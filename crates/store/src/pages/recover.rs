@@ -1,7 +1,7 @@
-//! Opening a queue's folder after a restart.
+//! Opening a queue's directory after a restart.
 //!
 //! # Example
-//! The messages of a queue have payloads of 68 bytes, so that a record takes 100. The folder has `3.segment` with its
+//! The messages of a queue have payloads of 68 bytes, so that a record takes 100. The directory has `3.segment` with its
 //! index, and `4.segment`, to which records were appended when the broker was killed:
 //!
 //! | offset in `4.segment` | |
@@ -44,7 +44,7 @@ pub enum Repair {
     Skip,
 }
 
-/// The recovered contents of a queue's folder.
+/// The recovered contents of a queue's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredPages {
     /// Number of live messages.
@@ -66,7 +66,7 @@ pub struct RecoveredPages {
 /// A torn end that was cut off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Path of the file, in the data folder.
+    /// Path of the file, in the data directory.
     pub file: String,
     /// Its length now, in bytes.
     pub offset: u64,
@@ -82,10 +82,10 @@ pub(super) struct Names {
     pub(super) sidecars: [bool; 2],
 }
 
-/// The files in a folder by segment. Ignores other files.
-pub(super) fn names(files: &OpenFiles, folder: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
+/// The files in a directory by segment. Ignores other files.
+pub(super) fn names(files: &OpenFiles, directory: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
     let mut found: BTreeMap<u64, Names> = BTreeMap::new();
-    for name in files.disk().list(folder).map_err(at(folder))? {
+    for name in files.disk().list(directory).map_err(at(directory))? {
         let Some((stem, _)) = name.split_once('.') else { continue };
         let Ok(sequence) = u64::from_str_radix(stem, 16) else { continue };
         match &name[stem.len()..] {
@@ -104,13 +104,13 @@ pub(super) fn names(files: &OpenFiles, folder: &str) -> Result<BTreeMap<u64, Nam
 /// Promised segments, each given with its minimum length in bytes, that are missing or shorter.
 pub(super) fn missing(
     files: &OpenFiles,
-    folder: &str,
+    directory: &str,
     promised: impl Iterator<Item = (u64, u64)>,
 ) -> Result<Vec<Damage>, PagesError> {
-    let found = names(files, folder)?;
+    let found = names(files, directory)?;
     let mut missing = Vec::new();
     for (sequence, bytes) in promised {
-        let file = files.segment(folder, sequence, 0).path();
+        let file = files.segment(directory, sequence, 0).path();
         let (mut offset, mut what) = (0, "the file is missing");
         if found.get(&sequence).is_some_and(|names| names.segment) {
             offset = files.disk().open(&file).and_then(|file| file.len()).map_err(at(&file))?;
@@ -146,7 +146,7 @@ impl QueueSegments {
     }
 
     pub(super) fn recover(mut self, repair: Repair) -> Result<(Self, RecoveredPages), PagesError> {
-        let names = names(&self.files, &self.folder)?;
+        let names = names(&self.files, &self.directory)?;
         let mut recovered = RecoveredPages::default();
         let mut opening = Opening { queue: &self, repair, recovered: &mut recovered, unsynced: false };
         let mut state = QueueState::default();
@@ -155,7 +155,7 @@ impl QueueSegments {
             state.next_sequence = sequence + 1;
             let loaded = if names.segment { opening.load(sequence, names)? } else { None };
             let Some(segment) = loaded else {
-                orphans.push(self.files.segment(&self.folder, sequence, 0));
+                orphans.push(self.files.segment(&self.directory, sequence, 0));
                 continue;
             };
             // A segment that repeats positions was begun because the sync of the one before failed.
@@ -181,7 +181,7 @@ impl QueueSegments {
         recovered.last = state.last;
         state.drop_settled(0, u64::MAX);
         let writer = self.writer.get_mut();
-        writer.folder = !names.is_empty();
+        writer.directory = !names.is_empty();
         for orphan in orphans {
             // Empty or without segment: the other files are removed with the next `persist_settled_if`.
             orphan.remove(&self.files)?;
@@ -211,7 +211,7 @@ impl Opening<'_> {
     /// Reads the part of a segment that a restart keeps; `None` if it keeps nothing.
     fn load(&mut self, sequence: u64, names: Names) -> Result<Option<PageSegment>, PagesError> {
         let files = &self.queue.files;
-        let unknown = files.segment(&self.queue.folder, sequence, 0);
+        let unknown = files.segment(&self.queue.directory, sequence, 0);
         let path = unknown.path();
         let file = files.disk().open(&path).map_err(at(&path))?;
         let length = file.len().map_err(at(&path))?;
@@ -222,7 +222,7 @@ impl Opening<'_> {
             Some(salt) => salt,
             None => return Ok(None),
         };
-        let identity = files.segment(&self.queue.folder, sequence, salt);
+        let identity = files.segment(&self.queue.directory, sequence, salt);
         let index = index.filter(|index| index.salt == salt);
         let promised = index.as_ref().map(|index| index.shape.length);
         let indexed = match index {
@@ -344,7 +344,7 @@ impl Opening<'_> {
         };
         let Some(mut segment) = segment else { return Ok(None) };
         if unsynced {
-            // Perhaps only in the kernel's memory: the journal may drop the messages once they are counted as here.
+            // The segment may be in the page cache only: the journal may drop the messages once they are counted as here.
             envelope::write_again(file, proven, end).map_err(at(&path))?;
             self.unsynced = true;
         }

@@ -15,7 +15,7 @@
 //! | absent | append, when no segment is open | open |
 //! | open | append, which does not fit | sealed, or retired if all of its messages are settled; another one is opened |
 //! | open | failed sync | sealed, with the length that was synced, or retired if nothing live was synced; the rest is appended to another one |
-//! | open | persist or reap, when all of its messages are settled | removed, by way of retired; absent if the queue has no folder yet |
+//! | open | persist or reap, when all of its messages are settled | removed, by way of retired; absent if the queue has no directory yet |
 //! | sealed | settle, of its last live message | retired |
 //! | retired | persist or reap | removed |
 //! | removed | the same call of persist or a later one, once the removal is durable | absent |

@@ -131,7 +131,7 @@ impl QueueSegments {
         offset: u64,
         pin: bool,
     ) -> Result<(), PagesError> {
-        self.create_folder(writer)?;
+        self.create_dir(writer)?;
         let Some(handle) = self.handle(writer, file)? else { return Ok(()) };
         writer.names |= offset == 0;
         if pin {
@@ -140,10 +140,10 @@ impl QueueSegments {
         handle.write_at(bytes, offset).map_err(at(&file.path()))
     }
 
-    pub(super) fn create_folder(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
-        if !writer.folder {
-            self.files.disk().create_folder(&self.folder).map_err(at(&self.folder))?;
-            (writer.folder, writer.parents) = (true, true);
+    pub(super) fn create_dir(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
+        if !writer.directory {
+            self.files.disk().create_dir(&self.directory).map_err(at(&self.directory))?;
+            (writer.directory, writer.parents) = (true, true);
         }
         Ok(())
     }
@@ -205,15 +205,15 @@ impl QueueSegments {
         Ok(())
     }
 
-    /// Makes the names in the folder durable, and the folder's own.
+    /// Makes the names in the directory durable, and the directory's own.
     pub(super) fn sync_names(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
-        let sync = |folder: &str| self.files.disk().sync_folder(folder).map_err(at(folder));
+        let sync = |directory: &str| self.files.disk().sync_dir(directory).map_err(at(directory));
         if writer.names {
-            sync(&self.folder)?;
+            sync(&self.directory)?;
             writer.names = false;
         }
         if writer.parents {
-            sync(self.folder.split_once('/').map_or("", |(parent, _)| parent))?;
+            sync(self.directory.split_once('/').map_or("", |(parent, _)| parent))?;
             sync("")?;
             writer.parents = false;
         }

@@ -1,4 +1,4 @@
-//! A socket that is left to another process.
+//! A socket that is handed over to another process.
 
 use super::tests::lines;
 use super::*;

@@ -18,10 +18,10 @@ use super::provider;
 use crate::stream::Stream;
 use crate::turn::CONNECTING;
 
-/// The trusted authorities and our own identity.
+/// The trusted CA certificates, and our own certificate.
 #[derive(Debug, Clone)]
 pub struct ClientTlsConfig {
-    /// The certificates of the trusted authorities, as PEM; `None` for those of the system.
+    /// The trusted CA certificates, as PEM; `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// The certificate shown to a server that asks for one.
     pub certificate: Option<CertificateFiles>,

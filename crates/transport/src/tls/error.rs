@@ -13,7 +13,7 @@ pub enum TlsFile {
     Certificate,
     /// The certificate's private key.
     Key,
-    /// The trusted authorities.
+    /// The trusted CA certificates.
     Ca,
 }
 
@@ -94,7 +94,7 @@ fn explain(error: io::Error, text: impl Fn(&Error) -> Option<String>) -> io::Err
 /// Describes the fault of a certificate, as the end of a sentence.
 fn fault(error: &CertificateError) -> String {
     match error {
-        // An authority with the name of a trusted one, and another key.
+        // `BadSignature`: a CA with the name of a trusted one, but another key.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "was not issued by a trusted CA".to_owned()
         }
@@ -113,10 +113,10 @@ fn fault(error: &CertificateError) -> String {
     }
 }
 
-/// `openssl req -x509` makes such certificates unless told otherwise, and people then trust them as their own authority.
-const CA_AS_SERVER: &str = "is that of an authority (CA:TRUE), and so cannot be a server's, even if it is trusted: make a self-signed \
-     one with `openssl req -x509 -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:HOST`, which \
-     then is its own authority, or have it issued by an authority";
+/// `openssl req -x509` makes such certificates by default, and people then trust them as their own CA.
+const CA_AS_SERVER: &str = "is a CA certificate (CA:TRUE) and cannot be used by a server, even if it is trusted: \
+     create a self-signed one with `openssl req -x509 -addext basicConstraints=critical,CA:FALSE \
+     -addext subjectAltName=DNS:HOST`, or one issued by a CA";
 
 fn alert_text(alert: AlertDescription) -> String {
     let known = match alert {

@@ -45,7 +45,7 @@ pub struct Expiry {
     pub text: String,
 }
 
-/// A file of trusted authorities.
+/// A file of trusted CA certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaInfo {
     /// The file they were read from.
@@ -80,7 +80,7 @@ pub(super) fn read_pair(
     Ok((pair, info))
 }
 
-/// Reads the certificates of authorities.
+/// Reads CA certificates.
 pub(super) fn read_ca(path: &Path) -> Result<(RootCertStore, CaInfo), TlsError> {
     let certificates = read_certificates(TlsFile::Ca, path)?;
     let ends = ends(&certificates);

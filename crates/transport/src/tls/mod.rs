@@ -2,7 +2,7 @@
 //!
 //! - [`ServerTls`]: for listeners: certificates chosen by the name that a client asks for, client certificates, and a
 //!   [`reload`](ServerTls::reload) that leaves connections as they are.
-//! - [`ClientTls`]: for connections to servers: the trusted authorities and our own certificate.
+//! - [`ClientTls`]: for connections to servers: the trusted CA certificates and our own certificate.
 //! - [`LoginFrom`]: the user name that a verified client certificate stands for.
 //!
 //! Invariants: files are read when a configuration is made, never during a handshake; a reload that fails changes

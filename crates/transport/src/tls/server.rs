@@ -37,7 +37,7 @@ pub enum ClientCertificates {
     Off,
     /// A certificate, if they have one. One that is shown must be valid.
     Optional {
-        /// The certificates of the trusted authorities, as PEM.
+        /// The trusted CA certificates, as PEM.
         ca: PathBuf,
     },
     /// A valid certificate.
@@ -59,12 +59,12 @@ struct Current {
     in_use: Arc<TlsInUse>,
 }
 
-/// The certificates of a listener and the authorities that it trusts.
+/// The certificates of a listener, and the CA certificates that it trusts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsInUse {
     /// The certificates, in the order of their configuration.
     pub certificates: Vec<CertificateInfo>,
-    /// The authorities of client certificates, if these are asked for.
+    /// The CA certificates for client certificates, if these are requested.
     pub ca: Option<CaInfo>,
 }
 

@@ -16,21 +16,21 @@ use super::*;
 use crate::stream::Stream;
 use crate::turn::{ACCEPTING, CONNECTING};
 
-/// An authority, and the folder for the certificates it issues.
+/// A CA, and the directory for the certificates it issues.
 struct TestCa {
-    folder: TempDir,
+    directory: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl TestCa {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "authority");
+        params.distinguished_name.push(DnType::CommonName, "ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { folder, issuer }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("ca.pem"), issuer.pem()).unwrap();
+        Self { directory, issuer }
     }
 
     fn ca(&self) -> PathBuf {
@@ -38,7 +38,7 @@ impl TestCa {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn issue(

@@ -35,7 +35,7 @@ pub enum UpgradeError {
     #[error("the server answered the upgrade with status {0}")]
     Status(u16),
     /// Something is missing or wrong in the answer.
-    #[error("the server's answer to the upgrade is broken: {0}")]
+    #[error("invalid upgrade response: {0}")]
     Broken(&'static str),
 }
 

@@ -12,6 +12,6 @@ mod server;
 
 pub use client::{ClientRequest, UpgradeError, Upgraded};
 pub use head::{Head, HeadError, MAX_HEAD, MAX_HEADERS};
-pub use origin::{NotOrigin, OriginPattern, OriginRules};
+pub use origin::{OriginPattern, OriginRules, ParseOriginError};
 pub use refusal::{Status, UpgradeRefusal};
 pub use server::Upgrade;

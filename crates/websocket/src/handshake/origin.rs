@@ -66,26 +66,26 @@ impl OriginPattern {
 /// Text that is no rule.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 #[error("not an origin (such as https://app.example.com, *.example.com, localhost, null or *)")]
-pub struct NotOrigin;
+pub struct ParseOriginError;
 
 impl FromStr for OriginPattern {
-    type Err = NotOrigin;
+    type Err = ParseOriginError;
 
-    fn from_str(text: &str) -> Result<Self, NotOrigin> {
+    fn from_str(text: &str) -> Result<Self, ParseOriginError> {
         let rule = match text {
             "*" => Rule::Any,
             "null" => Rule::Null,
             _ => {
-                let parts = Parts::of(text).ok_or(NotOrigin)?;
+                let parts = Parts::of(text).ok_or(ParseOriginError)?;
                 let host = match parts.host.strip_prefix('*') {
                     Some(suffix) if suffix.len() > 1 && suffix.starts_with('.') => {
                         Host::Under(suffix.to_owned())
                     }
-                    Some(_) => return Err(NotOrigin),
+                    Some(_) => return Err(ParseOriginError),
                     None => Host::Exactly(parts.host.clone()),
                 };
                 if parts.host.trim_start_matches('*').contains('*') {
-                    return Err(NotOrigin);
+                    return Err(ParseOriginError);
                 }
                 let port = if parts.scheme.is_some() { parts.port_or_usual() } else { parts.port };
                 Rule::Host { scheme: parts.scheme, host, port }
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn what_is_no_rule_is_refused() {
         for text in ["", "https://", "*example.com", "a.*.com", "*.", "http://a/b", "a b", "a:port", "**"] {
-            assert_eq!(text.parse::<OriginPattern>(), Err(NotOrigin), "{text:?}");
+            assert_eq!(text.parse::<OriginPattern>(), Err(ParseOriginError), "{text:?}");
         }
     }
 }

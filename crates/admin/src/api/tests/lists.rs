@@ -61,15 +61,15 @@ fn a_list_that_nobody_waits_for_ends_at_the_next_item() {
     for query in [&[][..], &matching("(?=q)"), &[("sort", "messages")], &[("name", "q"), ("page", "1")]] {
         let call = call(&api, &[], query, &json!({}));
         let looked_at = Cell::new(0);
-        let show = |_: &Listed| {
+        let show = |_: &CollectedItem| {
             looked_at.set(looked_at.get() + 1);
             call.is_abandoned.store(true, Ordering::Relaxed);
             json!({"messages": 0})
         };
         let queues = api.queues.get(api.broker.as_ref().unwrap());
-        assert!(list_sorted(&call, &queues, Listed::key, show).is_err());
+        assert!(list_sorted(&call, &queues, CollectedItem::key, show).is_err());
         assert_eq!(looked_at.get(), 1, "{query:?}");
-        assert!(list_sorted(&call, &queues, Listed::key, show).is_err());
+        assert!(list_sorted(&call, &queues, CollectedItem::key, show).is_err());
         assert_eq!(looked_at.get(), 1, "{query:?}, where it was known before");
     }
 }

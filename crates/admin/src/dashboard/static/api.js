@@ -1,7 +1,7 @@
 // The management HTTP API. Credentials are sent with each request in a header and never in the address, and the browser's
 // own way to remember passwords is left out (`credentials: "omit"`), so that it does not ask for one by itself either.
 
-/** Milliseconds for an answer. */
+/** Timeout of a request in milliseconds. */
 const TIMEOUT = 30_000;
 
 /** A response with an error status, or no response at all (`status` 0). */
@@ -58,7 +58,7 @@ export class Api {
       credentials: "omit",
       cache: "no-store",
       redirect: "error",
-      // Nothing is said of what is accepted: some of RabbitMQ's answers are of no type at all.
+      // No Accept header: some of RabbitMQ's responses have no content type.
       headers: { ...headers },
       signal: signal ? AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]) : AbortSignal.timeout(TIMEOUT),
     };
@@ -87,7 +87,7 @@ export function exchangePart(exchange) {
 
 function address(parts, query) {
   const path = parts.map((part) => {
-    // Every browser takes these, however they are written, for steps through the path: another thing would be meant.
+    // Browsers resolve these as path segments, even percent-encoded: the request would go to another resource.
     if (part === "." || part === "..") throw new ApiError(400, `A browser cannot request the name "${part}".`);
     return encodeURIComponent(part);
   });
@@ -113,7 +113,7 @@ function reason(response, text) {
     const words = typeof reason === "string" ? reason : error;
     if (typeof words === "string") return words;
   } catch {
-    // Then it is no JSON, and the status has to do.
+    // The body is not JSON: the status is all there is.
   }
   return `The server responded ${response.status} ${response.statusText}.`;
 }

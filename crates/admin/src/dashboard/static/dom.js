@@ -44,19 +44,19 @@ export function setChildren(parent, children) {
   return parent;
 }
 
-/** A name that somebody else chose: kept apart from the direction of the text around it. */
+/** A name chosen by a user, isolated from the text direction around it (bdi). */
 export function name(text, properties = {}) {
   return el("bdi", { class: "name", ...properties }, text);
 }
 
-/** A button that does something here. */
+/** A button with an action. */
 export function button(text, action, properties = {}) {
   return el("button", { type: "button", onclick: action, ...properties }, text);
 }
 
 let lastId = 0;
 
-/** An id that no other element has, to join a label or a description to what it is of. */
+/** A unique id, to associate a label or a description with an element. */
 export function freshId(kind) {
   lastId += 1;
   return `${kind}-${lastId}`;

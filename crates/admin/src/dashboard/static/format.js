@@ -1,6 +1,6 @@
-// Numbers and names in words for people.
+// Formats numbers and names for display.
 
-/** In place of a figure that there is not. */
+/** Stands for a missing value. */
 const NOTHING = "–";
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -12,7 +12,7 @@ export function count(value) {
   return isNumber(value) ? WHOLE.format(value) : NOTHING;
 }
 
-/** A count in little room, such as 1.2M. */
+/** A compact count, such as 1.2M. */
 export function short(value) {
   if (!isNumber(value)) return NOTHING;
   return Math.abs(value) < 10_000 ? WHOLE.format(value) : SHORT.format(value);
@@ -57,7 +57,7 @@ export function percent(part, whole) {
   return whole > 0 ? `${FINE.format((100 * part) / whole)} %` : NOTHING;
 }
 
-/** The default exchange has no name; people call it by this one. */
+/** The name of the default exchange in RabbitMQ's UI; its actual name is empty. */
 export function exchangeName(name) {
   return name === "" ? "(AMQP default)" : name;
 }
@@ -112,12 +112,12 @@ export function value(any) {
   return typeof any === "string" ? any : JSON.stringify(any);
 }
 
-/** The present rate of a counter of the API, such as "publish" of a queue's message_stats. */
+/** The current rate of a counter of the API, such as "publish" of a queue's message_stats. */
 export function rateOf(stats, counter) {
   return stats?.[`${counter}_details`]?.rate;
 }
 
-/** Words that tell something; null for those that do not. */
+/** The text, or null if it is the placeholder for a missing value. */
 export function known(words) {
   return words === NOTHING ? null : words;
 }

@@ -4,12 +4,12 @@
 import { exchangePart } from "./api.js";
 import { rateOf } from "./format.js";
 
-/** Exchanges that lead to exchanges are followed this far. */
+/** Maximum depth of exchange-to-exchange bindings. */
 const MOST_STEPS = 3;
 
 /**
  * `{ nodes, edges }`: nodes by key, each `{ key, kind, vhost, name, type, rate, ready }` of kind publisher, exchange or
- * queue; edges `{ from, to, keys, rate }`. Rates are left out where the server does not tell them.
+ * queue; edges `{ from, to, keys, rate }`. Rates that the server does not report are left out.
  */
 export async function readGraph(api, queues, signal) {
   const graph = { nodes: new Map(), edges: new Map() };
@@ -42,7 +42,7 @@ function join(graph, from, to, routingKey) {
   return edge;
 }
 
-/** Every queue is bound to the default exchange, which says nothing where there are other bindings. */
+/** Every queue is bound to the default exchange, so that binding is only shown if there is no other. */
 function addQueueBindings(graph, { vhost, name }, bindings) {
   const queue = add(graph, { kind: "queue", vhost, name });
   const told = bindings.filter(({ source }) => source !== "");

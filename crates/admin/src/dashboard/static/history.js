@@ -1,6 +1,6 @@
 // Recent measurements, for as long as this page is open: the sparklines' points.
 
-/** Points that are kept; at one in five seconds, five minutes. */
+/** Maximum number of points: five minutes at one every five seconds. */
 const POINTS = 60;
 
 export class Series {
@@ -23,7 +23,7 @@ export class Series {
   }
 }
 
-/** A query that asks RabbitMQ's API for what was lately, as often as this page looks. */
+/** The query for recent samples of RabbitMQ's API, at the interval of this page. */
 export const LATELY = { msg_rates_age: 300, msg_rates_incr: 5, lengths_age: 300, lengths_incr: 5 };
 
 /** Rates per second of a counter, by its samples, which come newest first; the present rate is left to be added. */
@@ -42,7 +42,7 @@ export function levelsBefore(stats, number) {
   return samples.map(({ sample }) => sample).slice(0, -1);
 }
 
-/** Named series, which outlive the view that shows them. */
+/** Named series, which are not reset when the view changes. */
 export class History {
   #series = new Map();
   #counters = new Map();
@@ -56,7 +56,7 @@ export class History {
     this.series(name).push(value);
   }
 
-  /** Turns a counter into what happens in a second. The first reading gives no rate; one that fell began anew. */
+  /** Turns a counter into a rate per second. The first value gives no rate; a value that decreased was reset. */
   counter(name, value, now) {
     const before = this.#counters.get(name);
     if (typeof value !== "number") return;

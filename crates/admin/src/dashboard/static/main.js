@@ -1,4 +1,4 @@
-// The dashboard: logs in, shows the view that the address names, and refreshes it every few seconds while it is seen.
+// The dashboard: logs in, shows the view that the address names, and refreshes it every few seconds while it is visible.
 
 import { Api } from "./api.js";
 import { el, name, setAttribute, setChildren, setText } from "./dom.js";
@@ -11,7 +11,7 @@ import { Session, logIn, logOut, resume } from "./session.js";
 import { placesOf, viewOf } from "./places.js";
 import { Vhosts } from "./vhosts.js";
 
-/** Milliseconds between two looks at the server. */
+/** Milliseconds between two refreshes. */
 const INTERVAL = 5_000;
 
 const element = (id) => document.getElementById(id);
@@ -38,8 +38,8 @@ async function start() {
 }
 
 /**
- * In front of a broker there is nobody to log in to: who sits at the server itself is let in as its operator, and to
- * others it shows what the metrics tell everybody.
+ * A pool has no users of its own: requests from the same machine are those of its operator, and other clients see only
+ * the metrics, which need no login.
  */
 async function anonymous(metrics) {
   if (!metrics?.isProxy) return null;
@@ -87,7 +87,7 @@ function showLogin() {
   element("login").elements.user.focus();
 }
 
-/** The way to the page on which messages are tried out, if there is a WebSocket listener for it. */
+/** The link to the page for trying out messages, if there is a WebSocket listener for it. */
 async function showMessagesLink() {
   const response = await fetch("/page/listeners.json", { credentials: "omit" }).catch(() => null);
   const { ws = null, wss = null } = response?.ok ? await response.json() : {};
@@ -102,7 +102,7 @@ class App {
   #leaving = new AbortController();
   #stopped = false;
   #timer;
-  /** The refresh under way; another that is asked for meanwhile comes after it. */
+  /** The refresh in progress; one that is requested during it runs after it. */
   #busy = null;
   #again = false;
   #problem = el("p", { class: "problem", role: "alert", hidden: true });
@@ -115,7 +115,7 @@ class App {
 
   async start() {
     if (!this.#sampler.isProxy) await this.#vhosts.read().catch((error) => complain(error.message));
-    // Somebody may have logged out meanwhile.
+    // The user may have logged out during the request.
     if (this.#stopped) return;
     this.show();
     this.#timer = setInterval(() => document.hidden || this.refreshNow(), INTERVAL);
@@ -142,7 +142,7 @@ class App {
     if (view.subject !== undefined) heading.append(" ", name(view.subject));
     const actions = el("div", { class: "actions" }, ...(view.actions ?? []));
     setChildren(element("view"), [el("div", { class: "head" }, heading, actions), this.#problem, view.element]);
-    // Nothing is shown empty: it comes with its first figures.
+    // A view is shown once it has its first data.
     setAttribute(view.element, "hidden", true);
     setAttribute(element("view"), "aria-busy", "true");
     document.title = `${[view.title, view.subject].filter(Boolean).join(" ")} · Leveret`;
@@ -151,7 +151,7 @@ class App {
     this.refreshNow();
   }
 
-  /** Reads everything anew; what is asked for during that is done once more after it. */
+  /** Refreshes everything; one requested during a refresh runs after it. */
   refreshNow() {
     if (this.#stopped) return;
     if (this.#busy) {
@@ -183,7 +183,7 @@ class App {
   }
 
   async #tell(error) {
-    // A 401 may mean this one thing only, or that the password was changed meanwhile.
+    // A 401 may concern this one resource, or the password has been changed.
     if (error.status === 401 && !this.#sampler.isProxy && (await resume()) === null) return leave();
     const words = error.status === 404 ? "Not found. It may have been deleted." : error.message;
     setText(this.#problem, words);

@@ -1,10 +1,10 @@
-// The server's own metrics (`/metrics`, Prometheus' text format): what kind of server this is, and what RabbitMQ's API
-// has no words for.
+// The server's own metrics (`/metrics`, Prometheus' text format): what kind of server this is, and values that
+// RabbitMQ's API lacks.
 
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
-/** The metrics at present; null if the server has none. */
+/** The current metrics; null if the server has none. */
 export async function readMetrics(signal) {
   const response = await fetch("/metrics", { credentials: "omit", cache: "no-store", signal });
   return response.ok ? new Metrics(await response.text()) : null;

@@ -1,4 +1,4 @@
-// The places of the dashboard: which there are for whom, and which view shows each.
+// The pages of the dashboard: which users see them, and the view of each.
 
 import { el } from "./dom.js";
 import { bindings } from "./views/bindings.js";
@@ -19,7 +19,7 @@ import { user, users } from "./views/users.js";
 import { virtualHosts } from "./views/vhosts.js";
 
 /**
- * `title` is its words in the menu, `tag` what a user needs to see it; `all` is the view of the list, `one` that of one
+ * `title` is its label in the menu, `tag` the one that a user needs to see it; `all` is the view of the list, `one` that of one
  * thing, to which `names` names lead.
  */
 const BROKER = [
@@ -45,12 +45,12 @@ const PROXY = [
   { part: "limits", title: "Limits", all: limits, tag: "monitoring" },
 ];
 
-/** The places that this user may see. */
+/** The pages that this user may see. */
 export function placesOf(session, isProxy) {
   return (isProxy ? PROXY : BROKER).filter(({ tag }) => tag === undefined || session.may(tag));
 }
 
-/** The view of the place that the context names. */
+/** The view of the page that the context names. */
 export function viewOf(context) {
   const [part = "", ...names] = context.place.parts;
   const place = placesOf(context.session, context.sampler.isProxy).find((each) => each.part === part);

@@ -1,5 +1,5 @@
-// Where one is, in the part of the address behind the "#": `#/queues/%2F/orders?page=2`. It never leaves the browser, and
-// a reload or a bookmark leads back there.
+// Hash router: the current page is the fragment of the URL, such as `#/queues/%2F/orders?page=2`, so that reloads and
+// bookmarks work. It is never sent to the server.
 
 /** The names in the path, decoded, and the rest as URLSearchParams. */
 export function here() {
@@ -8,19 +8,19 @@ export function here() {
   return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(search) };
 }
 
-/** A link to a place. Empty parts are written as "~", for the default exchange has no name. */
+/** A link to a page. Empty parts are written as "~", for the default exchange has no name. */
 export function to(parts, query = {}) {
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const search = new URLSearchParams(kept).toString();
   return `#/${parts.map(encoded).join("/")}${search && `?${search}`}`;
 }
 
-/** Goes there, as if a link had been followed. */
+/** Navigates to a page, as a link does. */
 export function go(parts, query = {}) {
   location.hash = to(parts, query);
 }
 
-/** Changes the query of the present place without a step in the history: typing into a filter is no journey. */
+/** Replaces the query of the current page without adding a history entry, for example while a filter is typed. */
 export function amend(changes) {
   const { parts, query } = here();
   const merged = { ...Object.fromEntries(query), ...changes };
@@ -31,7 +31,7 @@ const EMPTY = "~";
 
 function encoded(part) {
   if (part === "") return EMPTY;
-  // A name that is, or begins with, our sign for the empty one gets one more of it.
+  // A name that begins with "~" is escaped with another one.
   return encodeURIComponent(part.startsWith(EMPTY) ? EMPTY + part : part);
 }
 
@@ -41,7 +41,7 @@ function decoded(part) {
   try {
     name = decodeURIComponent(part);
   } catch {
-    // Written by hand, then; nothing has such a name.
+    // Malformed, so typed by hand: nothing has such a name.
     return part;
   }
   return name.startsWith(EMPTY) ? name.slice(EMPTY.length) : name;

@@ -1,11 +1,11 @@
-// Takes the figures of the whole server every few seconds, whichever view is open, so that the lines of the overview have
-// no gaps.
+// Samples the statistics of the whole server every few seconds, whichever view is open, so that the sparklines of the
+// overview have no gaps.
 
 import { rateOf } from "./format.js";
 import { History, LATELY, levelsBefore, ratesBefore } from "./history.js";
 import { readMetrics } from "./metrics.js";
 
-/** Counters of the API's message_stats that become lines. */
+/** Counters of the API's message_stats that have sparklines. */
 const RATES = ["publish", "confirm", "deliver_get", "ack", "return_unroutable"];
 const QUEUED = ["messages_ready", "messages_unacknowledged", "messages"];
 const PROXIED = {
@@ -16,7 +16,7 @@ const PROXIED = {
 
 export class Sampler {
   history = new History();
-  /** The answers of last time; null before the first, and for what this user may not see. */
+  /** The previous responses; null before the first, and for what this user may not see. */
   overview = null;
   nodes = [];
   metrics = null;

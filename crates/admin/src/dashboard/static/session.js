@@ -1,11 +1,11 @@
-// The logged-in user. The credentials are kept by this tab alone (sessionStorage), as the header that they become, until the
-// tab is closed or its user logs out.
+// The logged-in user. The credentials are stored per tab (sessionStorage), as the value of the Authorization header, until
+// the tab is closed or the user logs out.
 
 import { Api, ApiError, basic } from "./api.js";
 
 const KEY = "leveret.authorization";
 
-/** The server does not say which of these it was. */
+/** The server does not distinguish these causes. */
 const LOGIN_REFUSED = "Login failed: wrong user name or password, or no tag such as management or administrator.";
 
 /** The tags that each tag of RabbitMQ implies: an administrator sees everything, a monitor what a manager does. */
@@ -20,7 +20,7 @@ export class Session {
   constructor(api, { name, tags = [] }) {
     this.api = api;
     this.user = name;
-    // Older servers write them as one text.
+    // Older servers send them as one string.
     const list = typeof tags === "string" ? tags.split(",") : tags;
     this.tags = new Set(list.flatMap((tag) => IMPLIED[tag.trim()] ?? []));
   }

@@ -1,15 +1,15 @@
-// The virtual hosts, and which of them everything is about: one, or all. The choice is kept as long as the tab is open.
+// The virtual hosts, and the selection of one or all. The selection lasts until the tab is closed.
 
 import { el, setAttribute, setChildren } from "./dom.js";
 
 const KEY = "leveret.vhost";
-/** Most that the menu offers; any other can be chosen in the list of virtual hosts. */
+/** Maximum entries of the menu; others can be chosen in the list of virtual hosts. */
 const MOST_OFFERED = 100;
 
 export class Vhosts {
   /** The chosen one; empty for all. */
   chosen = sessionStorage.getItem(KEY) ?? "";
-  /** Those that a form offers. */
+  /** The names that a form offers. */
   names = [];
 
   #api;
@@ -23,12 +23,12 @@ export class Vhosts {
     };
   }
 
-  /** Reads which there are. */
+  /** Fetches the names. */
   async read() {
     const { items } = await this.#api.list(["vhosts"], { size: MOST_OFFERED });
     this.names = items.map(({ name }) => name);
     if (this.chosen !== "" && !this.names.includes(this.chosen)) {
-      // More than there was room for; or it is gone.
+      // It exceeds the maximum of the menu, or was deleted.
       if (this.names.length < MOST_OFFERED) this.choose("");
       else this.names.push(this.chosen);
     }

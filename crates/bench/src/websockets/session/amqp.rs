@@ -10,7 +10,7 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
-use super::{Met, WebSocketSession};
+use super::{SessionEvent, WebSocketSession};
 use crate::client::{check_close, expect_method};
 use crate::error::ClientError;
 use crate::websockets::error::MemberError;
@@ -67,7 +67,7 @@ impl AmqpSession {
     }
 
     /// Answers a step of the set-up with the next request.
-    fn next_step(&mut self, method: &Method<'_>, out: &mut Vec<u8>) -> Option<Met> {
+    fn next_step(&mut self, method: &Method<'_>, out: &mut Vec<u8>) -> Option<SessionEvent> {
         match method {
             Method::ChannelOpenOk(_) => {
                 let declare = queue::Declare { exclusive: true, auto_delete: true, ..Default::default() };
@@ -78,7 +78,7 @@ impl AmqpSession {
                 let consume = basic::Consume { queue: &self.queue, no_ack: true, ..Default::default() };
                 write_method(out, CHANNEL, consume);
             }
-            Method::BasicConsumeOk(_) => return Some(Met::Subscribed),
+            Method::BasicConsumeOk(_) => return Some(SessionEvent::Subscribed),
             _ => {}
         }
         None
@@ -92,7 +92,11 @@ impl WebSocketSession for AmqpSession {
         }
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
+    fn handle(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<SessionEvent>, MemberError> {
         while self.handshake.is_some() {
             if !self.open(input, out)? {
                 return Ok(None);
@@ -101,7 +105,7 @@ impl WebSocketSession for AmqpSession {
         while let Some(frame) = Frame::parse(input, FRAME_MAX).map_err(ClientError::from)? {
             let met = match frame.kind {
                 // Bodies are small: one frame.
-                FrameKind::Body => Some(Met::Delivery(frame.payload.to_vec())),
+                FrameKind::Body => Some(SessionEvent::Delivery(frame.payload.to_vec())),
                 FrameKind::Method => {
                     let method = expect_method(&frame)?;
                     check_close(&method)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Met, WebSocketSession};
+use super::{SessionEvent, WebSocketSession};
 use crate::websockets::error::MemberError;
 use crate::websockets::target::Target;
 
@@ -48,7 +48,11 @@ impl WebSocketSession for MqttSession {
         out.append(&mut std::mem::take(&mut self.connect));
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
+    fn handle(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<SessionEvent>, MemberError> {
         while let Some((content_at, end)) = extent(input)? {
             let content = &input[content_at..end];
             let met = match (input[0], content) {
@@ -60,11 +64,11 @@ impl WebSocketSession for MqttSession {
                     None
                 }
                 (CONNACK, [_, code]) => return Err(MemberError::MqttLogin(*code)),
-                (SUBACK, [_, _, 0]) => Some(Met::Subscribed),
+                (SUBACK, [_, _, 0]) => Some(SessionEvent::Subscribed),
                 (SUBACK, _) => return Err(MemberError::Unexpected("the subscription was refused")),
                 (PUBLISH, [high, low, rest @ ..]) => {
                     let topic = usize::from(u16::from_be_bytes([*high, *low]));
-                    Some(Met::Delivery(rest.get(topic..).unwrap_or_default().to_vec()))
+                    Some(SessionEvent::Delivery(rest.get(topic..).unwrap_or_default().to_vec()))
                 }
                 _ => None,
             };

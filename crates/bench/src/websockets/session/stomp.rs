@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Met, WebSocketSession};
+use super::{SessionEvent, WebSocketSession};
 use crate::websockets::error::MemberError;
 use crate::websockets::target::Target;
 
@@ -29,7 +29,11 @@ impl WebSocketSession for StompSession {
         out.extend(std::mem::take(&mut self.connect).into_bytes());
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
+    fn handle(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<SessionEvent>, MemberError> {
         loop {
             // Line ends between frames are heartbeats.
             let beats = input.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
@@ -45,8 +49,8 @@ impl WebSocketSession for StompSession {
                     let subscribe = format!("SUBSCRIBE\nid:0\ndestination:{destination}\nreceipt:0\n\n\0");
                     out.extend(subscribe.into_bytes());
                 }
-                Some("RECEIPT") => return Ok(Some(Met::Subscribed)),
-                Some("MESSAGE") => return Ok(Some(Met::Delivery(body.as_bytes().to_vec()))),
+                Some("RECEIPT") => return Ok(Some(SessionEvent::Subscribed)),
+                Some("MESSAGE") => return Ok(Some(SessionEvent::Delivery(body.as_bytes().to_vec()))),
                 _ => {
                     let message = head.lines().find_map(|line| line.strip_prefix("message:"));
                     return Err(match message {

@@ -5,7 +5,10 @@ fn target(scheme: &str) -> Target {
 }
 
 /// Passes the server's output to `client`, one byte at a time; returns its events and its output.
-fn reported(client: &mut dyn WebSocketSession, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), MemberError> {
+fn reported(
+    client: &mut dyn WebSocketSession,
+    server: &[u8],
+) -> Result<(Vec<SessionEvent>, Vec<u8>), MemberError> {
     let (mut input, mut out, mut met) = (Vec::new(), Vec::new(), Vec::new());
     for byte in server {
         input.push(*byte);
@@ -30,11 +33,11 @@ fn mqtt_logs_in_and_subscribes() {
         reported(&mut *client, &[0x20, 2, 0, 0]).unwrap(),
         (vec![], b"\x82\x09\x00\x01\x00\x04mine\x00".to_vec())
     );
-    assert_eq!(reported(&mut *client, &[0x90, 3, 0, 1, 0]).unwrap().0, [Met::Subscribed]);
+    assert_eq!(reported(&mut *client, &[0x90, 3, 0, 1, 0]).unwrap().0, [SessionEvent::Subscribed]);
     let mut out = Vec::new();
     client.publish(&[b'x'; 200], &mut out);
     assert_eq!(&out[..9], b"\x30\xce\x01\x00\x04mine");
-    assert_eq!(reported(&mut *client, &out).unwrap().0, [Met::Delivery(vec![b'x'; 200])]);
+    assert_eq!(reported(&mut *client, &out).unwrap().0, [SessionEvent::Delivery(vec![b'x'; 200])]);
 }
 
 #[test]
@@ -59,9 +62,9 @@ fn stomp_logs_in_and_subscribes() {
     let (met, out) = reported(&mut *client, b"CONNECTED\nversion:1.2\n\n\0\n\n").unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(met.is_empty() && text.contains("destination:/topic/mine\nreceipt:0\n"), "{text}");
-    assert_eq!(reported(&mut *client, b"RECEIPT\nreceipt-id:0\n\n\0").unwrap().0, [Met::Subscribed]);
+    assert_eq!(reported(&mut *client, b"RECEIPT\nreceipt-id:0\n\n\0").unwrap().0, [SessionEvent::Subscribed]);
     let delivery = reported(&mut *client, b"\nMESSAGE\nsubscription:0\n\nbody\0").unwrap().0;
-    assert_eq!(delivery, [Met::Delivery(b"body".to_vec())]);
+    assert_eq!(delivery, [SessionEvent::Delivery(b"body".to_vec())]);
     let error = reported(&mut *client, b"ERROR\nmessage:Bad CONNECT\n\nmore\0").unwrap_err().to_string();
     assert_eq!(error, "Bad CONNECT");
 }

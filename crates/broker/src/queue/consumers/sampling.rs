@@ -25,7 +25,7 @@ impl Consumers {
     /// for its client, however much that takes.
     ///
     /// All that have room have been served, or the backlog would be short: so lower priorities count as much as higher ones.
-    pub(in crate::queue) fn are_behind(&mut self, now: Timestamp) -> bool {
+    pub(in crate::queue) fn sample_lag(&mut self, now: Timestamp) -> bool {
         let sampling = self.sampling();
         if now < sampling.at.after(SAMPLING_INTERVAL) {
             return sampling.share >= BEHIND;
@@ -160,7 +160,7 @@ mod tests {
         fn sample(&mut self, times: usize) -> Vec<bool> {
             let answer = |_| {
                 self.now = self.now.after(SAMPLING_INTERVAL);
-                self.consumers.are_behind(self.now)
+                self.consumers.sample_lag(self.now)
             };
             (0..times).map(answer).collect()
         }
@@ -181,7 +181,7 @@ mod tests {
             assert!((2..=12).contains(&first) && answers[first..].iter().all(|answer| *answer));
             // One sample is in each moment, and old ones are forgotten.
             world.set(0, 0);
-            assert!(world.consumers.are_behind(world.now));
+            assert!(world.consumers.sample_lag(world.now));
             world.now = world.now.after(FORGOTTEN_AFTER);
             assert_eq!(world.sample(1), [false]);
         }

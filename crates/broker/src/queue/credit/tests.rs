@@ -28,7 +28,7 @@ struct World {
     publishers: Vec<Arc<Publisher>>,
     /// When each publisher was held last.
     paused_since: Vec<u64>,
-    overdrafts: Vec<Overdraft>,
+    overdrafts: Vec<PublisherLoad>,
     /// Microseconds.
     now: u64,
     consumed: u64,
@@ -45,7 +45,7 @@ impl World {
             ready: 0,
             publishers: (0..publishers).map(|_| Arc::default()).collect(),
             paused_since: vec![0; publishers],
-            overdrafts: (0..publishers).map(|_| Overdraft::default()).collect(),
+            overdrafts: (0..publishers).map(|_| PublisherLoad::default()).collect(),
             now: 1_000_000,
             consumed: 0,
             most_ready: 0,
@@ -63,7 +63,7 @@ impl World {
     }
 
     /// A publisher has a turn, unless it is held; returns whether it had one.
-    fn publish(&mut self, at: usize, count: usize, are_behind: bool) -> bool {
+    fn publish(&mut self, at: usize, count: usize, sample_lag: bool) -> bool {
         let publisher = Arc::clone(&self.publishers[at]);
         if publisher.on_hold.load(Ordering::Relaxed) {
             return false;
@@ -72,11 +72,13 @@ impl World {
         self.most_ready = self.most_ready.max(self.ready);
         publisher.published.fetch_add(count as u64, Ordering::Relaxed);
         let (load, now) = (self.load(), self.millis());
-        let is_used_up = self.credit.is_used_up(load, now, || are_behind);
+        let charge_backlog = self.credit.charge_backlog(load, now, || sample_lag);
         self.credit.released(load, 0, now).wake();
         let batch = Load::of(count, 0);
-        let Some(added) = is_used_up.then(|| self.overdrafts[at].add(batch)).flatten() else { return true };
-        self.overdrafts[at] = Overdraft::default();
+        let Some(added) = charge_backlog.then(|| self.overdrafts[at].add(batch)).flatten() else {
+            return true;
+        };
+        self.overdrafts[at] = PublisherLoad::default();
         let waiter: Arc<dyn Waiter> = Arc::<Publisher>::clone(&publisher);
         publisher.on_hold.store(true, Ordering::Relaxed);
         if self.credit.hold((load, self.ready), added, now, &waiter) {
@@ -115,7 +117,7 @@ impl World {
 }
 
 /// The growth at which the first publisher continues where consumers take few.
-const LOW_LOAD: u64 = HIGH / 2;
+const LOW_LOAD: u64 = MAX_BACKLOG_GROWTH / 2;
 
 /// Messages of a publisher's turn and of a consumer's, which cost as much.
 const PUBLISHES: usize = 900;
@@ -130,7 +132,7 @@ enum Ready {
 }
 
 /// All connections take turns for some seconds, first come, first served.
-fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool) -> World {
+fn saturate(publishers: usize, consumers: usize, seconds: u64, sample_lag: bool) -> World {
     let mut world = World::new(publishers);
     let end = world.now + seconds * 1_000_000;
     let mut ready: VecDeque<Ready> = (0..publishers).map(Ready::Publisher).collect();
@@ -146,7 +148,7 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
         }
         match ready.pop_front() {
             Some(Ready::Publisher(at)) => {
-                world.publish(at, PUBLISHES, are_behind);
+                world.publish(at, PUBLISHES, sample_lag);
                 world.pass(TURN_TIME);
                 on_hold[at] = world.publishers[at].on_hold.load(Ordering::Relaxed);
                 if !on_hold[at] {
@@ -169,7 +171,7 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
 #[test]
 fn what_is_published_is_what_consumers_take() {
     for (publishers, consumers) in [(1, 1), (2, 2), (10, 10), (50, 10)] {
-        let [free, world] = [false, true].map(|are_behind| saturate(publishers, consumers, 5, are_behind));
+        let [free, world] = [false, true].map(|sample_lag| saturate(publishers, consumers, 5, sample_lag));
         // Otherwise there would be nothing to show.
         assert!(free.consumed * 10 < free.published() * 7, "{publishers} publishers: {}", free.consumed);
         assert!(world.consumed * 100 >= world.published() * 97, "{publishers} publishers");
@@ -219,7 +221,7 @@ fn where_holding_does_not_help_publishers_are_left_alone() {
 #[test]
 fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() {
     let mut world = World::new(2);
-    world.publish(0, HIGH as usize + 1, true);
+    world.publish(0, MAX_BACKLOG_GROWTH as usize + 1, true);
     let since = world.millis();
     assert_eq!((world.on_hold(), world.credit.due()), (1, Some(since.after(50))));
     world.pass(49_000);
@@ -227,15 +229,15 @@ fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() 
     world.pass(1_000);
     assert_eq!((world.on_hold(), world.credit.due()), (0, None));
     let mut other = PublisherCredit::default();
-    assert!(!other.is_used_up(Load::of(HIGH as usize, 0), world.millis(), || true));
+    assert!(!other.charge_backlog(Load::of(MAX_BACKLOG_GROWTH as usize, 0), world.millis(), || true));
 }
 
 #[test]
 fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     let mut world = World::new(3);
-    world.publish(0, HIGH as usize + 1, true);
-    world.publish(1, TURN as usize, true);
-    world.publish(2, 2 * TURN as usize, true);
+    world.publish(0, MAX_BACKLOG_GROWTH as usize + 1, true);
+    world.publish(1, MAX_BURST as usize, true);
+    world.publish(2, 2 * MAX_BURST as usize, true);
     assert_eq!(world.on_hold(), 3);
     let on_hold = |world: &World| {
         world.publishers.iter().map(|one| one.on_hold.load(Ordering::Relaxed)).collect::<Vec<_>>()
@@ -245,11 +247,11 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     world.consume(1);
     assert_eq!(on_hold(&world), [false, true, true]);
     // As much as it had added itself.
-    world.consume(TURN as usize - 1);
+    world.consume(MAX_BURST as usize - 1);
     assert_eq!(on_hold(&world), [false, true, true]);
     world.consume(1);
     assert_eq!(on_hold(&world), [false, false, true]);
-    world.consume(2 * TURN as usize - 1);
+    world.consume(2 * MAX_BURST as usize - 1);
     assert_eq!(on_hold(&world), [false, false, true]);
     world.consume(1);
     assert_eq!(on_hold(&world), [false; 3]);
@@ -260,14 +262,14 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
 #[test]
 fn all_go_on_soon_when_nothing_is_ready_any_more() {
     let mut world = World::new(20);
-    (0..20).for_each(|at| assert!(world.publish(at, HIGH as usize, true)));
+    (0..20).for_each(|at| assert!(world.publish(at, MAX_BACKLOG_GROWTH as usize, true)));
     let on_hold = world.on_hold();
     assert!(on_hold > 10);
     world.consume(world.ready - 1);
     assert_eq!(world.on_hold(), on_hold - 1);
     world.consume(1);
-    assert_eq!(world.on_hold(), on_hold - 1 - WITH_NONE);
-    for _ in 0..on_hold / WITH_NONE {
+    assert_eq!(world.on_hold(), on_hold - 1 - RELEASED_WHEN_EMPTY);
+    for _ in 0..on_hold / RELEASED_WHEN_EMPTY {
         world.pass(1_000);
     }
     assert_eq!((world.on_hold(), world.credit.due()), (0, None));
@@ -276,7 +278,7 @@ fn all_go_on_soon_when_nothing_is_ready_any_more() {
 #[test]
 fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
     let mut world = World::new(1);
-    world.publish(0, 2 * HIGH as usize, false);
+    world.publish(0, 2 * MAX_BACKLOG_GROWTH as usize, false);
     let mut published = 0;
     for _ in 0..100_000 {
         published += u64::from(world.publish(0, 1, true));
@@ -285,7 +287,7 @@ fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
         world.consume(2);
         world.pass(100);
     }
-    assert!((50..=published / TURN).contains(&world.holds), "{} holds of {published}", world.holds);
+    assert!((50..=published / MAX_BURST).contains(&world.holds), "{} holds of {published}", world.holds);
 }
 
 #[test]
@@ -309,12 +311,12 @@ fn a_backlog_from_the_time_when_publishers_were_left_alone_is_worked_off() {
 fn of_a_queue_that_was_long_before_only_growth_counts() {
     let mut world = World::new(1);
     world.ready = 1_000_000;
-    assert!(world.publish(0, 1, true) && world.publish(0, HIGH as usize, true));
+    assert!(world.publish(0, 1, true) && world.publish(0, MAX_BACKLOG_GROWTH as usize, true));
     assert_eq!(world.on_hold(), 0);
     world.consume(500_000);
-    world.publish(0, HIGH as usize, true);
+    world.publish(0, MAX_BACKLOG_GROWTH as usize, true);
     assert_eq!(world.on_hold(), 0);
-    world.publish(0, TURN as usize, true);
+    world.publish(0, MAX_BURST as usize, true);
     assert_eq!(world.on_hold(), 1);
 }
 
@@ -322,14 +324,14 @@ fn of_a_queue_that_was_long_before_only_growth_counts() {
 fn large_messages_count_by_their_bytes() {
     assert_eq!(Load::of(10, 10 << 20), Load::of(10 << 10, 0));
     let mut credit = PublisherCredit::default();
-    assert!(credit.is_used_up(Load::of(9, 9 << 20), Timestamp(1), || true));
+    assert!(credit.charge_backlog(Load::of(9, 9 << 20), Timestamp(1), || true));
 }
 
 #[test]
 fn all_go_on_when_the_queue_has_no_consumer_left() {
     let mut world = World::new(2);
-    world.publish(0, HIGH as usize + 1, true);
-    world.publish(1, TURN as usize, true);
+    world.publish(0, MAX_BACKLOG_GROWTH as usize + 1, true);
+    world.publish(1, MAX_BURST as usize, true);
     assert_eq!(world.on_hold(), 2);
     world.credit.release_all().wake();
     assert!(world.on_hold() == 0 && world.credit.is_unused() && world.credit.due().is_none());
@@ -357,7 +359,7 @@ proptest! {
 fn where_consumers_take_many_more_may_wait_for_them() {
     let mut world = World::new(1);
     // 20,000 in 10 ms, and the backlog stays as it is.
-    world.ready = HIGH as usize + 1;
+    world.ready = MAX_BACKLOG_GROWTH as usize + 1;
     for _ in 0..20 {
         world.ready += 20_000;
         world.publish(0, 0, false);
@@ -365,10 +367,10 @@ fn where_consumers_take_many_more_may_wait_for_them() {
         world.pass(10_000);
     }
     let first = world.ready;
-    world.ready += 3 * HIGH as usize;
-    world.publish(0, TURN as usize, true);
+    world.ready += 3 * MAX_BACKLOG_GROWTH as usize;
+    world.publish(0, MAX_BURST as usize, true);
     assert_eq!(world.on_hold(), 0);
-    world.ready = first + 4 * HIGH as usize;
-    world.publish(0, TURN as usize, true);
+    world.ready = first + 4 * MAX_BACKLOG_GROWTH as usize;
+    world.publish(0, MAX_BURST as usize, true);
     assert_eq!(world.on_hold(), 1);
 }

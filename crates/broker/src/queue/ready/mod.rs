@@ -98,7 +98,7 @@ impl ReadyStore {
     }
 
     /// Whether something may leave memory.
-    pub(super) fn can_let_go(&self, extent: Extent) -> bool {
+    pub(super) fn has_evictable(&self, extent: Extent) -> bool {
         match extent {
             Extent::Usual => self.pageable() > 0,
             // A part of the heads leaves, too.

@@ -10,7 +10,7 @@ use crate::queue::delivery::Delivery;
 /// The returned messages of a level, by their places: their positions, or the order of their return where returned messages
 /// come first.
 ///
-/// Those that the store has may leave memory, the last ones first. Unlike a run, which loses nothing by that, they have been
+/// Messages that the store has may leave memory, the last ones first. Unlike a run, which loses nothing by that, they have been
 /// delivered since the broker started: the counts of deliveries and failures stay in memory, once for all neighbours that
 /// have the same ones.
 #[derive(Default)]
@@ -58,7 +58,7 @@ pub(super) enum Front {
 pub(super) struct Reloaded {
     /// The messages that are no longer on disk, including the lost ones.
     pub(super) passed: OnDisk,
-    /// Those of them that were not found.
+    /// The messages among `passed` that were not found.
     pub(super) lost: OnDisk,
     /// Bytes of memory that the loaded ones take.
     pub(super) weight: u64,
@@ -224,7 +224,7 @@ impl ReturnedMessages {
         }
         if reloaded.lost.messages > 0 {
             let messages = reloaded.lost.messages;
-            tracing::error!(messages, "messages missing on disk");
+            tracing::error!(messages, "unreadable messages dropped");
         }
         reloaded
     }

@@ -125,7 +125,7 @@ impl Run {
         }
         let lost = self.on_disk();
         if lost.messages > 0 {
-            tracing::error!(messages = lost.messages, "messages missing on disk");
+            tracing::error!(messages = lost.messages, "unreadable messages dropped");
         }
         *self = Self { page_segments: self.page_segments.take(), ..Self::default() };
         lost

@@ -1,4 +1,4 @@
-//! The definitions are made that one side lacks.
+//! Creates the definitions that one side lacks.
 
 use serde_json::json;
 use server::MoveDirection;
@@ -22,8 +22,8 @@ impl Migrate<'_> {
             .collect())
     }
 
-    /// Makes what is missing, and lists all that is refused before anything is moved. Returns the queues, by virtual host and
-    /// name, that could not be made.
+    /// Creates what is missing, and lists all that is refused before anything is moved. Returns the queues, by virtual host and
+    /// name, that could not be created.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The definitions of one broker that another lacks.
+//! Compares the definitions of two brokers.
 
 use std::collections::BTreeMap;
 
@@ -26,15 +26,15 @@ enum DefinitionRequest {
 /// How the definitions of one broker stand at the other.
 #[derive(Debug, Default)]
 pub(super) struct DefinitionPlan {
-    /// Those that it lacks, in an order in which they can be made.
+    /// Definitions that the other broker lacks, in an order in which they can be created.
     pub(super) missing: Vec<Definition>,
-    /// How many it has, by kind.
+    /// How many it has already, by kind.
     pub(super) present: BTreeMap<&'static str, usize>,
-    /// Those that differ there so that messages cannot move, or clients would be refused.
+    /// Definitions that differ there in a way that prevents messages from moving, or clients from being served.
     pub(super) conflicting: Vec<String>,
-    /// Those that differ there otherwise, and stay as they are there.
+    /// Definitions that differ there in other ways, and are not changed.
     pub(super) different: Vec<String>,
-    /// Queues that cannot be made: brokers keep names that begin with `amq.` for themselves.
+    /// Queues that cannot be created: brokers keep names that begin with `amq.` for themselves.
     pub(super) left_out: Vec<String>,
 }
 

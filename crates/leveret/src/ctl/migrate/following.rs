@@ -1,4 +1,4 @@
-//! The progress of a move, up to its end.
+//! Follows a migration until its end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use crate::ctl::api::path;
 /// Interval of lines about it.
 const REPORT: Duration = Duration::from_secs(5);
 /// Clients are asked to leave when what is left moves in this time.
-const REST_TIME: Duration = Duration::from_secs(1);
+const DRAIN_ESTIMATE: Duration = Duration::from_secs(1);
 /// How long no more than that is left, and nothing is refused, before they are.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Or so few messages are left.
 const FEW: u64 = 100;
 /// How long nothing may move while other consumers are served first, or queues are missing.
-const STUCK_TIME: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long nothing may change during the change to a pool. A successor may take that long to serve.
-const SUCCESSOR_TIME: Duration = Duration::from_mins(6);
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_mins(6);
 
 impl Migrate<'_> {
     pub(super) fn wait_for_start(&self) -> Result<(), Failure> {
@@ -65,11 +65,11 @@ impl Migrate<'_> {
             // Few are those that move in a moment at the rate since the beginning.
             let moved_since = moved.saturating_sub(*first.get_or_insert(moved));
             let rate = moved_since as f64 / begun.elapsed().as_secs_f64();
-            let few = FEW.max((rate * REST_TIME.as_secs_f64()) as u64);
+            let few = FEW.max((rate * DRAIN_ESTIMATE.as_secs_f64()) as u64);
             if left > few || queues(&status).any(is_troubled) {
                 few_since = None;
             }
-            // Of a queue that has just been looked at, nobody knows yet what is refused.
+            // Refusals are not known yet for a queue that has just been looked at.
             let is_little = left <= few && few_since.get_or_insert_with(Instant::now).elapsed() >= SETTLED;
             if status["is_done"] == true || is_little {
                 return Ok(status);
@@ -144,7 +144,7 @@ impl Migrate<'_> {
                             .to_owned(),
                     ));
                 }
-                _ if idle > SUCCESSOR_TIME => {
+                _ if idle > SUCCESSOR_TIMEOUT => {
                     return status.and(Err(Failure::Run("no pool has taken over".to_owned())));
                 }
                 _ => {}
@@ -204,7 +204,7 @@ fn is_stuck(status: &Value, idle: Duration) -> bool {
         |queue: &Value, causes: &[&str]| queue["cause"].as_str().is_some_and(|cause| causes.contains(&cause));
     let is_active = |queue: &Value| matches!(queue["state"].as_str(), Some("moving" | "waiting"));
     let permanent: &[&str] =
-        if idle >= STUCK_TIME { &["refused", "consumers", "missing"] } else { &["refused"] };
+        if idle >= STALL_TIMEOUT { &["refused", "consumers", "missing"] } else { &["refused"] };
     queues(status).any(|queue| has(queue, permanent))
         && !queues(status).any(|queue| is_active(queue) && !has(queue, permanent))
 }
@@ -222,7 +222,7 @@ mod tests {
                 queues.iter().map(|(state, cause)| json!({"state": state, "cause": cause})).collect();
             json!({ "queues": queues })
         };
-        let (soon, late) = (Duration::ZERO, STUCK_TIME);
+        let (soon, late) = (Duration::ZERO, STALL_TIMEOUT);
         let refused = ("refused", Some("refused"));
         assert!(is_stuck(&status(&[refused, ("empty", None)]), soon));
         assert!(!is_stuck(&status(&[refused, ("moving", None)]), late));

@@ -1,4 +1,4 @@
-//! The definitions are copied once more, while all clients wait.
+//! Copies the definitions once more, while all clients wait.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;

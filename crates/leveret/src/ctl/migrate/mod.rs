@@ -47,7 +47,7 @@ pub(super) struct MigrateCommand {
     /// A file whose first line is that password
     #[arg(long, value_name = "FILE", env = "LEVERET_CTL_OTHER_PASSWORD_FILE")]
     other_password_file: Option<PathBuf>,
-    /// Show what would be made and moved, and what cannot be; change nothing
+    /// Show what would be created and moved, and what cannot be; change nothing
     #[arg(long)]
     dry_run: bool,
     /// Continue although some definitions are refused or differ there
@@ -129,7 +129,7 @@ struct Migrate<'a> {
     api: &'a Api,
     other: Api,
     way: MoveDirection,
-    /// Those of the other broker, as the server shows them.
+    /// The AMQP addresses of the other broker, as the server shows them.
     addresses: Vec<String>,
     password: &'a str,
     output: &'a Output,

@@ -89,14 +89,68 @@ async fn a_reply_from_before_a_loss_is_no_answer() {
     endpoints.opened(&endpoint);
     endpoints.opened(&endpoint);
     assert!(endpoints.has_answered(&endpoint, before));
-    for left in [Reach::Answers, Reach::Unknown] {
+    for (left, down) in [(Reachability::Answers, 0), (Reachability::Unknown, 1)] {
         let before = endpoints.asked_at(&endpoint);
         endpoints.lost(&pool, &endpoint);
         assert!(!endpoints.has_answered(&endpoint, before));
-        assert_eq!((endpoints.reach(), endpoints.count()), (left, (1, 1)));
+        assert_eq!((endpoints.reach(), endpoints.count()), (left, (1, down)));
     }
     assert!(endpoints.has_answered(&endpoint, endpoints.asked_at(&endpoint)));
-    assert_eq!((endpoints.reach(), endpoints.count()), (Reach::Answers, (1, 0)));
+    assert_eq!((endpoints.reach(), endpoints.count()), (Reachability::Answers, (1, 0)));
+}
+
+/// A broker may close one connection alone: logins of others wait for none of that.
+#[tokio::test]
+async fn addresses_where_connections_are_open_do_not_keep_failing_however_many_are_lost() {
+    let (_, endpoints) = Names::new(&[1]);
+    let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&endpoint);
+    for _ in 0..3 {
+        endpoints.opened(&endpoint);
+        endpoints.lost(&pool, &endpoint);
+        assert_eq!(endpoints.count(), (1, 0));
+        assert!(endpoints.is_up(endpoint.socket));
+    }
+    // Nor if new connections fail there.
+    for _ in 0..2 {
+        endpoints.with(&endpoint, EndpointState::count_failure);
+    }
+    assert!(!endpoints.all_failing());
+    endpoints.lost(&pool, &endpoint);
+    assert!(endpoints.all_failing());
+}
+
+#[tokio::test]
+async fn a_node_that_is_silent_is_nobodys_first_choice_even_while_connections_are_open() {
+    let (_, endpoints) = Names::new(&[1, 2]);
+    let configured = [address("brokers", 9)];
+    let all = endpoints.in_order(&configured).await;
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&all[0]);
+    endpoints.record_no_answer(&pool, &all[0]);
+    assert!(!endpoints.is_up(all[0].socket) && endpoints.is_up(all[1].socket));
+    assert!(endpoints.has_answered(&all[0], endpoints.asked_at(&all[0])));
+    assert!(endpoints.is_up(all[0].socket));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_where_a_virtual_host_is_down_is_tried_last_for_a_while() {
+    let (_, endpoints) = Names::new(&[1, 2]);
+    let configured = [address("brokers", 9)];
+    let all = endpoints.in_order(&configured).await;
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.opened(&all[1]);
+    let text = "access to vhost '/' refused for user 'user': vhost '/' is down";
+    let down = Refusal::Fault(amqp::Fault::new(amqp::ReplyCode::InternalError, text));
+    endpoints.blame(&pool, &all[0], &down);
+    let [lacking, other] = [0, 1].map(|n| all[n].socket.port());
+    assert_eq!(ports(&endpoints, &configured).await, [other, lacking]);
+    assert!(!endpoints.is_up(all[0].socket));
+    assert_eq!(endpoints.count(), (2, 0), "it answers");
+    tokio::time::advance(LACKS_FOR).await;
+    assert_eq!(ports(&endpoints, &configured).await, [lacking, other]);
+    assert!(endpoints.is_up(all[0].socket));
 }
 
 #[tokio::test]
@@ -149,7 +203,7 @@ async fn one_that_is_down_and_gone_from_its_name_is_forgotten_after_a_while() {
     let (names, endpoints) = Names::new(&[1]);
     let configured = [address("brokers", 9)];
     let gone = endpoints.in_order(&configured).await.remove(0);
-    endpoints.with(&gone, Known::count_failure);
+    endpoints.with(&gone, EndpointState::count_failure);
     names.stand_for(&[2]);
     assert_eq!(ports(&endpoints, &configured).await, [2, 1]);
     endpoints.with(&gone, |known| known.resolved_at -= FORGOTTEN_AFTER);
@@ -188,12 +242,12 @@ async fn an_address_where_connections_are_open_answers_whatever_others_meet_ther
     let (_, endpoints) = Names::new(&[1]);
     let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
     endpoints.opened(&endpoint);
-    endpoints.is_silent(&pool, &endpoint);
-    assert_eq!(endpoints.reach(), Reach::Answers);
-    assert!(endpoints.any_answers());
+    endpoints.record_no_answer(&pool, &endpoint);
+    assert_eq!(endpoints.reach(), Reachability::Answers);
+    assert!(endpoints.any_up());
     assert!(!pool.topologies.is_torn("/", 0), "nothing is lost");
     endpoints.closed(&pool, &endpoint);
-    assert_eq!(endpoints.reach(), Reach::Silent);
+    assert_eq!(endpoints.reach(), Reachability::Silent);
     assert!(pool.topologies.is_torn("/", 0), "it was silent to the end");
 }
 
@@ -202,10 +256,10 @@ async fn an_address_that_never_answered_has_nothing_to_lose() {
     let pool = with_a_queue();
     let (_, endpoints) = Names::new(&[1]);
     let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
-    assert!(endpoints.is_silent(&pool, &endpoint));
+    assert!(endpoints.record_no_answer(&pool, &endpoint));
     assert!(!pool.topologies.is_torn("/", 0));
     endpoints.heard(&endpoint);
-    assert!(endpoints.is_silent(&pool, &endpoint));
+    assert!(endpoints.record_no_answer(&pool, &endpoint));
     assert!(pool.topologies.is_torn("/", 0));
 }
 
@@ -219,15 +273,15 @@ async fn an_address_is_up_while_its_connections_work_and_unknown_until_it_is_ask
     let one = endpoints.in_order(&[address("127.0.0.1", 1)]).await.remove(0);
     let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
     assert_eq!(states(&endpoints), [(None, 0, Some("not asked yet".to_owned()))]);
-    assert!(!endpoints.any_answers());
+    assert!(!endpoints.any_up());
     // Its connections work, but it takes no further ones.
     endpoints.opened(&one);
     endpoints.failed(&pool, &one);
     assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
-    assert!(endpoints.any_answers());
+    assert!(endpoints.any_up());
     endpoints.closed(&pool, &one);
-    assert_eq!(states(&endpoints), [(Some(false), 0, Some("it does not answer".to_owned()))]);
-    assert!(!endpoints.any_answers() && endpoints.reach() != Reach::Answers);
+    assert_eq!(states(&endpoints), [(Some(false), 0, Some("not responding".to_owned()))]);
+    assert!(!endpoints.any_up() && endpoints.reach() != Reachability::Answers);
 }
 
 #[tokio::test]

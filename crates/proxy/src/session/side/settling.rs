@@ -29,7 +29,7 @@ impl Side {
         let (channel, delivered) = (route.channel, ledger.gathers_up_to());
         let (mut taken, mut gathered) = (0, None);
         for ack in acks {
-            // Those of earlier upstream channels settle nothing any more.
+            // Acknowledgements for earlier upstream channels settle nothing any more.
             let present = self.carried.present_tag(ack.delivery_tag);
             let settled = self.settled.get_or_insert_default();
             let present = match present {
@@ -105,7 +105,7 @@ impl Side {
             Ok(Method::BasicAck(ack)) => (ack.delivery_tag, ack.multiple),
             Ok(Method::BasicNack(nack)) => (nack.delivery_tag, nack.multiple),
             Ok(Method::BasicReject(reject)) => (reject.delivery_tag, false),
-            _ => return self.settled.get_or_insert_default().doubt(),
+            _ => return self.settled.get_or_insert_default().invalidate_counts(),
         };
         let delivered = self.ledger.as_ref().and_then(|ledger| ledger.gathers_up_to());
         self.settled.get_or_insert_default().settle(tag, multiple, delivered.unwrap_or_default());

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Setup, Side, SidePlacement};
-use crate::upstream::{Carried, Consumer, Numbers, PrefetchState};
+use crate::upstream::{ConfirmNumbers, Consumer, MovedState, PrefetchState};
 
 /// A side of which nothing is left at the broker.
 #[derive(Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub(in crate::session) struct SideState {
     touched: bool,
     confirm: bool,
     prefetch: PrefetchState,
-    numbers: Numbers,
+    numbers: ConfirmNumbers,
     consumers: Vec<Consumer>,
     /// The last delivery tag that the client has received.
     delivered: u64,
@@ -26,14 +26,14 @@ pub(in crate::session) struct SideState {
 impl Side {
     /// Whether nothing of it is left at the broker.
     pub(in crate::session) fn has_left(&self) -> bool {
-        matches!(self.place, SidePlacement::Nowhere | SidePlacement::Waiting { .. })
+        matches!(self.place, SidePlacement::Unplaced | SidePlacement::Waiting { .. })
     }
 
     /// A side that has nothing to do at the broker is placed with its next frame, not before.
-    pub(in crate::session) fn stay_nowhere_if_idle(&mut self) {
+    pub(in crate::session) fn skip_if_idle(&mut self) {
         if self.queued.is_empty() && self.carried.consumers.is_empty() {
             self.touched = false;
-            self.place = SidePlacement::Nowhere;
+            self.place = SidePlacement::Unplaced;
         }
     }
 
@@ -44,8 +44,8 @@ impl Side {
 
     /// Whether no answer that brokers give late, such as that to a request for a consumer, is still to come; if one
     /// is, an event follows.
-    pub(in crate::session) fn await_late_answers(&self) -> bool {
-        !self.is_placed() || self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
+    pub(in crate::session) fn poll_late_answers(&self) -> bool {
+        !self.is_placed() || self.ledger.as_ref().is_none_or(|ledger| ledger.poll_late_answers())
     }
 
     /// The state of a side that [has left](Self::has_left).
@@ -74,17 +74,17 @@ impl Side {
             state;
         let resuming = !consumers.is_empty();
         Self {
-            place: own.map_or(SidePlacement::Nowhere, |own| SidePlacement::Waiting { own, resuming }),
+            place: own.map_or(SidePlacement::Unplaced, |own| SidePlacement::Waiting { own, resuming }),
             queued,
             touched,
             setup: Setup { confirm, prefetch },
-            carried: Carried {
+            carried: MovedState {
                 numbers,
                 confirming: confirm,
                 consumers,
                 prefetch,
                 delivered,
-                ..Carried::default()
+                ..MovedState::default()
             },
             last_queue,
             ..Self::default()

@@ -54,7 +54,7 @@ impl World {
 
     fn states(&self) -> States {
         let place = |side: &Side| match &side.place {
-            SidePlacement::Nowhere => Nowhere,
+            SidePlacement::Unplaced => Unplaced,
             SidePlacement::Waiting { own: false, .. } => Waiting,
             SidePlacement::Waiting { own: true, .. } => WaitingOwn,
             SidePlacement::Placed(route) if route.own => PlacedOwn,
@@ -123,7 +123,7 @@ impl World {
             }
             assert!(message == Between, "{number}: never closed; {general:?}, {publishing:?}");
             for side in [Some(general), publishing].into_iter().flatten() {
-                assert!(matches!(side, Nowhere | Placed | PlacedOwn), "{number}: {side:?} for ever");
+                assert!(matches!(side, Unplaced | Placed | PlacedOwn), "{number}: {side:?} for ever");
             }
         }
     }
@@ -160,7 +160,7 @@ impl World {
             };
             note(SIDES, &mut self.sides, *general, cause, *new_general);
             if let Some(new_publishing) = new_publishing {
-                note(SIDES, &mut self.sides, publishing.unwrap_or(Nowhere), cause, *new_publishing);
+                note(SIDES, &mut self.sides, publishing.unwrap_or(Unplaced), cause, *new_publishing);
             }
         }
     }

@@ -15,8 +15,8 @@ use crate::topology::Consuming;
 
 /// State that moves with a channel from one upstream channel to the next.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Carried {
-    pub(crate) numbers: Numbers,
+pub(crate) struct MovedState {
+    pub(crate) numbers: ConfirmNumbers,
     /// Whether the next upstream channel begins in confirm mode. If not, a `confirm.select` may be among the frames that
     /// are sent again.
     pub(crate) confirming: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Consumer {
     consuming: Option<Consuming>,
 }
 
-impl Carried {
+impl MovedState {
     /// A `basic.ack`, `basic.nack` or `basic.reject` with its delivery tag translated for the present
     /// upstream channel; any other method unchanged. Returns `None` if it settles only earlier deliveries,
     /// which are back in their queues, or gone.
@@ -84,7 +84,7 @@ impl Carried {
     }
 
     /// Notes that a message with this offset of a stream came for a consumer, and whether it was passed on.
-    pub(super) fn offset_came(&mut self, tag: &[u8], offset: u64, is_passed_on: bool) {
+    pub(super) fn record_offset(&mut self, tag: &[u8], offset: u64, is_passed_on: bool) {
         if let Some(consumer) = self.consumers.iter_mut().find(|consumer| consumer.tag.as_bytes() == tag) {
             consumer.position.came(offset, is_passed_on);
         }
@@ -92,11 +92,11 @@ impl Carried {
 
     /// Notes that a queue turned out to be none that has offsets, if this is the text of such a refusal. Returns whether
     /// one of its consumers was, or would have been, made again with one.
-    pub(super) fn has_no_offsets(&mut self, text: &str) -> bool {
+    pub(super) fn clear_offset_unless_stream(&mut self, text: &str) -> bool {
         let Some(queue) = self.queue_without_offsets(text) else { return false };
         let mut was_assumed = false;
         for consumer in self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(&queue)) {
-            was_assumed |= consumer.position.is_no_stream();
+            was_assumed |= consumer.position.mark_not_stream();
         }
         was_assumed
     }
@@ -175,14 +175,14 @@ impl Consumer {
 
 /// Maps the messages of a lease to the client's numbers. Part of [`crate::SessionState`].
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Numbers {
+pub(crate) struct ConfirmNumbers {
     /// The number before that of the first message.
     pub(super) offset: u64,
     /// Skipped numbers behind it, ascending: they were confirmed before the message in front of them was.
     pub(super) gaps: Vec<u64>,
 }
 
-impl Numbers {
+impl ConfirmNumbers {
     /// The client's number of a lease's message, counted from 1.
     pub(super) fn of(&self, own: u64) -> u64 {
         let mut number = self.offset + own;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use amqp::Method;
 
-use super::entry::What;
+use super::entry::EntryKind;
 
 /// Methods with no-wait that are about to change the remembered topology, in the order in which they were
 /// sent. The broker may refuse them by closing the channel: each is applied and removed once the broker has
@@ -31,8 +31,8 @@ impl PendingChange {
     }
 
     /// The ledger entry whose completion means that the broker has processed this method.
-    pub(super) fn what(&self) -> What {
-        What::Unanswered { published: self.published, asked: self.asked, count: 1 }
+    pub(super) fn what(&self) -> EntryKind {
+        EntryKind::Unanswered { published: self.published, asked: self.asked, count: 1 }
     }
 }
 

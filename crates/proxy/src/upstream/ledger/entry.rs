@@ -10,12 +10,12 @@ use crate::frames::{put_frame, stored_frames};
 /// thousands of them takes little more memory than their bytes.
 #[derive(Debug)]
 pub(super) struct SentEntry {
-    pub(super) what: What,
+    pub(super) what: EntryKind,
     pub(super) frames: Vec<u8>,
 }
 
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum EntryKind {
     /// Messages in confirm mode, numbered from `first`. The frames of one that is too large are not kept.
     Messages { first: u64, count: u64, too_large: bool },
     /// Methods with a reply, numbered from `first`, of one frame each. `prefetch` is that of the consumers
@@ -30,7 +30,7 @@ pub(super) enum What {
 }
 
 impl SentEntry {
-    pub(super) fn new(what: What, frames: Vec<u8>) -> Self {
+    pub(super) fn new(what: EntryKind, frames: Vec<u8>) -> Self {
         Self { what, frames }
     }
 
@@ -41,12 +41,12 @@ impl SentEntry {
 
     /// Appends a method that was sent after this entry, if it is of the same kind and there is room.
     /// `answered` is the number of the channel's methods that have been answered.
-    pub(super) fn join(&mut self, method: &What, payload: &[u8], answered: u64) -> bool {
+    pub(super) fn join(&mut self, method: &EntryKind, payload: &[u8], answered: u64) -> bool {
         let has_capacity = self.frames.len() + payload.len() + OVERHEAD <= SHARED_BYTES;
         match (&mut self.what, method) {
             (
-                What::Asked { first, count, prefetch },
-                &What::Asked { first: number, prefetch: present, .. },
+                EntryKind::Asked { first, count, prefetch },
+                &EntryKind::Asked { first: number, prefetch: present, .. },
             ) => {
                 if answered + 1 >= *first + *count {
                     // All methods in it are answered; it only waits for the entries in front of it.
@@ -62,8 +62,8 @@ impl SentEntry {
                 }
             }
             (
-                What::Unanswered { published, asked, count },
-                What::Unanswered { published: messages, asked: answers, .. },
+                EntryKind::Unanswered { published, asked, count },
+                EntryKind::Unanswered { published: messages, asked: answers, .. },
             ) if has_capacity && (&*published, &*asked) == (messages, answers) => *count += 1,
             _ => return false,
         }
@@ -72,10 +72,10 @@ impl SentEntry {
     }
 
     /// Counts messages in confirm mode that were sent after this entry, if neither has frames.
-    pub(super) fn join_unkept(&mut self, messages: &What) -> bool {
+    pub(super) fn count_unbuffered(&mut self, messages: &EntryKind) -> bool {
         let (
-            What::Messages { first, count, too_large: false },
-            &What::Messages { first: number, count: more, .. },
+            EntryKind::Messages { first, count, too_large: false },
+            &EntryKind::Messages { first: number, count: more, .. },
         ) = (&mut self.what, messages)
         else {
             return false;
@@ -88,10 +88,10 @@ impl SentEntry {
     }
 
     /// Appends whole messages that were sent after this entry, if they are of the same kind and there is room.
-    pub(super) fn join_messages(&mut self, messages: &What, frames: &[u8]) -> bool {
+    pub(super) fn join_messages(&mut self, messages: &EntryKind, frames: &[u8]) -> bool {
         let (
-            What::Unconfirmed { published, asked, count, too_large: false },
-            &What::Unconfirmed { published: confirmed, asked: answers, count: more, .. },
+            EntryKind::Unconfirmed { published, asked, count, too_large: false },
+            &EntryKind::Unconfirmed { published: confirmed, asked: answers, count: more, .. },
         ) = (&mut self.what, messages)
         else {
             return false;
@@ -122,7 +122,7 @@ impl SentEntry {
 
     /// Removes its first method; returns false if there is only one.
     pub(super) fn forget_first(&mut self) -> bool {
-        let What::Unanswered { count: count @ 2.., .. } = &mut self.what else { return false };
+        let EntryKind::Unanswered { count: count @ 2.., .. } = &mut self.what else { return false };
         *count -= 1;
         let first = stored_frames(&self.frames).next().map_or(0, |(_, payload)| payload.len() + OVERHEAD);
         self.frames.drain(..first);
@@ -131,18 +131,18 @@ impl SentEntry {
 
     /// Whether it consists of methods with a reply.
     pub(super) fn is_asked(&self) -> bool {
-        matches!(self.what, What::Asked { .. })
+        matches!(self.what, EntryKind::Asked { .. })
     }
 
     /// Number of no-wait methods in it.
     pub(super) fn reported(&self) -> u64 {
-        if let What::Unanswered { count, .. } = self.what { count } else { 0 }
+        if let EntryKind::Unanswered { count, .. } = self.what { count } else { 0 }
     }
 
     /// Its frames, without the methods that have been answered.
     pub(super) fn unanswered(&self, answered: u64) -> impl Iterator<Item = (FrameKind, &[u8])> {
         let over = match self.what {
-            What::Asked { first, .. } => (answered + 1).saturating_sub(first),
+            EntryKind::Asked { first, .. } => (answered + 1).saturating_sub(first),
             _ => 0,
         };
         stored_frames(&self.frames).skip(over as usize)
@@ -151,7 +151,7 @@ impl SentEntry {
     /// The payload of the request with this number, and the limits of the consumer that it makes.
     pub(super) fn asked(&self, number: u64) -> Option<(&[u8], PrefetchState)> {
         match self.what {
-            What::Asked { first, count, prefetch } if (first..first + count).contains(&number) => {
+            EntryKind::Asked { first, count, prefetch } if (first..first + count).contains(&number) => {
                 let (_, payload) = self.unanswered(number - 1).next()?;
                 Some((payload, prefetch))
             }

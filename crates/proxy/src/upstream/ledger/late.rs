@@ -1,7 +1,7 @@
-//! Answers that come late: those to `basic.consume` and `basic.cancel`.
+//! Answers that may arrive late: those to `basic.consume` and `basic.cancel`.
 //!
-//! RabbitMQ's channel sends them when a message from its queue comes around, behind the methods that it has received by
-//! then. So the answers to methods behind them overtake them, and a channel that is closed by then never sends them.
+//! RabbitMQ's channel sends them when it handles a message from its queue process, after the methods that it has received
+//! by then. So the answers to later methods overtake them, and a channel that is closed by then never sends them.
 //! A `basic.cancel` that comes before the consume-ok of its consumer ends the connection with 541 (3.10.8), or is
 //! answered alone (4.3.6); behind a second `basic.consume` with the same tag, 4.3.6 fails likewise.
 //!
@@ -24,16 +24,16 @@ pub(super) struct LateAnswers {
 impl Ledger {
     /// Whether a method other than those that settle deliveries need not wait for late answers; if it has to,
     /// [`crate::link::Event::Answered`] follows.
-    pub(crate) fn lets_pass(&self, payload: &[u8]) -> bool {
+    pub(crate) fn may_overtake(&self, payload: &[u8]) -> bool {
         let is_behind_consumes = || {
             let record = self.record.lock();
             record.answered >= record.late.last_cancel
         };
-        (is_consume(payload) && is_behind_consumes()) || self.await_late_answers()
+        (is_consume(payload) && is_behind_consumes()) || self.poll_late_answers()
     }
 
     /// Whether no late answer is still to come; if one is, [`crate::link::Event::Answered`] follows.
-    pub(crate) fn await_late_answers(&self) -> bool {
+    pub(crate) fn poll_late_answers(&self) -> bool {
         let mut record = self.record.lock();
         record.awaits_late = record.has_late_answers();
         !record.awaits_late

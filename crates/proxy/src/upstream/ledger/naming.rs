@@ -9,7 +9,7 @@ use super::{Ledger, Record};
 
 impl Ledger {
     /// Whether no declaration of a queue is still to be answered; if one is, [`crate::link::Event::Answered`] follows.
-    pub(crate) fn await_declarations(&self) -> bool {
+    pub(crate) fn poll_declarations(&self) -> bool {
         let mut record = self.record.lock();
         record.awaits_declarations = record.has_declarations();
         !record.awaits_declarations

@@ -48,7 +48,7 @@ impl StreamPosition {
     }
 
     /// Returns whether it was thought to be a stream.
-    pub(super) fn is_no_stream(&mut self) -> bool {
+    pub(super) fn mark_not_stream(&mut self) -> bool {
         matches!(std::mem::replace(self, Self::None), Self::At(_))
     }
 

@@ -6,7 +6,7 @@ use crate::link::{ClientLink, Event};
 
 /// Whether the broker has processed everything that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Quiet {
+pub(crate) enum AnswerProgress {
     Yes,
     /// Not yet; an event will follow.
     Soon,
@@ -30,15 +30,15 @@ impl Ledger {
     }
 
     /// Like [`Self::is_quiet`]; if not, [`Event::Answered`] follows.
-    pub(crate) fn await_quiet(&self) -> Quiet {
+    pub(crate) fn poll_processed(&self) -> AnswerProgress {
         let mut record = self.record.lock();
         if record.is_quiet() {
-            return Quiet::Yes;
+            return AnswerProgress::Yes;
         }
         record.awaited = true;
         let asked = record.asked;
         let is_last = record.unanswered.is_some_and(|unanswered| unanswered.asked == asked);
-        if is_last { Quiet::Asking } else { Quiet::Soon }
+        if is_last { AnswerProgress::Asking } else { AnswerProgress::Soon }
     }
 
     /// Records that one of the messages that were recorded last is mandatory.

@@ -27,7 +27,7 @@ fn each(prefetch: u16) -> PrefetchState {
     state
 }
 
-fn ledger(carried: Carried) -> Arc<Ledger> {
+fn ledger(carried: MovedState) -> Arc<Ledger> {
     Ledger::new(&ClientLink::nobody(), carried)
 }
 
@@ -36,7 +36,7 @@ pub(super) fn counted(replay_totals: &Arc<ReplayTotals>) -> Arc<Ledger> {
     let outbox = Arc::new(transport::Outbox::new(0));
     let link =
         ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), replay_totals.clone(), Arc::default());
-    Ledger::new(&Arc::new(link), Carried::default())
+    Ledger::new(&Arc::new(link), MovedState::default())
 }
 
 pub(super) fn keys(frames: &[u8]) -> Vec<String> {
@@ -51,7 +51,7 @@ pub(super) fn keys(frames: &[u8]) -> Vec<String> {
 
 #[test]
 fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
-    let first = ledger(Carried::default());
+    let first = ledger(MovedState::default());
     first.set_base(100);
     first.messages(&[message("1"), message("2"), message("3")].concat(), 3);
     first.method(
@@ -76,14 +76,14 @@ fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
     third.messages(&[message("2"), message("5"), message("6")].concat(), 3);
     assert_eq!(third.confirmed(1, false).number, 2);
     assert_eq!(third.confirmed(3, true).number, 6);
-    assert_eq!(third.take().carried.numbers, Numbers { offset: 6, gaps: vec![] });
+    assert_eq!(third.take().carried.numbers, ConfirmNumbers { offset: 6, gaps: vec![] });
 }
 
 #[test]
 fn confirm_select_stays_behind_messages_that_are_unproven() {
     let select = |no_wait| payload(confirm::Select { no_wait });
     for no_wait in [true, false] {
-        let first = ledger(Carried::default());
+        let first = ledger(MovedState::default());
         first.unconfirmed_messages(&message("a"), 1);
         first.method(&select(no_wait), !no_wait, PrefetchState::default());
         first.messages(&message("1"), 1);
@@ -118,7 +118,7 @@ fn confirm_select_stays_behind_messages_that_are_unproven() {
 
 #[test]
 fn confirm_select_behind_nothing_that_is_unproven_is_not_kept() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     ledger.unconfirmed_messages(&message("a"), 1);
     ledger.prove();
     assert!(ledger.answers_proof());
@@ -132,7 +132,7 @@ fn confirm_select_behind_nothing_that_is_unproven_is_not_kept() {
 
 #[test]
 fn confirm_select_is_kept_behind_any_number_of_methods_without_an_answer() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     ledger.unconfirmed_messages(&message("a"), 1);
     ledger.method(&payload(confirm::Select { no_wait: true }), false, PrefetchState::default());
     let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
@@ -144,7 +144,7 @@ fn confirm_select_is_kept_behind_any_number_of_methods_without_an_answer() {
 
 #[test]
 fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
     ledger.method(&bind, false, PrefetchState::default());
     ledger.method(&payload(queue::Declare::default()), true, PrefetchState::default());
@@ -155,7 +155,7 @@ fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
 
 #[test]
 fn methods_without_an_answer_do_not_gather_without_bound() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     let bind = |queue: &str| payload(queue::Bind { queue, no_wait: true, ..Default::default() });
     for number in 1..=2 * UNANSWERED_MAX {
         ledger.method(&bind(&number.to_string()), false, PrefetchState::default());
@@ -174,7 +174,7 @@ fn methods_without_an_answer_do_not_gather_without_bound() {
 
 #[test]
 fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancelled() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     let consume = |tag| payload(basic::Consume { consumer_tag: tag, ..Default::default() });
     for tag in ["", "cancelled", "ours", "unanswered"] {
         ledger.method(&consume(tag), true, each(7));
@@ -199,7 +199,7 @@ fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancel
 
 #[test]
 fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
-    let first = ledger(Carried::default());
+    let first = ledger(MovedState::default());
     first.messages(&message("1"), 1);
     first.publish(&payload(basic::Publish { routing_key: "2", ..Default::default() }));
     let mut header = Vec::new();
@@ -242,7 +242,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
 
 #[test]
 fn the_memory_for_many_entries_is_freed_when_they_are_over() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     for _ in 0..10_000 {
         ledger.messages(&message("m"), 1);
     }
@@ -286,7 +286,7 @@ fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_a
 
 #[test]
 fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     ledger.messages(&message("slow"), 1);
     ledger.method(
         &payload(basic::Qos { prefetch_count: 7, ..Default::default() }),
@@ -303,7 +303,7 @@ fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
 
 #[test]
 fn a_limit_that_is_not_answered_is_sent_again_behind_the_consumer_in_front_of_it() {
-    let ledger = ledger(Carried::default());
+    let ledger = ledger(MovedState::default());
     let qos = |prefetch_count| payload(basic::Qos { prefetch_count, ..Default::default() });
     ledger.method(&qos(5), true, each(5));
     ledger.answered(Some(&basic::QosOk {}.into()), None);
@@ -320,14 +320,14 @@ fn a_refused_offset_is_that_of_the_queue_that_a_cut_text_means_unless_it_may_mea
     let text = format!("PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '{long}");
     let text = format!("{}...", &text[..252]);
     for (queues, is_found) in [(vec![&long], true), (vec![&long, &other], false)] {
-        let ledger = ledger(Carried::default());
+        let ledger = ledger(MovedState::default());
         for queue in queues {
             let consume = basic::Consume { queue, consumer_tag: queue, ..Default::default() };
             ledger.method(&payload(consume), true, PrefetchState::default());
             ledger.answered(Some(&basic::ConsumeOk { consumer_tag: queue }.into()), None);
-            ledger.offset_came(queue.as_bytes(), 5, true);
+            ledger.record_offset(queue.as_bytes(), 5, true);
         }
-        assert_eq!(ledger.has_no_offsets(&text), is_found);
+        assert_eq!(ledger.clear_offset_unless_stream(&text), is_found);
     }
 }
 
@@ -347,7 +347,7 @@ fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
         Arc::default(),
     );
     let link = Arc::new(link.with_declarer(declarer()));
-    let ledger = Ledger::new(&link, Carried::default());
+    let ledger = Ledger::new(&link, MovedState::default());
     (link, ledger, topologies)
 }
 

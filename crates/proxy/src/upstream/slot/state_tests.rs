@@ -14,7 +14,7 @@ use super::*;
 use crate::PoolConfig;
 use crate::pool::Pool;
 use crate::test_random::TestRandom;
-use crate::upstream::{Carried, Peer, Phase, Placed, PrefetchState, Role};
+use crate::upstream::{MovedState, Peer, Phase, Placed, PrefetchState, Role};
 
 /// The file with the table.
 const SOURCE: &str = include_str!("../slot.rs");
@@ -125,7 +125,7 @@ impl World {
         for (at, slot) in state.slots.iter().enumerate() {
             states[at] = match slot {
                 Slot::Free => "free",
-                Slot::Resting(_) => "resting",
+                Slot::IdleChannels(_) => "resting",
                 Slot::Leased(lease) if lease.close_sent => "leaving",
                 Slot::Leased(_) => "leased",
                 Slot::Settling(_) => "settling",
@@ -141,7 +141,7 @@ impl World {
         let state = self.peer.connection.upstream.state.lock();
         let count = |is: fn(&Slot) -> bool| state.slots.iter().filter(|slot| is(slot)).count();
         let (free, resting) =
-            (count(|slot| matches!(slot, Slot::Free)), count(|slot| matches!(slot, Slot::Resting(_))));
+            (count(|slot| matches!(slot, Slot::Free)), count(|slot| matches!(slot, Slot::IdleChannels(_))));
         assert_eq!((state.free.len(), state.resting.len()), (free, resting), "free and resting ones");
         assert_eq!(state.in_use, state.slots.len() - free - resting, "channels in use");
         let opening = count(|slot| match slot {
@@ -151,7 +151,8 @@ impl World {
         });
         assert_eq!(state.opening, opening, "channels that are being opened");
         for answer in &self.peer.answers {
-            let rests = matches!(state.slots.get(usize::from(answer.channel) - 1), Some(Slot::Resting(_)));
+            let rests =
+                matches!(state.slots.get(usize::from(answer.channel) - 1), Some(Slot::IdleChannels(_)));
             // P5. Only the broker itself may end its rest.
             assert!(!rests || answer.name == "channel.close", "{} is due, and it rests", answer.name);
         }
@@ -261,10 +262,10 @@ impl World {
     fn lease(&mut self) -> (Option<u16>, &'static str) {
         let upstream = &self.peer.connection.upstream;
         let is_confirming = self.random.chance(500);
-        let ledger = Ledger::new(&self.link, Carried::default());
+        let ledger = Ledger::new(&self.link, MovedState::default());
         self.next_id += 1;
         let lease = Lease::new(self.link.clone(), ledger.clone(), self.next_id, 1, self.now);
-        let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General) else {
+        let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General, true) else {
             // Nothing was leased, but a channel may have been closed to make room.
             return (Some(0), LEASE);
         };

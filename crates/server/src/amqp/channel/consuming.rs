@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE, Returned, Tracer, VirtualHost};
+use broker::{ConsumerSpec, Fetched, DequeueCounts, Queue, QueueKind, REPLY_QUEUE, Returned, Tracer, VirtualHost};
 
 use super::super::broker_session::{ChannelContext, LateGet};
 use super::super::content::{Destination, write_message};
@@ -148,7 +148,7 @@ impl Channel {
         let name = self.queue_name(get.queue)?;
         context.authorised.check_read_queue(name)?;
         let is_reply_queue = name != REPLY_QUEUE && context.vhost.has_replies(name);
-        if is_reply_queue && context.vhost.compatibility().admits_reply_queues() {
+        if is_reply_queue && context.vhost.compatibility().reveals_reply_queues() {
             let text = format!(
                 "basic.get not supported by volatile queue '{name}' in vhost '{}'",
                 context.vhost.name()
@@ -167,7 +167,7 @@ impl Channel {
         let got = match queue.fetch(no_ack, context.now, context.nudge()) {
             Fetched::Got(got) => got,
             Fetched::Empty => {
-                self.deliveries.count(Leaving::got_nothing(), context.now);
+                self.deliveries.count(DequeueCounts::got_nothing(), context.now);
                 return context.send(self.number, basic::GetEmpty { reserved_1: "" });
             }
             Fetched::Later => return context.fetch_later(LateGet { channel: self.number, queue, no_ack }),
@@ -195,7 +195,7 @@ impl Channel {
             let text = format!("prefetch_size!=0 ({})", qos.prefetch_size);
             return Err(Fault::new(ReplyCode::NotImplemented, text));
         }
-        if qos.global && context.vhost.compatibility().limits_channels() {
+        if qos.global && context.vhost.compatibility().has_global_qos() {
             self.limited = qos.prefetch_count != 0;
             self.view.global_prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             self.deliveries.set_channel_limit(qos.prefetch_count.into());

@@ -156,7 +156,7 @@ impl Channel {
     fn check_may_be_bound(context: &ChannelContext, binding: &Binding<'_>) -> Result<(), Fault> {
         let name = binding.destination;
         let is_reply_queue = name != broker::REPLY_QUEUE && broker::is_reply_name(name);
-        if is_reply_queue && context.vhost.compatibility().admits_reply_queues() {
+        if is_reply_queue && context.vhost.compatibility().reveals_reply_queues() {
             let text = "cannot bind or unbind to a volatile (direct reply-to) queue";
             return Err(Fault::new(ReplyCode::AccessRefused, text));
         }

@@ -218,7 +218,7 @@ impl Channel {
         };
         let destination = Destination { channel: self.number, frame_max: context.frame_max };
         let properties = broker::without_blind_copies(message.properties);
-        let own = self.replies.as_ref().filter(|_| context.vhost.compatibility().admits_reply_queues());
+        let own = self.replies.as_ref().filter(|_| context.vhost.compatibility().reveals_reply_queues());
         let answerable = own.and_then(|own| broker::with_reply_queue(&properties, Some(own.name())).ok()?);
         let properties = answerable.map_or(properties, Cow::Owned);
         context.outbox.append(|buf| {

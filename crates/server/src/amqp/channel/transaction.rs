@@ -4,13 +4,12 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, BrokerError, Leaving, Publish, Publisher, Timestamp};
+use broker::{Body, HeldRoute, DequeueCounts, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
 use super::super::broker_session::ChannelContext;
 use super::super::deliveries::Unsettled;
 use super::{Channel, DeliverySettlement, Mode, give_back};
-use crate::pending_authorisation::RIGHTS_FORGOTTEN;
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -31,6 +30,7 @@ struct TransactionPublish {
     mandatory: bool,
     properties: Box<[u8]>,
     body: [Bytes; 1],
+    route: HeldRoute,
 }
 
 impl TransactionPublish {
@@ -45,7 +45,7 @@ impl TransactionPublish {
 }
 
 impl ChannelTransaction {
-    /// Holds a message until commit. Errors in it are reported now, as by RabbitMQ.
+    /// Routes a message and holds it until commit. Errors in it are reported now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
         publisher: &mut Publisher,
@@ -53,13 +53,15 @@ impl ChannelTransaction {
         mandatory: bool,
         now: Timestamp,
     ) -> Result<(), Fault> {
-        publisher.hold(message, now)?;
+        let route = publisher.hold(message, now)?;
         let body = match message.body {
             Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
             Body::Chunks([chunk]) => chunk.clone(),
             Body::Chunks(chunks) => Bytes::from(chunks.concat()),
         };
-        self.bytes += size_of::<TransactionPublish>() + message.properties.len() + body.len();
+        let names = message.exchange.len() + message.routing_key.len();
+        self.bytes +=
+            size_of::<TransactionPublish>() + names + message.properties.len() + body.len() + route.bytes();
         if self.bytes > MAX_TRANSACTION_BYTES {
             let text = format!("transaction larger than {MAX_TRANSACTION_BYTES} bytes");
             return Err(Fault::new(ReplyCode::ResourceError, text));
@@ -70,6 +72,7 @@ impl ChannelTransaction {
             mandatory,
             properties: message.properties.into(),
             body: [body],
+            route,
         });
         Ok(())
     }
@@ -105,25 +108,16 @@ impl Channel {
     }
 
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
-        self.ask_about_transaction(context)?;
         let transaction = self.take_transaction()?;
         for buffered in &transaction.publishes {
-            match self
-                .publisher
-                .get(context, self.number)
-                .publish_in_transaction(buffered.message(), context.now)
-            {
+            let publisher = self.publisher.get(context, self.number);
+            match publisher.publish_held(buffered.message(), &buffered.route, context.now) {
                 Ok(true) => {}
                 Ok(false) => self.is_unroutable(context, buffered.message(), buffered.mandatory),
-                Err(BrokerError::NoExchange { .. })
-                    if context.vhost.compatibility().commits_to_deleted_exchanges() =>
-                {
-                    self.is_unroutable(context, buffered.message(), buffered.mandatory);
-                }
                 Err(error) => {
                     // The channel is about to close, which requeues its deliveries.
                     self.deliveries.restore(transaction.into_unsettled());
-                    return Err(refused_at_commit(context, error));
+                    return Err(error.into());
                 }
             }
         }
@@ -134,7 +128,7 @@ impl Channel {
         for (how, unsettled) in transaction.settlements {
             self.deliveries.release(&unsettled);
             if how == DeliverySettlement::Ack {
-                self.deliveries.count(Leaving::acked(unsettled.len()), context.now);
+                self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
             }
             give_back(unsettled, how, context);
             self.deliveries.resume(context.now);
@@ -142,6 +136,10 @@ impl Channel {
         // The settlements were written to the log last.
         let settled = context.store().filter(|_| settles).map(|store| store.end());
         context.hold_until(settled.max(flushed.until));
+        if !flushed.refused.is_empty() {
+            // All else has been committed, as in RabbitMQ.
+            return Err(Fault::new(ReplyCode::PreconditionFailed, "partial tx completion"));
+        }
         context.send(self.number, tx::CommitOk {});
         Ok(())
     }
@@ -153,40 +151,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Has the user's auth backend, if there is one, asked about all publishes that it has not been asked about, and refuses
-    /// the transaction if one of them is refused: commit does not stop half-way.
-    fn ask_about_transaction(&mut self, context: &ChannelContext) -> Result<(), Fault> {
-        let Mode::Tx(transaction) = &self.mode else { return Ok(()) };
-        if !context.authorised.identity().is_asked() {
-            return Ok(());
-        }
-        let publisher = self.publisher.get(context, self.number);
-        let mut is_unasked = false;
-        for buffered in &transaction.publishes {
-            match publisher.check(buffered.message()) {
-                Err(BrokerError::Unasked) => is_unasked = true,
-                Err(error) if error.reply_code() == ReplyCode::AccessRefused => return Err(error.into()),
-                // Commit meets any other error at its place.
-                _ => {}
-            }
-        }
-        if is_unasked { Err(BrokerError::Unasked.into()) } else { Ok(()) }
-    }
-
     fn take_transaction(&mut self) -> Result<ChannelTransaction, Fault> {
         match &mut self.mode {
             Mode::Tx(transaction) => Ok(std::mem::take(&mut **transaction)),
             _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),
         }
     }
-}
-
-/// The fault for a publish that is refused once its transaction has been taken apart: that cannot be repeated. The user's
-/// auth backend can only be missing then if all its answers were forgotten a moment ago.
-fn refused_at_commit(context: &ChannelContext, error: BrokerError) -> Fault {
-    if error == BrokerError::Unasked {
-        context.authorised.identity().end_operation();
-        return Fault::new(ReplyCode::AccessRefused, RIGHTS_FORGOTTEN);
-    }
-    error.into()
 }

@@ -17,7 +17,7 @@ use transport::{Intent, Peer, Transit};
 use super::{AmqpConnection, AmqpPhase, Answer};
 use crate::backend::LoginRequest;
 use crate::client::{ConnectionCore, Ending, ProtocolState as _};
-use crate::registry::{OpenConnection, Opening};
+use crate::registry::{OpenConnection, NewConnection};
 
 /// How long a client may be on its way to another process: longer than the broker usually takes for its confirms, and for a
 /// close. After that it is closed, as in any other drain.
@@ -94,7 +94,7 @@ impl AmqpConnection {
         let AmqpPhase::Open(session) = &mut self.phase else { return false };
         match session.export(now) {
             Export::Impossible(why) => {
-                tracing::debug!(connection = self.core.id, why, "the client is not handed over");
+                tracing::debug!(connection = self.core.id, why, "client not handed over");
                 self.core.depends_on_upstream = true;
                 self.core.deadline = None;
                 return false;
@@ -147,7 +147,7 @@ impl AmqpConnection {
         core.enters(&request.virtual_host);
         // The pool knows how long an outage is waited out.
         core.deadline = None;
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id: core.id,
             arrival: core.arrival,
             protocol: PROTOCOL,

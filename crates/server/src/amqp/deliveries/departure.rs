@@ -10,21 +10,21 @@ use super::Unsettled;
 /// The consumers and unsettled deliveries of channels that end together, by queue. Each queue gets its deliveries back at once:
 /// channel by channel, it would deliver them to the next one, and count a failure each time.
 #[derive(Default)]
-pub(crate) struct Departure {
-    queues: Vec<Departing>,
+pub(crate) struct ChannelTeardown {
+    queues: Vec<ClosingChannel>,
     /// Indices in `queues`, by the queues' ids.
     by_id: HashMap<u64, usize>,
     /// The number of channels with unsettled deliveries.
     channels: usize,
 }
 
-struct Departing {
+struct ClosingChannel {
     queue: Arc<Queue>,
     consumers: Vec<ConsumerId>,
     deliveries: Vec<Delivery>,
 }
 
-impl Departure {
+impl ChannelTeardown {
     /// Adds a consumer that takes nothing any more ([`Deliveries::close`](super::Deliveries::close)).
     pub(crate) fn add_consumer(&mut self, queue: &Arc<Queue>, consumer: ConsumerId) {
         self.of(queue).consumers.push(consumer);
@@ -40,7 +40,7 @@ impl Departure {
 
     /// Has all consumers leave their queues, and gives the deliveries back to them.
     pub(crate) fn leave(self, now: Timestamp) {
-        for Departing { queue, consumers, mut deliveries } in self.queues {
+        for ClosingChannel { queue, consumers, mut deliveries } in self.queues {
             if self.channels > 1 {
                 // Some queues keep the order in which messages return.
                 deliveries.sort_by_key(Delivery::position);
@@ -49,7 +49,7 @@ impl Departure {
         }
     }
 
-    fn of(&mut self, queue: &Arc<Queue>) -> &mut Departing {
+    fn of(&mut self, queue: &Arc<Queue>) -> &mut ClosingChannel {
         let next = self.queues.len();
         // Deliveries mostly follow others of the same queue.
         let at = match self.queues.last() {
@@ -58,7 +58,7 @@ impl Departure {
         };
         if at == next {
             let queue = Arc::clone(queue);
-            self.queues.push(Departing { queue, consumers: Vec::new(), deliveries: Vec::new() });
+            self.queues.push(ClosingChannel { queue, consumers: Vec::new(), deliveries: Vec::new() });
         }
         &mut self.queues[at]
     }
@@ -68,7 +68,7 @@ impl Departure {
 pub(crate) fn by_queue(
     unsettled: Vec<(u64, Unsettled)>,
 ) -> impl Iterator<Item = (Arc<Queue>, Vec<Delivery>)> {
-    let mut all = Departure::default();
+    let mut all = ChannelTeardown::default();
     all.add(unsettled);
     all.queues.into_iter().map(|departing| (departing.queue, departing.deliveries))
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{ConsumerId, Passing, Queue};
+use broker::{ConsumerId, ThroughputCounters, Queue};
 use slab::Slab;
 
 use super::{ConsumerKey, Unsettled};
@@ -41,7 +41,7 @@ pub(super) struct DeliveringChannel {
     /// as long as older deliveries are unsettled.
     pub(super) marks: VecDeque<(u64, Instant)>,
     /// Counts of deliveries and acknowledgements.
-    pub(super) passing: Passing,
+    pub(super) passing: ThroughputCounters,
 }
 
 /// One consumer's share of the channel's credit.

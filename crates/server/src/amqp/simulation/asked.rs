@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::simulated::SimulatedAuthzBackend;
-use broker::Verdict;
+use broker::AuthzDecision;
 
 /// A client whose auth backend answers each question at once, until the test holds it back.
 struct AskedClient {
@@ -60,7 +60,7 @@ impl AskedClient {
         self.client.received()
     }
 
-    fn release(&mut self, verdict: Verdict) -> Vec<String> {
+    fn release(&mut self, verdict: AuthzDecision) -> Vec<String> {
         self.authz.release(verdict);
         self.received()
     }
@@ -96,7 +96,7 @@ fn frames_of_other_channels_wait_behind_the_question_in_their_order() {
     });
     assert_eq!(answers, [""; 0]);
     assert_eq!(asked.authz.asked(), ["configure queue first"]);
-    assert_eq!(asked.release(Verdict::Allowed), ["queue.declare-ok"; 3]);
+    assert_eq!(asked.release(AuthzDecision::Allowed), ["queue.declare-ok"; 3]);
     assert_eq!(asked.authz.asked(), ["configure queue second", "configure queue third"]);
 }
 
@@ -108,7 +108,7 @@ fn a_refusal_ends_its_channel_and_what_waits_on_another_one_goes_on() {
         declare_on(out, 1, "first");
         declare_on(out, 2, "second");
     });
-    let answers = asked.release(Verdict::Refused);
+    let answers = asked.release(AuthzDecision::Refused);
     assert!(answers[0].starts_with("channel.close ACCESS_REFUSED"), "{answers:?}");
     assert_eq!(answers[1..], ["queue.declare-ok"]);
 }
@@ -127,7 +127,7 @@ fn a_publish_whose_frames_came_apart_waits_and_is_published_once() {
         asked.authz.run(|| asked.client.send(std::slice::from_ref(byte)));
     }
     assert_eq!(asked.received(), [""; 0]);
-    assert_eq!(asked.release(Verdict::Allowed), ["basic.ack 1"]);
+    assert_eq!(asked.release(AuthzDecision::Allowed), ["basic.ack 1"]);
     let got = asked.call(|out| {
         frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
     });
@@ -146,7 +146,7 @@ fn heartbeats_are_sent_while_a_question_is_open() {
     asked.client.now += Duration::from_secs(60);
     asked.client.connection.handle_deadline(asked.client.now);
     assert_eq!(asked.client.received(), ["heartbeat"]);
-    assert_eq!(asked.release(Verdict::Allowed), ["queue.declare-ok"]);
+    assert_eq!(asked.release(AuthzDecision::Allowed), ["queue.declare-ok"]);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_consumer_time_out_on_another_channel_leaves_the_question_open() {
     let closed = asked.client.wait(CONSUMER_TIMEOUT + Duration::from_secs(180));
     assert!(closed[0].starts_with("channel.close PRECONDITION_FAILED"), "{closed:?}");
     // The refusal is that of the operation, which is not asked about once more.
-    let answers = asked.release(Verdict::Refused);
+    let answers = asked.release(AuthzDecision::Refused);
     assert!(answers[0].starts_with("channel.close ACCESS_REFUSED"), "{answers:?}");
     assert_eq!(asked.authz.asked(), ["configure queue refused"]);
 }
@@ -198,7 +198,7 @@ fn a_commit_during_which_all_answers_are_forgotten_loses_nothing() {
     asked.authz.hold_back();
     assert_eq!(asked.call(|out| frame::write_method(out, 1, tx::Commit {})), [""; 0]);
     asked.authz.forget();
-    assert_eq!(asked.release(Verdict::Allowed), ["tx.commit-ok"]);
+    assert_eq!(asked.release(AuthzDecision::Allowed), ["tx.commit-ok"]);
     let got = asked.call(|out| frame::write_method(out, 2, basic::Get { queue: "q", ..Default::default() }));
     assert_eq!(got, ["basic.get-ok 0"]);
 }

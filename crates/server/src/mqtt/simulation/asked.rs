@@ -160,7 +160,7 @@ fn all_subscriptions_of_a_session_are_asked_about_in_one_pass_and_resumed() {
     assert_eq!(answers, [""; 0]);
     // The limit is on what the user may ask at once, and not on what a session may need.
     assert!(authz.asked().len() < 64);
-    authz.release(broker::Verdict::Allowed);
+    authz.release(broker::AuthzDecision::Allowed);
     let answers = settled(&mut client, &mut world, &authz);
     assert_eq!(answers, ["connack Success present"]);
     let topics = authz.asked().iter().filter(|asked| asked.starts_with("read topic")).count();

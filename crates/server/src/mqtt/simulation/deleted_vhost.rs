@@ -7,7 +7,7 @@ use super::*;
 /// Deletes the virtual host `/`, and creates another one.
 fn make_again(world: &World) {
     let broker = world.hub.broker();
-    assert!(broker.undefine(Section::VirtualHosts, &["/"], Timestamp(1)));
+    assert!(broker.delete_definition(Section::VirtualHosts, &["/"], Timestamp(1)));
     broker.add_defaults();
 }
 

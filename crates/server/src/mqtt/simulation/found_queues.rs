@@ -1,4 +1,4 @@
-//! Queues of clients without a session: RabbitMQ's plug-in has made them, and a move from there has brought them.
+//! Queues of clients without a session: RabbitMQ's plugin has made them, and a move from there has brought them.
 
 use ::mqtt::packet::{Filters, Unsubscribe};
 use amqp::{FieldTable, FieldValue, RawTable};
@@ -71,7 +71,7 @@ fn a_message_by_a_binding_of_somebody_else_reaches_the_client() {
     bind(&world, "other", &FieldTable::new());
     publish_over_amqp(&world, "other");
     assert_eq!(client.received(&mut world), ["publish other AtLeastOnce 1"]);
-    // But not what its own subscription brings in AMQP alone.
+    // Messages that match its subscription in AMQP only are not delivered.
     client.subscribe_at(&mut world, "x/*", QoS::AtLeastOnce);
     publish_over_amqp(&world, "x.y");
     publish_over_amqp(&world, "t");

@@ -274,7 +274,7 @@ fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filte
     }
     assert_eq!(pending_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
-    // Those in flight are sent a second time, since they have been requested again.
+    // Messages in flight are sent a second time, since they have been requested again.
     let filters = 3;
     assert_eq!(came.len(), WINDOW + filters * MANY);
     assert_eq!(pending_on_disk(&mut world), 0);

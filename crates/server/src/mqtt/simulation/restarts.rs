@@ -97,11 +97,16 @@ fn messages_in_flight_are_not_taken_for_those_of_a_new_queue() {
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
     assert_eq!(reader.received(&mut world), ["publish t AtLeastOnce 1"]);
+    let mut buffer = Vec::new();
+    let filters = ::mqtt::packet::Filters::write(&mut buffer, ["t"]);
+    let packet = ::mqtt::packet::Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
+    reader.send(&mut world, Packet::Unsubscribe(packet));
     let vhost = world.hub.broker().vhost("/").unwrap();
     vhost.delete_queue(broker::SessionId(0), "mqtt-subscription-readerqos1", false, false).unwrap();
     drop(reader);
     let (mut reader, came) = resumed(&mut world, "reader", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1 dup"]);
+    reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
     assert_eq!(reader.received(&mut world), ["publish t AtLeastOnce 2"]);
     let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
@@ -109,6 +114,40 @@ fn messages_in_flight_are_not_taken_for_those_of_a_new_queue() {
     assert_eq!(queue.unacked_count(), 1, "the acknowledgement is that of the other message");
     reader.ack(&mut world, AckKind::PubAck, 2);
     assert_eq!(queue.unacked_count(), 0);
+}
+
+#[test]
+fn a_session_ends_with_its_queue() {
+    for restarts in [false, true] {
+        let disk = SimDisk::new(1, 1 << 30);
+        let mut world = World::on(&disk);
+        for (name, qos) in [("reader", QoS::AtLeastOnce), ("lossy", QoS::AtMostOnce)] {
+            let (mut client, _) = resumed(&mut world, name, 60);
+            client.subscribe_at(&mut world, "t", qos);
+        }
+        let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+        writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
+        let vhost = world.hub.broker().vhost("/").unwrap();
+        let name = "mqtt-subscription-readerqos1";
+        vhost.delete_queue(broker::SessionId(0), name, false, false).unwrap();
+        if restarts {
+            world.round();
+            drop((writer, world, vhost));
+            world = World::on(&disk);
+        }
+        let (reader, came) = resumed(&mut world, "reader", 60);
+        assert_eq!(came, ["connack Success"], "its message is lost, and its client has to know");
+        let vhost = world.hub.broker().vhost("/").unwrap();
+        assert!(vhost.queue(broker::SessionId(0), name).is_err(), "it has no subscription");
+        let (_lossy, came) = resumed(&mut world, "lossy", 60);
+        assert_eq!(came[0], "connack Success present", "its session needs no such queue");
+        drop(reader);
+        let (mut reader, came) = resumed(&mut world, "reader", 60);
+        assert_eq!(came, ["connack Success present"], "the new session");
+        reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+        drop(reader);
+        assert_eq!(resumed(&mut world, "reader", 60).1, ["connack Success present"]);
+    }
 }
 
 #[test]
@@ -154,7 +193,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     persistent.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     persistent.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
-    // Those that an application has declared under such names, or a migration; one in the place of a client's.
+    // Queues that an application or a migration has declared under such names, one of them under a client's.
     let vhost = world.hub.broker().vhost("/").unwrap();
     let [name, moved, again] =
         ["mqtt-subscription-anotherqos1", "mqtt-shared-subscription-moved/t", "mqtt-shared-subscription-i/t"];

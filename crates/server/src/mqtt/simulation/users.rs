@@ -2,7 +2,7 @@
 
 use broker::{
     AuthBackends, Definitions, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, Permissions,
-    QueueDeclare, Section, SessionId, Timestamp, TokenRights, TopicPermissions,
+    QueueDeclare, Section, SessionId, Timestamp, TokenPermissions, TopicPermissions,
 };
 
 use super::*;
@@ -113,7 +113,7 @@ impl AuthBackends for Tokens {
             Some(name) => {
                 let scopes = ["configure:*/*", "write:*/*/*", "read:*/*/*"].map(Box::from).to_vec();
                 let expires_at = Timestamp(u64::MAX / 2);
-                Ok(Identity::of_token(name, TokenRights { scopes, tags: Vec::new(), expires_at }))
+                Ok(Identity::of_token(name, TokenPermissions { scopes, tags: Vec::new(), expires_at }))
             }
             None => broker.authenticate(&attempt.user, &attempt.secret, true),
         })
@@ -123,7 +123,7 @@ impl AuthBackends for Tokens {
         LoginAnswer::Now(Err(LoginRefused::UnknownUser))
     }
 
-    fn takes_own_users(&self) -> bool {
+    fn allows_internal_users(&self) -> bool {
         true
     }
 }
@@ -179,7 +179,7 @@ fn a_name_is_free_when_its_session_or_its_user_is_gone() {
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
     assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"]);
-    assert!(world.hub.broker().undefine(Section::Users, &["alice"], Timestamp(1)));
+    assert!(world.hub.broker().delete_definition(Section::Users, &["alice"], Timestamp(1)));
     let (mut bob, answers) = come(&mut world, MqttVersion::V5, "bob", 60);
     assert_eq!(answers, ["connack Success"], "a session of his own");
     assert!(bob.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty(), "without her subscription");

@@ -8,7 +8,7 @@ use mqtt::session::Session;
 use mqtt::{MqttVersion, ReasonCode};
 use transport::Outbox;
 
-use super::farewell::Farewell;
+use super::farewell::SessionTeardown;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::retained::LogClient;
@@ -18,13 +18,13 @@ use super::state::{ReadState, StateEvent, StateReading, in_use};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
-use crate::mqtt::admission::{Admission, Admitting, Entering, write};
+use crate::mqtt::admission::{Admission, Admitting, AdmittingConnection, write};
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use crate::mqtt::message::MessageMapping;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::upstream::open_refusal::OpenRefusal;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
 /// The beginning of the names of shared queues, which is also that of the queues of sessions.
@@ -59,7 +59,7 @@ enum Stage {
 struct Claiming {
     claim: Arc<UpstreamClaim>,
     uplink: Uplink,
-    shared_login: SharedLogin,
+    shared_login: UpstreamLogin,
     /// Its announcement to other servers, if its client may come there.
     watched: Option<Watched>,
     /// The wait for the client's connection to another server.
@@ -105,18 +105,18 @@ impl UpstreamAdmission {
     }
 
     /// Claims the session for a client that the upstream has accepted.
-    fn accepted(&mut self, opened: OpenedUpstream, entering: &mut Entering<'_>) -> Result<(), MqttRefused> {
-        let Entering { core, engine, now } = entering;
+    fn accepted(&mut self, opened: OpenedUpstream, entering: &mut AdmittingConnection<'_>) -> Result<(), MqttRefused> {
+        let AdmittingConnection { core, engine, now } = entering;
         login::enter(core, &self.user, &self.owner.vhost)?;
         let claim = Claim::new(&core.outbox, Some(SessionUser::named(&self.user)));
         if self.hub.claim(&self.owner, &claim).is_err() {
             let (client_id, user) = (&self.owner.client_id, &self.user);
-            let why = format!("the session of client identifier '{client_id}' is not that of user '{user}'");
+            let why = format!("client identifier '{client_id}' belongs to another user than '{user}'");
             return Err(self.foreign(core, why));
         }
         let OpenedUpstream { client, credentials } = opened;
         let vhost = (*self.owner.vhost).into();
-        let shared_login = SharedLogin { prefix: SHARED_PREFIX, credentials, vhost };
+        let shared_login = UpstreamLogin { prefix: SHARED_PREFIX, credentials, vhost };
         let Backend::Upstream(pool) = &core.shared.backend else {
             unreachable!("the backend of this admission is an upstream")
         };
@@ -176,7 +176,7 @@ impl UpstreamAdmission {
     }
 
     /// Whether the session's queue was found; `None` while the upstream has not answered.
-    fn probed(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
+    fn probed(&mut self, entering: &mut AdmittingConnection<'_>) -> Option<Result<bool, MqttRefused>> {
         let Stage::Probing(claiming, _, is_asked) = &mut self.stage else { return None };
         let waker = entering.core.outbox.nudging_waker();
         if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
@@ -186,7 +186,7 @@ impl UpstreamAdmission {
         {
             return Some(Ok(false));
         }
-        if claiming.earlier.has_paused() {
+        if claiming.earlier.poll_pause() {
             let queue = queue_name(&self.owner.client_id, 1).into();
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
             claiming.uplink.state().find(&queue_name(&self.owner.client_id, 2));
@@ -222,7 +222,7 @@ impl UpstreamAdmission {
     }
 
     /// Reads the state queue; `None` while the upstream has not answered. Otherwise returns whether it was there.
-    fn read(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
+    fn read(&mut self, entering: &mut AdmittingConnection<'_>) -> Option<Result<bool, MqttRefused>> {
         let name = self.state_queue();
         let Stage::Reading(claiming, _, is_found) = &mut self.stage else { return None };
         let (core, is_found) = (&mut *entering.core, *is_found);
@@ -265,14 +265,14 @@ impl UpstreamAdmission {
     }
 
     /// Makes the session. The flags tell that its queue, and its state queue, are there.
-    fn admit(&mut self, is_found: bool, has_state: bool, entering: &mut Entering<'_>) -> Admitting {
+    fn admit(&mut self, is_found: bool, has_state: bool, entering: &mut AdmittingConnection<'_>) -> Admitting {
         let (Stage::Probing(claiming, detached_session, _) | Stage::Reading(claiming, detached_session, _)) =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
             return Admitting::Waits;
         };
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
-        let Entering { core, engine, now } = entering;
+        let AdmittingConnection { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |detached_session: &DetachedUpstream| {
             !detached_session.is_over(at) && is_found == detached_session.has_queue
@@ -334,7 +334,7 @@ impl Claiming {
 }
 
 impl Admission for UpstreamAdmission {
-    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
+    fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting {
         if let Stage::Asking(request) = &self.stage {
             let Some(answer) = request.take_answer() else { return Admitting::Waits };
             let answered = match answer {
@@ -350,7 +350,7 @@ impl Admission for UpstreamAdmission {
             && claiming.claim.is_superseded()
         {
             self.leave();
-            let why = "another connection has come".into();
+            let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if let Stage::Claiming(claiming) = &self.stage
@@ -413,7 +413,7 @@ impl Admission for UpstreamAdmission {
         let Claiming { claim, mut uplink, watched, .. } = *claiming;
         uplink.stop_consuming();
         // The queue may be being deleted, which must not hit that of the next connection.
-        Farewell {
+        SessionTeardown {
             hub: Arc::clone(&self.hub),
             owner: Arc::clone(&self.owner),
             claim,

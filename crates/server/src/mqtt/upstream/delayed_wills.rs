@@ -38,7 +38,7 @@ pub(super) struct WillShare {
 
 /// The work that is left of a connection, until it is dropped.
 #[derive(Debug)]
-pub(super) struct UnfinishedWork(Arc<DelayedWills>);
+pub(super) struct TeardownGuard(Arc<DelayedWills>);
 
 impl Default for DelayedWills {
     fn default() -> Self {
@@ -76,9 +76,9 @@ impl DelayedWills {
     }
 
     /// Called when work is left of a connection.
-    pub(super) fn begin(self: &Arc<Self>) -> UnfinishedWork {
+    pub(super) fn begin(self: &Arc<Self>) -> TeardownGuard {
         self.tasks.send_modify(|tasks| *tasks += 1);
-        UnfinishedWork(Arc::clone(self))
+        TeardownGuard(Arc::clone(self))
     }
 
     /// Waits until no work is left of any connection.
@@ -99,7 +99,7 @@ impl Drop for WillShare {
     }
 }
 
-impl Drop for UnfinishedWork {
+impl Drop for TeardownGuard {
     fn drop(&mut self) {
         self.0.tasks.send_modify(|tasks| *tasks -= 1);
     }

@@ -17,8 +17,8 @@ use super::session::{UpstreamSession, of_fault};
 use crate::mqtt::delivering::{MESSAGE, Out};
 use crate::mqtt::message::{self, Addressed, Outgoing};
 use crate::mqtt::native::StoredForm;
-use crate::mqtt::subscriptions::{Class, Match, Verdict};
-use crate::upstream::sharing::SharedMessage;
+use crate::mqtt::subscriptions::{Class, Match, FilterMatch};
+use crate::upstream::sharing::MultiplexedMessage;
 
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
@@ -66,7 +66,7 @@ impl UpstreamSession {
     }
 
     /// Sends a message of the shared queue, if the client is to have it. Returns false if there is no window for it.
-    fn send_live(&mut self, shared: &Arc<SharedMessage>, engine: &mut Engine) -> bool {
+    fn send_live(&mut self, shared: &Arc<MultiplexedMessage>, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let Ok(properties) = Properties::decode(&shared.properties) else { return true };
         let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { return true };
@@ -104,7 +104,7 @@ impl UpstreamSession {
             let Ok(properties) = Properties::decode(&shared.properties) else { continue };
             let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { continue };
             if let Match::Send(verdict) = self.match_topic(&outgoing, Class::Qos1) {
-                let verdict = Verdict { qos: QoS::AtMostOnce, ..verdict };
+                let verdict = FilterMatch { qos: QoS::AtMostOnce, ..verdict };
                 let payload = shared.body.clone();
                 let message =
                     self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
@@ -141,10 +141,10 @@ impl UpstreamSession {
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {
             // As in RabbitMQ: it came by a subscription of QoS 1, which may have been changed to QoS 0 since.
-            Match::Send(verdict) => Verdict { qos: QoS::AtLeastOnce, ..verdict },
+            Match::Send(verdict) => FilterMatch { qos: QoS::AtLeastOnce, ..verdict },
             Match::Drop if *exchange == *self.hub.config.exchange => return false,
             // By a binding that another server has made for the client, or that was removed after the message had come.
-            Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
+            Match::Drop | Match::None => FilterMatch { qos: QoS::AtLeastOnce, ..FilterMatch::default() },
         };
         if outgoing.retain {
             self.retained.sent_live(&outgoing.topic, &body, &self.outbox);
@@ -183,7 +183,7 @@ impl UpstreamSession {
         &mut self,
         consumer: usize,
         queued: QueuedMessage,
-        verdict: &Verdict,
+        verdict: &FilterMatch,
         engine: &mut Engine,
     ) -> bool {
         work::charge(MESSAGE, 1);
@@ -220,7 +220,7 @@ impl UpstreamSession {
         properties: &Properties<'_>,
         redelivered: bool,
         payload: Bytes,
-        verdict: &Verdict,
+        verdict: &FilterMatch,
         engine: &Engine,
     ) -> OutgoingMessage {
         let (mapping, left) = (self.mapping, self.time_left(properties));

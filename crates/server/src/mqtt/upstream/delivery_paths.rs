@@ -11,7 +11,7 @@ use mqtt::topic::TopicFilter;
 
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::subscriptions::Class;
-use crate::upstream::sharing::SharedMessage;
+use crate::upstream::sharing::MultiplexedMessage;
 
 /// The time that a live subscription continues when the session's queue has been bound for it: messages from before may still
 /// be on their way through the shared queue.
@@ -49,7 +49,7 @@ struct ChangingPaths {
     /// Hashes of messages that came by the session's queue meanwhile.
     remembered: VecDeque<u64>,
     /// Live messages that have not come by the session's queue, with their hashes and the times until which they wait.
-    deferred: VecDeque<(Instant, u64, Arc<SharedMessage>)>,
+    deferred: VecDeque<(Instant, u64, Arc<MultiplexedMessage>)>,
     /// Bytes of their bodies.
     deferred_bytes: usize,
     hasher: RandomState,
@@ -167,7 +167,7 @@ impl DeliveryPaths {
     }
 
     /// A message has come by a live subscription that lingers. It waits for its copy in the session's queue.
-    pub(super) fn defer(&mut self, message: &Arc<SharedMessage>, now: Instant) {
+    pub(super) fn defer(&mut self, message: &Arc<MultiplexedMessage>, now: Instant) {
         let changing = self.changing.made();
         let hash = changing.hasher.hash_one((&*message.routing_key, &*message.properties, &*message.body));
         if let Some(at) = changing.remembered.iter().position(|other| *other == hash) {
@@ -179,7 +179,7 @@ impl DeliveryPaths {
     }
 
     /// The next live message whose copy has not come by `now`, or for which there is no room to wait.
-    pub(super) fn next_deferred(&mut self, now: Instant) -> Option<Arc<SharedMessage>> {
+    pub(super) fn next_deferred(&mut self, now: Instant) -> Option<Arc<MultiplexedMessage>> {
         let ChangingPaths { deferred, deferred_bytes, .. } = self.changing.get_mut()?;
         let is_full = deferred.len() > MAX_REMEMBERED || *deferred_bytes > MAX_DEFERRED_BYTES;
         let (_, _, message) = deferred.pop_front_if(|(until, ..)| is_full || *until <= now)?;
@@ -216,9 +216,9 @@ mod tests {
         assert!(paths.remove("a", Class::Qos1) && paths.filters.is_empty());
     }
 
-    fn live(body: &str) -> Arc<SharedMessage> {
+    fn live(body: &str) -> Arc<MultiplexedMessage> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        Arc::new(SharedMessage::new("amq.topic", "a.b", (Bytes::new(), body), false))
+        Arc::new(MultiplexedMessage::new("amq.topic", "a.b", (Bytes::new(), body), false))
     }
 
     fn deferred(paths: &mut DeliveryPaths, now: Instant) -> Vec<Bytes> {

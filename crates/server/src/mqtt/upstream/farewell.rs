@@ -10,14 +10,14 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use tokio::sync::oneshot;
 
-use super::delayed_wills::{UnfinishedWork, WillShare};
+use super::delayed_wills::{TeardownGuard, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient};
 use super::session_takeover::Watched;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::mqtt::session_ownership::Owner;
 
 /// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it,
@@ -30,7 +30,7 @@ pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 const IN_USE_PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
 /// The work that is left.
-pub(super) struct Farewell {
+pub(super) struct SessionTeardown {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<UpstreamClaim>,
@@ -59,7 +59,7 @@ pub(super) struct DelayedWill {
     pub(super) log: LogClient,
 }
 
-impl Farewell {
+impl SessionTeardown {
     /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
     /// when its messages are back in their queue, so that another connection finds them in their order, and when it is known
     /// which messages of QoS 2 it has received.
@@ -85,7 +85,7 @@ impl Farewell {
         }
     }
 
-    async fn run(self, _unfinished: UnfinishedWork) {
+    async fn run(self, _unfinished: TeardownGuard) {
         let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched, .. } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
@@ -124,7 +124,7 @@ impl Farewell {
                 tracing::warn!(
                     vhost = &*owner.vhost,
                     client = &*owner.client_id,
-                    "the upstream has not confirmed a will"
+                    "will not confirmed by the upstream"
                 );
             }
         }
@@ -158,8 +158,8 @@ fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
 
 /// Notes that the upstream has confirmed a message, if that is what `then` would tell the client: one of QoS 2 is then not to
 /// be published again.
-pub(super) fn note_accepted(session: &mut Session, then: &Then) {
-    if let Then::Accept { packet_id, .. } = then {
+pub(super) fn note_accepted(session: &mut Session, then: &PendingReply) {
+    if let PendingReply::Accept { packet_id, .. } = then {
         session.accepted(*packet_id);
     }
 }
@@ -181,7 +181,7 @@ pub(super) fn publish_will(
     if will.retain
         && let Err(refusal) = log.retain(&message, &key, will.payload.len(), &mut copies)
     {
-        tracing::warn!(topic = &*will.topic, why = refusal.text, "a will is not retained");
+        tracing::warn!(topic = &*will.topic, why = refusal.text, "will not retained");
     }
     uplink.publish(0, &key, &copies.apply(properties), &will.payload, transport::now());
 }

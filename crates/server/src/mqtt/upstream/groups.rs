@@ -22,7 +22,7 @@ use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
 use crate::mqtt::hub::QUEUE_PREFIX;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
-use crate::mqtt::subscriptions::Verdict;
+use crate::mqtt::subscriptions::FilterMatch;
 
 /// The end of the names of groups' queues: those of sessions end in `qos0` or `qos1`, so that no client's identifier names one.
 const SUFFIX: &str = "-shared";
@@ -74,9 +74,9 @@ enum GroupStage {
 
 impl Groups {
     /// The verdict for messages of a consumer.
-    pub(super) fn verdict(&self, consumer: usize) -> Option<Verdict> {
+    pub(super) fn verdict(&self, consumer: usize) -> Option<FilterMatch> {
         let group = self.groups.get(self.consumers.get(&consumer)?)?;
-        Some(Verdict::of(&group.subscription))
+        Some(FilterMatch::of(&group.subscription))
     }
 
     /// Counts a message of a consumer that is sent.
@@ -183,10 +183,10 @@ impl UpstreamSession {
         self.bind_group(name, key)
     }
 
-    /// Has the queue of a group declared and bound, and marked by the queue of a persistent session.
+    /// Requests the declaration and binding of a group's queue, and its mark by the queue of a persistent session.
     fn bind_group(&mut self, name: &str, key: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
-        if self.lasts() {
+        if self.is_persistent_session() {
             numbers.extend(self.declare_queue());
             let (mark, queue) = (name.into(), self.queue.name.clone());
             numbers.push(self.request(QueueRequest::DeclareMark { mark }));

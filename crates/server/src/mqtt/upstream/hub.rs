@@ -71,7 +71,7 @@ pub struct MqttUpstreamTotals {
 #[derive(Default)]
 struct UpstreamSessions {
     claims: Claims<DetachedUpstream>,
-    /// Those of them that are detached.
+    /// The sessions that are detached, by age.
     ages: DetachedAges,
 }
 
@@ -145,7 +145,7 @@ impl UpstreamHub {
             // The messages of QoS 2 that a client has not released are kept upstream.
             [maximum, maximum.min(MAX_RECEIVED)].map(|receive_maximum| {
                 [false, true].map(|retain| {
-                    let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
+                    let tells_session_expiry = compatibility.always_sends_session_expiry();
                     let settings = (*config.settings).clone();
                     Arc::new(MqttSettings { receive_maximum, tells_session_expiry, retain, ..settings })
                 })
@@ -413,10 +413,7 @@ mod tests {
             second.take_granted().flatten().is_some_and(|detached_session| !detached_session.is_over(since))
         );
         assert_eq!(hub.detached(), [], "its client is connected");
-        assert!(
-            published.try_recv() == Err(oneshot::error::TryRecvError::Closed),
-            "its client has come back"
-        );
+        assert!(published.try_recv() == Err(oneshot::error::TryRecvError::Closed), "client reconnected");
         // Time zero has passed.
         let (will, mut published) = oneshot::channel();
         hub.release(&mine, &second, detached_session(0, Some(will)));
@@ -518,7 +515,7 @@ mod tests {
         hub.will_is_due(&first);
         hub.release(&first, &back, detached_session);
         assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
-        // Of no seconds.
+        // A delay of 0 seconds.
         let (_third, mut will) = leave(&hub, "third", 0);
         leave(&hub, "fourth", 60);
         assert_eq!(will.try_recv(), Ok(()));

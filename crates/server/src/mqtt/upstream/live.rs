@@ -15,12 +15,12 @@ use crate::mqtt::message;
 use crate::mqtt::native::StoredForm;
 use crate::server::Shared;
 use crate::upstream::sharing::{
-    Copies, InboxLimits, IsDroppable, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
+    Copies, InboxLimits, IsDroppable, SubscriberEvent, SubscriberInbox, UpstreamLogin, MultiplexedMessage, MultiplexedSubscriber,
 };
 
 /// The live subscriptions of one client: one for each binding key.
 pub(super) struct LiveFilters {
-    login: SharedLogin,
+    login: UpstreamLogin,
     /// The exchange that keys are bound to.
     exchange: Arc<str>,
     /// How much may wait for the client, and which messages may be dropped.
@@ -34,12 +34,12 @@ pub(super) struct LiveFilters {
     /// Answers that are due.
     answers: VecDeque<(u64, Result<(), Fault>)>,
     /// A message that the client had no window for.
-    deferred: Option<Arc<SharedMessage>>,
+    deferred: Option<Arc<MultiplexedMessage>>,
 }
 
 struct SharedPart {
-    inbox: Arc<SharedInbox>,
-    subscriber: SharedSubscriber,
+    inbox: Arc<SubscriberInbox>,
+    subscriber: MultiplexedSubscriber,
 }
 
 /// The subscription to a binding key.
@@ -56,7 +56,7 @@ struct LiveKey {
 pub(super) enum LiveEvent {
     /// The answer to the request with this number.
     Answered(u64, Result<(), Fault>),
-    Message(Arc<SharedMessage>),
+    Message(Arc<MultiplexedMessage>),
     /// The client did not take its messages in time.
     Overflowed,
     /// The upstream has refused to bind a key again, as it has to when the shared queue was lost. The client believes that it
@@ -69,7 +69,7 @@ pub(super) enum LiveEvent {
 impl LiveFilters {
     /// Without subscriptions. Above [`MqttConfig::queue_max`] bytes of waiting messages, those of QoS 0 are dropped, the oldest
     /// first; if there are none, the client is to be closed. `form` is that of the upstream's messages.
-    pub(super) fn new(login: SharedLogin, config: &MqttConfig, form: StoredForm) -> Self {
+    pub(super) fn new(login: UpstreamLogin, config: &MqttConfig, form: StoredForm) -> Self {
         let (shared, keys, asked, answers, deferred) = Default::default();
         let bytes = usize::try_from(config.queue_max).unwrap_or(usize::MAX);
         let (limits, exchange) = (InboxLimits { messages: usize::MAX, bytes }, Arc::clone(&config.exchange));
@@ -101,7 +101,7 @@ impl LiveFilters {
         let part = self.shared.get_or_insert_with(|| {
             let budget = shared.subscriptions.budget();
             let inbox =
-                SharedInbox::new(outbox, self.limits, budget, Copies::PerClient, Some(self.is_droppable));
+                SubscriberInbox::new(outbox, self.limits, budget, Copies::PerClient, Some(self.is_droppable));
             let subscriber = shared.subscriptions.join(pool, (&self.login, &self.exchange), &inbox);
             SharedPart { inbox, subscriber }
         });
@@ -134,22 +134,22 @@ impl LiveFilters {
             }
             let event = self.shared.as_ref()?.inbox.take(has_capacity && self.deferred.is_none())?;
             match event {
-                SharedEvent::Subscribed(number) => self.answered(number, Ok(())),
-                SharedEvent::Refused(number, fault) => {
+                SubscriberEvent::Subscribed(number) => self.answered(number, Ok(())),
+                SubscriberEvent::Refused(number, fault) => {
                     if self.loses(number) {
                         return Some(LiveEvent::Lost(fault));
                     }
                     self.answered(number, Err(fault));
                 }
-                SharedEvent::Message(_, message) => return Some(LiveEvent::Message(message)),
-                SharedEvent::Overflowed => return Some(LiveEvent::Overflowed),
-                SharedEvent::Ended(fault) => return Some(LiveEvent::Ended(fault)),
+                SubscriberEvent::Message(_, message) => return Some(LiveEvent::Message(message)),
+                SubscriberEvent::Overflowed => return Some(LiveEvent::Overflowed),
+                SubscriberEvent::Ended(fault) => return Some(LiveEvent::Ended(fault)),
             }
         }
     }
 
     /// Returns a message for which there was no window.
-    pub(super) fn hold(&mut self, message: Arc<SharedMessage>) {
+    pub(super) fn hold(&mut self, message: Arc<MultiplexedMessage>) {
         self.deferred = Some(message);
     }
 
@@ -206,7 +206,7 @@ impl LiveFilters {
 }
 
 /// Whether a message was published at QoS 0. One that cannot be read is not sent to anybody.
-fn is_qos0(message: &SharedMessage, form: StoredForm) -> bool {
+fn is_qos0(message: &MultiplexedMessage, form: StoredForm) -> bool {
     let Ok(properties) = Properties::decode(&message.properties) else { return true };
     let outgoing = message::outgoing(message.routing_key.to_string(), &properties, form);
     outgoing.is_none_or(|outgoing| outgoing.qos == QoS::AtMostOnce)

@@ -1,4 +1,4 @@
-//! MQTT clients in front of an upstream: what RabbitMQ's plug-in does there, as AMQP through the pool.
+//! MQTT clients in front of an upstream: what RabbitMQ's plugin does there, as AMQP through the pool.
 //!
 //! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
 //! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they

@@ -9,7 +9,7 @@ use mqtt::ReasonCode;
 use mqtt::session::Subscription;
 
 use super::retained::RetainedWait;
-use crate::mqtt::session::{Request, Then};
+use crate::mqtt::session::{Request, PendingReply};
 
 /// SUBSCRIBEs and UNSUBSCRIBEs without an answer at which the client is no longer read.
 const MAX_PACKETS: usize = 1024;
@@ -135,7 +135,7 @@ impl PendingSubscribes {
     }
 
     /// The next answer that is due.
-    pub(super) fn next_answer(&mut self) -> Option<Then> {
+    pub(super) fn next_answer(&mut self) -> Option<PendingReply> {
         let packet = self.packets.pop_front_if(|packet| packet.is_due())?;
         self.answered += 1;
         self.handled = self.handled.saturating_sub(1);
@@ -144,8 +144,8 @@ impl PendingSubscribes {
             self.packets = VecDeque::new();
         }
         Some(match entries {
-            PendingEntries::Subscribe(_) => Then::Subscribed { packet_id, reasons },
-            PendingEntries::Unsubscribe(_) => Then::Unsubscribed { packet_id, reasons },
+            PendingEntries::Subscribe(_) => PendingReply::Subscribed { packet_id, reasons },
+            PendingEntries::Unsubscribe(_) => PendingReply::Unsubscribed { packet_id, reasons },
         })
     }
 
@@ -331,7 +331,7 @@ mod tests {
         let answers = std::iter::from_fn(|| pending.next_answer());
         answers
             .filter_map(|then| match then {
-                Then::Subscribed { packet_id, reasons } | Then::Unsubscribed { packet_id, reasons } => {
+                PendingReply::Subscribed { packet_id, reasons } | PendingReply::Unsubscribed { packet_id, reasons } => {
                     Some((packet_id, reasons))
                 }
                 _ => None,

@@ -8,7 +8,7 @@ use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, Method};
 
 use super::state;
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::upstream::client::{AmqpClient, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 
@@ -38,7 +38,7 @@ pub(super) struct PublishingChannel {
     /// Whether the upstream has refused a message whose record follows.
     is_refused: bool,
     /// Refused messages that were not published, with the number of the message before each.
-    refused: VecDeque<(u64, Then)>,
+    refused: VecDeque<(u64, PendingReply)>,
 }
 
 /// The end of the channel for publishing, which the upstream has closed.
@@ -47,15 +47,15 @@ pub(super) struct PublishingClosed {
     pub(super) fault: Fault,
     pub(super) unconfirmed: Unconfirmed,
     /// The answers to messages behind those, which were not published.
-    pub(super) refused: Vec<Then>,
+    pub(super) refused: Vec<PendingReply>,
 }
 
 /// A message that is not confirmed.
 #[derive(Debug, Clone, Copy)]
 enum PublishedMessage {
-    /// Of a client, by its packet identifier; 0 at QoS 0.
+    /// A message of a client, by its packet identifier; 0 at QoS 0.
     Plain(u16),
-    /// Of a client, and its record follows.
+    /// A message of a client that is followed by its record.
     BeforeRecord(u16),
     /// The record of the message before it.
     RecordOf(u16),
@@ -79,7 +79,7 @@ impl PublishedMessage {
 #[derive(Debug)]
 pub(super) enum PublishAnswer {
     /// For the client.
-    Client(Then),
+    Client(PendingReply),
     /// The record with this number is confirmed, or refused.
     Record(u64, Confirmed),
     /// A message is published, and its record refused.
@@ -196,7 +196,7 @@ impl PublishingChannel {
     }
 
     /// Answers a message that is not published, behind those before it.
-    pub(super) fn answer_behind(&mut self, then: Then, mut answer: impl FnMut(Then)) {
+    pub(super) fn answer_behind(&mut self, then: PendingReply, mut answer: impl FnMut(PendingReply)) {
         if self.unconfirmed.is_empty() {
             answer(then);
         } else {
@@ -299,8 +299,8 @@ impl PublishingChannel {
     }
 }
 
-fn verdict_on(packet_id: u16, is_published: bool) -> Then {
+fn verdict_on(packet_id: u16, is_published: bool) -> PendingReply {
     // The upstream is not asked whether a queue has it.
-    let accept = Then::Accept { packet_id, matched: true };
-    if is_published { accept } else { Then::refused_by_queue(packet_id) }
+    let accept = PendingReply::Accept { packet_id, matched: true };
+    if is_published { accept } else { PendingReply::QueueFull { packet_id } }
 }

@@ -186,7 +186,7 @@ impl QueueRequests {
             | Method::QueueUnbindOk(_)
             | Method::ExchangeDeclareOk(_) => Ok(()),
             Method::ChannelClose(close) => {
-                // Those behind it are sent again.
+                // Requests after it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
                 let fault = announced(close);
                 if fault.code == ReplyCode::NotFound && (self.leaves_unmarked() || self.marks_again(&fault)) {
@@ -309,7 +309,7 @@ impl QueueRequests {
         }
     }
 
-    /// The arguments of a queue, as RabbitMQ's plug-in for MQTT declares it.
+    /// The arguments of a queue, as RabbitMQ's plugin for MQTT declares it.
     fn arguments(&self, expires: Option<u64>) -> FieldTable {
         let expires = expires.and_then(|expires| i64::try_from(expires).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use transport::Outbox;
 
 use super::delivery_paths::DeliveryPaths;
-use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
+use super::farewell::{DelayedWill, SessionTeardown, note_accepted, publish_will};
 use super::groups::Groups;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
@@ -35,13 +35,13 @@ use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, check_length, to_amqp};
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::session::{
-    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+    ClientIdentity, CloseReason, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, PendingReply,
 };
 use crate::mqtt::session_ownership::Owner;
 use crate::mqtt::subscriptions::Subscriptions;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 
 /// A client's session in front of an upstream.
 pub(super) struct UpstreamSession {
@@ -71,7 +71,7 @@ pub(super) struct UpstreamSession {
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
     uses_queue: bool,
     /// Answers that are due.
-    pub(super) answers: VecDeque<Then>,
+    pub(super) answers: VecDeque<PendingReply>,
     pub(super) mapping: MessageMapping,
     /// Seconds that the session outlives the connection; 0 if it ends with it.
     expiry: u32,
@@ -121,7 +121,7 @@ impl SessionQueue {
         let Self { name: queue, state, is_found } = self;
         match (state, is_found) {
             (QueueState::Absent, _) => None,
-            // Of whatever type.
+            // The queue may be of any type.
             (_, true) => Some(QueueRequest::DeleteIdle { queue }),
             (_, false) => Some(QueueRequest::DeleteUnused { queue }),
         }
@@ -135,7 +135,7 @@ pub(super) struct AdmittedUpstream {
     pub(super) watched: Option<Watched>,
     pub(super) user: Box<str>,
     pub(super) uplink: Uplink,
-    pub(super) shared_login: SharedLogin,
+    pub(super) shared_login: UpstreamLogin,
     pub(super) log: LogClient,
     pub(super) mapping: MessageMapping,
     /// Whether the session's queue is there.
@@ -193,7 +193,7 @@ impl UpstreamSession {
     }
 
     /// Whether the session outlives its connection.
-    pub(super) fn lasts(&self) -> bool {
+    pub(super) fn is_persistent_session(&self) -> bool {
         self.expiry > 0
     }
 
@@ -209,7 +209,7 @@ impl UpstreamSession {
     /// Milliseconds after which the session's queues expire; `None` for never. Those of a resumed session that ends with its
     /// connection are deleted then.
     pub(super) fn queue_expires(&self) -> Option<u64> {
-        let expires = if self.lasts() { lease(self.expiry) } else { Some(MIN_EXPIRES) };
+        let expires = if self.is_persistent_session() { lease(self.expiry) } else { Some(MIN_EXPIRES) };
         expires.map(|expires| expires.min(MAX_EXPIRES))
     }
 
@@ -229,7 +229,7 @@ impl UpstreamSession {
     /// A queue of the session was deleted: by an operator, or for the client's connection to another server, of which an
     /// announcement comes by another way, and may come later.
     pub(super) fn queue_deleted(&mut self) {
-        let wait = if self.watched.is_some() { ANNOUNCEMENT_TIME } else { Duration::ZERO };
+        let wait = if self.watched.is_some() { ANNOUNCEMENT_TIMEOUT } else { Duration::ZERO };
         if matches!(self.end, ConnectionEnd::None) {
             self.end = ConnectionEnd::Bereft(self.at + wait);
         }
@@ -266,7 +266,7 @@ impl UpstreamSession {
                 UplinkEvent::Recorded => self.recorded(engine),
                 UplinkEvent::RecordRefused => self.record_refused(),
                 // A list has it.
-                UplinkEvent::Unrecorded => self.outdate_list(),
+                UplinkEvent::Unrecorded => self.mark_list_stale(),
                 UplinkEvent::State(event) => self.handle_state(event, engine),
                 UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
                 UplinkEvent::Answered(number, answer) => {
@@ -307,7 +307,7 @@ impl UpstreamSession {
         match unconfirmed {
             Unconfirmed::One(packet_id) if *packet_id != 0 => {
                 let text = "refused by the upstream";
-                self.answers.push_back(Then::Refuse { packet_id: *packet_id, reason, text });
+                self.answers.push_back(PendingReply::Refuse { packet_id: *packet_id, reason, text });
             }
             Unconfirmed::None => {}
             Unconfirmed::One(_) | Unconfirmed::Several => self.fail(reason, fault),
@@ -364,7 +364,7 @@ impl MqttSession for UpstreamSession {
 
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
         let Refusal { reason, text } = refusal;
-        self.refuse_in_order(Then::Refuse { packet_id, reason, text });
+        self.refuse_in_order(PendingReply::Refuse { packet_id, reason, text });
     }
 
     fn released(&mut self, packet_id: u16) {
@@ -378,7 +378,7 @@ impl MqttSession for UpstreamSession {
             self.delivered_shared(tag);
         }
         if to_be_released {
-            self.answers.push_back(Then::Release { packet_id });
+            self.answers.push_back(PendingReply::Release { packet_id });
         }
     }
 
@@ -398,10 +398,10 @@ impl MqttSession for UpstreamSession {
         self.take_turn(engine);
     }
 
-    fn next_answer(&mut self) -> Option<Then> {
+    fn next_answer(&mut self) -> Option<PendingReply> {
         let then = self.answers.pop_front().or_else(|| self.pending.next_answer());
         match then {
-            Some(Then::Accept { .. }) => self.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1),
+            Some(PendingReply::Accept { .. }) => self.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1),
             None => self.answers = VecDeque::new(),
             _ => {}
         }
@@ -526,7 +526,7 @@ impl MqttSession for UpstreamSession {
                 is_forgotten: false,
             })
         });
-        Farewell { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }.say(at);
+        SessionTeardown { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }.say(at);
     }
 }
 
@@ -547,7 +547,7 @@ pub(super) const MIN_EXPIRES: u64 = 60_000;
 const MAX_EXPIRES: u64 = u32::MAX as u64;
 
 /// How long the connection of a client whose queue was deleted continues: meanwhile it may turn out that another server has it.
-pub(super) const ANNOUNCEMENT_TIME: Duration = Duration::from_secs(1);
+pub(super) const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.
 const LIVE_TAGS: u64 = 1 << 63;

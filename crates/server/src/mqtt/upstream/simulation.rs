@@ -96,21 +96,21 @@ impl World {
     }
 
     /// The queue that live subscriptions share.
-    fn shared_queue(&self) -> Arc<Queue> {
+    fn multiplexed_queue(&self) -> Arc<Queue> {
         let is_shared = |name: &str| name.starts_with(SHARED_PREFIX) && !name.contains("qos");
         self.vhost().all_queues().into_iter().find(|queue| is_shared(queue.name())).unwrap()
     }
 
     /// The keys that it is bound by.
     fn shared_keys(&self) -> Vec<String> {
-        let bindings = self.vhost().bindings_to_queue(self.shared_queue().name()).unwrap();
+        let bindings = self.vhost().bindings_to_queue(self.multiplexed_queue().name()).unwrap();
         let of_topics = bindings.into_iter().filter(|binding| &*binding.source == EXCHANGE);
         of_topics.map(|binding| binding.routing_key.to_string()).collect()
     }
 
     /// Deletes it, as an operator would.
     fn delete_shared_queue(&self) {
-        let (vhost, queue) = (self.vhost(), self.shared_queue());
+        let (vhost, queue) = (self.vhost(), self.multiplexed_queue());
         let mut owners = self.connector.connection_ids().map(SessionId);
         assert!(owners.any(|owner| vhost.delete_queue(owner, queue.name(), false, false).is_ok()));
     }

@@ -155,7 +155,7 @@ impl UpstreamSession {
     }
 
     /// A filter with this key does not need a way any more. Returns the number of the request if its binding is removed.
-    fn end_way(&mut self, key: &str, class: Class) -> Option<u64> {
+    fn remove_path(&mut self, key: &str, class: Class) -> Option<u64> {
         if !self.paths.remove(key, class) {
             return None;
         }
@@ -177,7 +177,7 @@ impl UpstreamSession {
     /// A change is not to be made any more.
     fn give_up(&mut self, key: &str, change: Option<PathChange>) {
         if let Some(change) = change {
-            self.end_way(key, change.class);
+            self.remove_path(key, change.class);
         }
     }
 
@@ -214,9 +214,9 @@ impl UpstreamSession {
         let change = self.paths.take_change(filter);
         self.give_up(&key, change);
         for _ in 0..self.paths.stop_lingering(filter) {
-            self.end_way(&key, Class::Qos0);
+            self.remove_path(&key, Class::Qos0);
         }
-        let number = self.end_way(&key, self.class_of(before.options.qos));
+        let number = self.remove_path(&key, self.class_of(before.options.qos));
         self.note_reliable(filter, &key);
         self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
     }
@@ -268,9 +268,9 @@ impl UpstreamSession {
         if change.class == Class::Qos0 {
             // The messages in the queue are still sent.
             let key = self.mapping.key(&filter);
-            self.end_way(&key, Class::Qos1);
+            self.remove_path(&key, Class::Qos1);
         } else if let Some(over) = self.paths.linger(&filter, self.at) {
-            self.end_way(&self.mapping.key(&over), Class::Qos0);
+            self.remove_path(&self.mapping.key(&over), Class::Qos0);
         }
         self.list(packet);
     }
@@ -284,7 +284,7 @@ impl UpstreamSession {
         engine: &mut Engine,
     ) {
         let key = self.mapping.key(filter);
-        self.outdate_list();
+        self.mark_list_stale();
         if let Some(change) = self.paths.take_changed(filter, number) {
             self.give_up(&key, Some(change));
             // Unless the one that it was to replace has been refused as well.
@@ -307,7 +307,7 @@ impl UpstreamSession {
                 if Self::is_shared(filter, engine) {
                     self.leave_group(filter, engine);
                 } else if let Some(removed) = removed {
-                    self.end_way(&key, self.class_of(removed.options.qos));
+                    self.remove_path(&key, self.class_of(removed.options.qos));
                 }
             }
             // A later request has decided.
@@ -318,7 +318,7 @@ impl UpstreamSession {
     /// Ends the live subscriptions that have lingered.
     pub(super) fn end_lingering(&mut self) {
         while let Some(filter) = self.paths.next_over(self.at) {
-            self.end_way(&self.mapping.key(&filter), Class::Qos0);
+            self.remove_path(&self.mapping.key(&filter), Class::Qos0);
         }
     }
 

@@ -14,7 +14,7 @@ use super::queue_requests::QueueRequest;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, Clock};
 use crate::mqtt::MqttConfig;
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::server::Shared;
 use crate::simulated;
 use crate::upstream::client::misses_exchange;
@@ -75,8 +75,9 @@ fn settle(uplink: &mut Uplink) -> Vec<String> {
 
 fn reported(event: UplinkEvent) -> String {
     match event {
-        UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
-        UplinkEvent::Published(Then::Refuse { packet_id, reason, .. }) => format!("{packet_id} {reason}"),
+        UplinkEvent::Published(PendingReply::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
+        UplinkEvent::Published(PendingReply::Refuse { packet_id, reason, .. }) => format!("{packet_id} {reason}"),
+        UplinkEvent::Published(PendingReply::QueueFull { packet_id }) => format!("{packet_id} queue full"),
         UplinkEvent::PublishRefused(fault, Unconfirmed::One(packet_id)) => {
             format!("{packet_id} refused with {}", fault.code.code())
         }
@@ -105,7 +106,7 @@ fn a_session_without_qos_2_makes_nothing_for_its_state_queue() {
     declare(&mut uplink);
     uplink.consume(QUEUE, WINDOW);
     uplink.publish(7, "a.b", &PLAIN, b"1", Instant::now());
-    uplink.answer(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(PendingReply::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
     settle(&mut uplink);
     assert_eq!(bodies(&mut uplink), [(1, false, "1".to_owned())]);
     uplink.stop_consuming();
@@ -119,12 +120,12 @@ fn messages_are_answered_in_their_order_when_they_are_confirmed() {
     let mut uplink = world.uplink();
     uplink.publish(7, "a", &PLAIN, b"1", Instant::now());
     uplink.publish(0, "a", &PLAIN, b"2", Instant::now());
-    uplink.answer(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(PendingReply::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
     uplink.publish(9, "a", &PLAIN, b"3", Instant::now());
     assert!(!uplink.is_settled());
     assert_eq!(settle(&mut uplink), ["7 accepted", "8 0x90 Topic Name invalid", "9 accepted"]);
     assert!(uplink.is_settled());
-    uplink.answer(Then::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(PendingReply::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["10 0x90 Topic Name invalid"]);
 }
 
@@ -151,7 +152,7 @@ fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
     let mut uplink = world.uplink();
     uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
     // Its answer is behind that of the message before it.
-    uplink.answer(Then::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(PendingReply::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["7 refused with 403", "9 0x90 Topic Name invalid"]);
     uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
     assert_eq!(settle(&mut uplink), ["8 accepted"]);

@@ -15,7 +15,7 @@ use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use super::state::{OPENING, STATE, StateEvent, StateQueue};
 use crate::mqtt::MqttConfig;
 use crate::mqtt::on_demand::OnDemand;
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 use crate::upstream::confirms::Confirmed;
 
@@ -39,7 +39,7 @@ struct UplinkChannels {
     /// Since the first shared subscription.
     groups: OnDemand<GroupConsumers>,
     requests: QueueRequests,
-    /// Of a persistent session.
+    /// Present for a persistent session.
     state: OnDemand<StateQueue>,
     /// Messages that were refused, whose records are to be revoked: their client may send them again.
     refused: Vec<u16>,
@@ -51,7 +51,7 @@ struct UplinkChannels {
 #[derive(Debug)]
 pub(super) enum UplinkEvent {
     /// The answer to a message.
-    Published(Then),
+    Published(PendingReply),
     /// The upstream has closed the channel for publishing.
     PublishRefused(Fault, Unconfirmed),
     /// The answer to the request with this number.
@@ -121,7 +121,7 @@ impl Uplink {
     }
 
     /// Answers a message that is not published, behind those before it.
-    pub(super) fn answer(&mut self, then: Then) {
+    pub(super) fn answer(&mut self, then: PendingReply) {
         let UplinkChannels { publishing, refused, events, .. } = &mut self.channels;
         publishing.answer_behind(then, |then| answer(refused, events, then));
     }
@@ -352,7 +352,7 @@ impl UplinkChannels {
     fn handle(&mut self, event: ClientEvent<'_>) {
         let Self { publishing, consumer, groups, requests, state, refused, events } = self;
         match event {
-            // Of what is published here, records alone are mandatory.
+            // Only records are published as mandatory here.
             ClientEvent::Message(number, _) if PUBLISHING.contains(&number) => {
                 events.push_back(UplinkEvent::RecordRefused);
             }
@@ -431,8 +431,8 @@ impl UplinkChannels {
 }
 
 /// Adds the answer to a message.
-fn answer(refused: &mut Vec<u16>, events: &mut VecDeque<UplinkEvent>, then: Then) {
-    if let Then::Refuse { packet_id, .. } = then {
+fn answer(refused: &mut Vec<u16>, events: &mut VecDeque<UplinkEvent>, then: PendingReply) {
+    if let PendingReply::Refuse { packet_id, .. } | PendingReply::QueueFull { packet_id } = then {
         refused.push(packet_id);
     }
     events.push_back(UplinkEvent::Published(then));

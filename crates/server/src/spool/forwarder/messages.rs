@@ -118,7 +118,7 @@ impl Forwarder {
         }
         match self.local.parked().park_unknown(&from, delivery, bytes, &self.queue, reason, at) {
             Ok(()) => {
-                tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                tracing::error!(queue = &**from.name(), reason, "unknown spool record parked");
                 self.queue.parked.fetch_add(1, Ordering::Relaxed);
                 self.local.left(&self.queue, size);
                 true
@@ -309,7 +309,7 @@ impl Forwarder {
         from.requeue(deliveries, Returned::Released, at);
         if self.failure.is_none() {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
-            tracing::error!(vhost, user, %failure, "spooled messages could not be moved on this host");
+            tracing::error!(vhost, user, %failure, "cannot move spooled messages between local queues");
             self.failure = Some(failure);
         }
     }
@@ -324,7 +324,7 @@ impl Forwarder {
 
     /// Begins with what the local queues have if an operator drops messages, or some cannot be read any more. To be called
     /// without a connection.
-    pub(super) fn see_to_wishes(&mut self, now: Instant) {
+    pub(super) fn apply_operator_requests(&mut self, now: Instant) {
         let Some(purges) = self.queue.take_purges() else { return };
         self.release_all(now);
         let count = if purges.is_empty() { 0 } else { self.local.purge(&self.queue) };

@@ -129,12 +129,7 @@ impl LocalSpool {
                 continue;
             }
             let (vhost, user) = (queue.vhost(), queue.user());
-            tracing::error!(
-                vhost,
-                user,
-                bytes,
-                "spooled messages cannot be read from the disk any more: dropped"
-            );
+            tracing::error!(vhost, user, bytes, "unreadable spooled messages dropped");
             self.left(&queue, bytes);
             if of_backlogs > 0 {
                 // It counts the messages of backlogs.
@@ -177,10 +172,10 @@ impl LocalSpool {
         let (bytes, max) = (self.all_bytes(), self.config().max_bytes);
         if bytes >= max {
             if self.alarms.raise(Resource::Spool) {
-                tracing::warn!(bytes, max, "the spool is full: publishers blocked");
+                tracing::warn!(bytes, max, "spool full: publishers blocked");
             }
         } else if bytes <= max - max / MARGIN && self.alarms.clear(Resource::Spool) {
-            tracing::info!(bytes, max, "the spool has room again");
+            tracing::info!(bytes, max, "spool below limit: publishers unblocked");
         }
     }
 
@@ -205,7 +200,7 @@ impl LocalSpool {
             tracing::info!(
                 vhost,
                 user,
-                "publishers continue: spooled messages are young enough, and can be parked"
+                "spool_max_age no longer exceeded, parking possible: publishers unblocked"
             );
         }
     }
@@ -213,11 +208,7 @@ impl LocalSpool {
     /// A queue's forwarder has panicked: nobody would forward what its publishers are confirmed.
     pub(in crate::spool) fn forwarder_failed(&self, queue: &SpoolQueue) {
         let (vhost, user) = (queue.vhost(), queue.user());
-        tracing::error!(
-            vhost,
-            user,
-            "a forwarder of the spool has failed: publishers blocked until a restart"
-        );
+        tracing::error!(vhost, user, "spool forwarder failed: publishers blocked until restart");
         queue.fail();
         self.check_age(queue);
     }

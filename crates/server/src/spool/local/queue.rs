@@ -16,7 +16,7 @@ use sync::AtomicWaker;
 use super::rate::Rate;
 use crate::alarms::Alarms;
 
-/// Says that a queue has no message.
+/// Stands for a queue without messages.
 const NO_MESSAGE: u64 = u64::MAX;
 
 /// Why nothing is forwarded after the forwarder has panicked.
@@ -50,7 +50,7 @@ pub(crate) struct SpoolQueue {
     has_failed: AtomicBool,
     /// Set when a message of it could not be parked for want of room, until there is some.
     parks_nothing: AtomicBool,
-    /// Those who wait for the forwarder to give back and drop all messages, and to say how many.
+    /// Callers that wait for the forwarder to return and drop all messages, and to report how many.
     purges: Mutex<Vec<SyncSender<u64>>>,
     /// Set when the forwarder is to give back all messages and to begin with what the local queues have, until it does.
     begins_anew: AtomicBool,
@@ -209,7 +209,7 @@ impl SpoolQueue {
     }
 
     /// Notes whether it is unused now. Returns whether it has been for as long as `max`.
-    pub(super) fn has_been_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
+    pub(super) fn note_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
         let mut since = self.unused_since.lock();
         if !is_unused {
             *since = None;
@@ -372,7 +372,7 @@ impl SpoolQueue {
     }
 
     /// Remembers why nothing is being forwarded, or that nothing prevents it. Returns whether that is news.
-    pub(in crate::spool) fn set_trouble(&self, trouble: Option<&str>) -> bool {
+    pub(in crate::spool) fn set_status_reason(&self, trouble: Option<&str>) -> bool {
         let mut login = self.login.lock();
         let is_new = login.trouble.as_deref() != trouble;
         if is_new {

@@ -17,7 +17,7 @@ pub struct SpoolStatus {
     pub bytes: u64,
     /// Seconds since the oldest of them was accepted.
     pub oldest_seconds: Option<u64>,
-    /// Those of them that wait for their destination, as the upstream has nacked one for it, or refused one permanently.
+    /// Messages among them that wait for their destination, as the upstream has nacked one for it, or refused one permanently.
     pub deferred: u64,
     /// Messages that have been accepted a second, lately.
     pub accept_rate: f64,

@@ -63,7 +63,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<LoginLine>> {
         Err(error) => return Err(error),
     };
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
-        tracing::warn!(path = %path.display(), "other users could read the hashes of accepted logins");
+        tracing::warn!(path = %path.display(), "login cache readable by other users: permissions fixed");
         file.set_permissions(Permissions::from_mode(MODE))?;
     }
     let mut text = String::new();
@@ -80,22 +80,22 @@ pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
-    sync_folder(path)
+    sync_dir(path)
 }
 
 /// Removes the file, if there is one.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Ok(()) => sync_folder(path),
+        Ok(()) => sync_dir(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// A rename or a removal is on disk once the folder is.
-fn sync_folder(path: &Path) -> io::Result<()> {
+/// A rename or a removal is on disk once the directory is.
+fn sync_dir(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }

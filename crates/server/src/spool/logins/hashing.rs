@@ -72,7 +72,7 @@ impl HashParameters {
 
 /// Computes hashes; of the slow ones one at a time.
 pub(super) struct Hasher {
-    /// Of fingerprints.
+    /// The key of fingerprints.
     key: hmac::Key,
     one_at_a_time: Arc<Semaphore>,
     /// Slow hashes so far.

@@ -29,9 +29,9 @@ fn amqplain(password: &str) -> Arc<Credentials> {
     Arc::new(Credentials { mechanism: Mechanism::AmqPlain, ..Credentials::plain("edge", password) })
 }
 
-struct Folder(tempfile::TempDir);
+struct Directory(tempfile::TempDir);
 
-impl Folder {
+impl Directory {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -70,23 +70,23 @@ fn runs(logins: &RememberedLogins) -> u64 {
     logins.hasher.runs.load(Ordering::Relaxed)
 }
 
-/// A folder in which a process has left these logins.
-async fn left_by_another(logins: &[Arc<Credentials>]) -> Folder {
-    let folder = Folder::new();
-    let before = folder.open();
+/// A directory in which a process has left these logins.
+async fn left_by_another(logins: &[Arc<Credentials>]) -> Directory {
+    let directory = Directory::new();
+    let before = directory.open();
     for login in logins {
         before.accepted("/", login, NOW);
     }
-    folder.written(|text| text.lines().count() == logins.len()).await;
-    folder
+    directory.written(|text| text.lines().count() == logins.len()).await;
+    directory
 }
 
 #[tokio::test]
 async fn an_accepted_login_counts_for_its_time_after_a_restart_and_no_other_does() {
-    let folder = left_by_another(&[credentials("right")]).await;
-    let text = folder.text();
+    let directory = left_by_another(&[credentials("right")]).await;
+    let text = directory.text();
     assert!(!text.contains("right") && !text.contains(&STANDARD.encode("right")), "{text}");
-    let logins = folder.open();
+    let logins = directory.open();
     assert!(logins.has_any(later(DAY)) && !logins.has_any(later(2 * DAY)));
     assert!(logins.has_user("edge", NOW) && !logins.has_user("other", NOW));
     assert!(!logins.are_remembered(None, &credentials("wrong"), NOW).await);
@@ -101,8 +101,8 @@ async fn an_accepted_login_counts_for_its_time_after_a_restart_and_no_other_does
 
 #[tokio::test]
 async fn both_mechanisms_and_the_passwords_of_a_user_do_not_push_each_other_out() {
-    let folder = Folder::new();
-    let logins = folder.open();
+    let directory = Directory::new();
+    let logins = directory.open();
     for _ in 0..10 {
         for login in [credentials("old"), amqplain("old"), credentials("new"), amqplain("new")] {
             logins.accepted("/", &login, NOW);
@@ -111,32 +111,32 @@ async fn both_mechanisms_and_the_passwords_of_a_user_do_not_push_each_other_out(
         }
     }
     // A password in two virtual hosts has two lines.
-    folder.written(|text| text.lines().count() == 4).await;
+    directory.written(|text| text.lines().count() == 4).await;
     assert_eq!(runs(&logins), 2);
-    let logins = folder.open();
+    let logins = directory.open();
     for login in [amqplain("old"), credentials("new"), credentials("old")] {
         assert!(logins.are_remembered(Some("orders"), &login, NOW).await);
     }
     // A login that is presented again after a restart, and accepted, is the same as before.
     logins.accepted("/", &amqplain("new"), NOW);
-    assert_eq!((runs(&logins), folder.text().lines().count()), (2, 4));
+    assert_eq!((runs(&logins), directory.text().lines().count()), (2, 4));
 }
 
 #[tokio::test]
 async fn a_login_of_the_file_that_is_accepted_before_it_is_compared_is_no_second_one() {
-    let folder = left_by_another(&[credentials("right")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("right")]).await;
+    let logins = directory.open();
     logins.accepted("orders", &credentials("right"), NOW);
-    folder.written(|text| text.lines().count() == 2).await;
+    directory.written(|text| text.lines().count() == 2).await;
     assert!(logins.are_remembered(Some("/"), &credentials("right"), NOW).await);
     assert_eq!(runs(&logins), 1);
     logins.refused(None, &credentials("right"));
-    folder.written(str::is_empty).await;
+    directory.written(str::is_empty).await;
 }
 
 #[tokio::test]
 async fn only_names_with_passwords_are_remembered() {
-    let logins = Folder::new().open();
+    let logins = Directory::new().open();
     let external = Credentials { username: "edge".to_owned(), ..Credentials::external(None) };
     let other = Credentials { authorize_as: Some("boss".to_owned()), ..Credentials::plain("edge", "right") };
     logins.accepted("/", &credentials(""), NOW);
@@ -149,7 +149,7 @@ async fn only_names_with_passwords_are_remembered() {
 
 #[tokio::test]
 async fn the_secrets_of_a_user_are_bounded_to_those_that_were_accepted_last() {
-    let logins = Folder::new().open();
+    let logins = Directory::new().open();
     for number in 0..=MAX_SECRETS {
         let at = later(Duration::from_secs(number as u64));
         logins.accepted("/", &credentials(&format!("token {number}")), at);
@@ -162,41 +162,41 @@ async fn the_secrets_of_a_user_are_bounded_to_those_that_were_accepted_last() {
 
 #[tokio::test]
 async fn a_refusal_ends_its_own_password_alone() {
-    let folder = left_by_another(&[credentials("first"), credentials("second")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("first"), credentials("second")]).await;
+    let logins = directory.open();
     // Of one that is known only by its slow hash.
     logins.refused(None, &credentials("first"));
     assert!(!logins.are_remembered(None, &credentials("first"), NOW).await);
-    folder.written(|text| text.lines().count() == 1).await;
+    directory.written(|text| text.lines().count() == 1).await;
     logins.refused(Some("other"), &credentials("second"));
     assert!(logins.are_remembered(None, &credentials("second"), NOW).await);
     // Of one that is known.
     logins.refused(Some("/"), &credentials("second"));
-    folder.written(str::is_empty).await;
+    directory.written(str::is_empty).await;
     assert!(!logins.are_remembered(None, &credentials("second"), NOW).await && !logins.has_any(NOW));
 }
 
 #[tokio::test]
 async fn a_refusal_that_takes_effect_late_leaves_what_was_accepted_after_it() {
-    let folder = left_by_another(&[credentials("right")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("right")]).await;
+    let logins = directory.open();
     // The comparison of the first takes longer than the second.
     logins.refused(None, &credentials("right"));
     logins.accepted("/", &credentials("right"), later(DAY / 2));
     let at = later(DAY / 2).0.to_string();
-    folder.written(|text| text.contains(&at)).await;
+    directory.written(|text| text.contains(&at)).await;
     while !logins.state.lock().comparisons.values().all(|comparison| comparison.outcome.strong_count() == 0) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     tokio::task::yield_now().await;
     assert!(logins.are_remembered(Some("/"), &credentials("right"), later(DAY)).await);
-    assert!(folder.open_at(later(DAY / 2)).has_any(later(DAY)));
+    assert!(directory.open_at(later(DAY / 2)).has_any(later(DAY)));
 }
 
 #[tokio::test]
 async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_twice() {
-    let folder = left_by_another(&[credentials("right"), of_user("other", "right")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("right"), of_user("other", "right")]).await;
+    let logins = directory.open();
     for number in 0..200 {
         logins.refused(None, &credentials(&format!("wrong {number}")));
         logins.refused(None, &of_user("nobody", "wrong"));
@@ -234,8 +234,8 @@ async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_tw
 
 #[tokio::test]
 async fn a_refused_password_counts_no_longer_even_if_there_is_no_capacity_to_compare_it() {
-    let folder = left_by_another(&[credentials("revoked")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("revoked")]).await;
+    let logins = directory.open();
     let mut asked = tokio::task::JoinSet::new();
     for number in 0..MAX_COMPARISONS_OF_USER {
         let (logins, wrong) = (Arc::clone(&logins), credentials(&format!("wrong {number}")));
@@ -247,69 +247,69 @@ async fn a_refused_password_counts_no_longer_even_if_there_is_no_capacity_to_com
     logins.refused(None, &credentials("revoked"));
     asked.join_all().await;
     tokio::time::pause();
-    tokio::time::advance(2 * MISMATCH_HOLDS).await;
+    tokio::time::advance(2 * MISMATCH_TTL).await;
     assert!(!logins.are_remembered(None, &credentials("revoked"), NOW).await);
 }
 
 #[tokio::test]
 async fn a_later_acceptance_counts_longer_and_is_written_now_and_then() {
-    let folder = Folder::new();
-    let logins = folder.open();
+    let directory = Directory::new();
+    let logins = directory.open();
     logins.accepted("/", &credentials("right"), NOW);
-    let first = folder.written(|text| !text.is_empty()).await;
+    let first = directory.written(|text| !text.is_empty()).await;
     logins.accepted("/", &credentials("right"), later(DAY / 100));
     logins.accepted("/", &credentials("right"), later(DAY / 2));
-    let second = folder.written(|text| text != first).await;
+    let second = directory.written(|text| text != first).await;
     assert!(second.contains(&later(DAY / 2).0.to_string()), "{second}");
-    let after = folder.open_at(later(DAY));
+    let after = directory.open_at(later(DAY));
     assert!(after.are_remembered(None, &credentials("right"), later(DAY * 3 / 2)).await);
 }
 
 #[tokio::test]
 async fn what_has_expired_leaves_the_file() {
-    let folder = left_by_another(&[credentials("right")]).await;
-    let logins = folder.open();
+    let directory = left_by_another(&[credentials("right")]).await;
+    let logins = directory.open();
     logins.expire(later(DAY / 2));
-    assert_eq!(folder.text().lines().count(), 1);
+    assert_eq!(directory.text().lines().count(), 1);
     logins.expire(later(DAY + Duration::from_secs(1)));
-    folder.written(str::is_empty).await;
+    directory.written(str::is_empty).await;
     // Also what has expired while no process ran, and everything once logins are not to be remembered any more.
-    let folder = left_by_another(&[credentials("right")]).await;
-    folder.open_at(later(2 * DAY));
-    assert_eq!(folder.text(), "");
-    let folder = left_by_another(&[credentials("right")]).await;
-    RememberedLogins::open(Some(folder.path()), Duration::ZERO, NOW);
-    assert!(!folder.path().exists());
+    let directory = left_by_another(&[credentials("right")]).await;
+    directory.open_at(later(2 * DAY));
+    assert_eq!(directory.text(), "");
+    let directory = left_by_another(&[credentials("right")]).await;
+    RememberedLogins::open(Some(directory.path()), Duration::ZERO, NOW);
+    assert!(!directory.path().exists());
 }
 
 #[tokio::test]
 async fn a_clock_that_was_ahead_makes_no_login_count_longer() {
-    let folder = left_by_another(&[credentials("right")]).await;
+    let directory = left_by_another(&[credentials("right")]).await;
     let before = Timestamp(NOW.0 - DAY.as_millis() as u64);
-    assert!(!folder.open_at(before).has_any(later(Duration::from_secs(1))));
+    assert!(!directory.open_at(before).has_any(later(Duration::from_secs(1))));
 }
 
 #[tokio::test]
 async fn only_the_own_user_may_read_the_file() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = Folder::new();
+    let directory = Directory::new();
     let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     // Somebody has left a file with the name of the next one.
-    let new = folder.path().with_extension("new");
+    let new = directory.path().with_extension("new");
     std::fs::write(&new, "").unwrap();
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o666)).unwrap();
-    folder.open().accepted("/", &credentials("right"), NOW);
-    folder.written(|text| !text.is_empty()).await;
-    assert_eq!(mode(&folder.path()), 0o600);
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(folder.open().has_any(NOW));
-    assert_eq!(mode(&folder.path()), 0o600);
+    directory.open().accepted("/", &credentials("right"), NOW);
+    directory.written(|text| !text.is_empty()).await;
+    assert_eq!(mode(&directory.path()), 0o600);
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(directory.open().has_any(NOW));
+    assert_eq!(mode(&directory.path()), 0o600);
 }
 
 #[tokio::test]
 async fn nothing_is_remembered_without_a_time_and_damaged_lines_are_skipped() {
-    let folder = Folder::new();
-    let off = Arc::new(RememberedLogins::open(Some(folder.path()), Duration::ZERO, NOW));
+    let directory = Directory::new();
+    let off = Arc::new(RememberedLogins::open(Some(directory.path()), Duration::ZERO, NOW));
     off.accepted("/", &credentials("right"), NOW);
     assert!(!off.are_remembered(None, &credentials("right"), NOW).await);
     for line in ["", "1", "2 1 1 a b c d", "1 0 99999999999 AA== AA== Lw== Lw==", "1 0 1 AA== AA== Lw== Lw=="]

@@ -38,7 +38,7 @@ pub(super) fn pass(
             }
             continue;
         }
-        if let Some(answers) = contents.break_off(frame.channel) {
+        if let Some(answers) = contents.abort_content(frame.channel) {
             out.extend_from_slice(&bytes[copied..from]);
             out.extend_from_slice(&answers);
             copied = from;
@@ -61,7 +61,7 @@ pub(super) fn pass(
         }
         let is_confirm = frame.payload.starts_with(&BASIC_ACK) || frame.payload.starts_with(&BASIC_NACK);
         if is_confirm && channels.get_mut(frame.channel).is_none() {
-            // Of a channel that the client closes: its own numbers are forgotten, and it expects nothing but the answer.
+            // The client is closing this channel: its numbers are forgotten, and it expects nothing but the answer.
             out.extend_from_slice(&bytes[copied..from]);
             copied = taken;
             continue;

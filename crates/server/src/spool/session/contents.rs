@@ -69,7 +69,7 @@ impl UnfinishedContents {
 
     /// The upstream's session continues with a method on this channel, whatever is missing. Returns the answers that come
     /// before it.
-    pub(super) fn break_off(&mut self, channel: u16) -> Option<Vec<u8>> {
+    pub(super) fn abort_content(&mut self, channel: u16) -> Option<Vec<u8>> {
         let at = self.position(channel)?;
         self.remove(at)
     }

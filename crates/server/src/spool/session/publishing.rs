@@ -27,11 +27,11 @@ impl SpoolingSession {
     ) -> Result<usize, Fault> {
         let number = frame.channel;
         let peeked = Whole::peek(rest, number, self.frame_max, u64::MAX).ok().flatten();
-        let way = self.way_of(number, publish);
-        if let PublishWay::Refuse(what) = way {
+        let way = self.route_of(number, publish);
+        if let PublishRoute::Refuse(what) = way {
             return self.refuse(number, publish.exchange, what, now);
         }
-        let is_spooled = way == PublishWay::Spool;
+        let is_spooled = way == PublishRoute::Spool;
         let Some(whole) = peeked else {
             if is_spooled && let Some(channel) = self.channels.get_mut(number) {
                 channel.pending = PendingContent::undecided(frame, publish);
@@ -55,19 +55,19 @@ impl SpoolingSession {
     }
 
     /// Where a publish goes, unless its content forbids that.
-    pub(super) fn way_of(&mut self, number: u16, publish: &basic::Publish<'_>) -> PublishWay {
-        let Some(channel) = self.channels.get_mut(number) else { return PublishWay::Direct };
+    pub(super) fn route_of(&mut self, number: u16, publish: &basic::Publish<'_>) -> PublishRoute {
+        let Some(channel) = self.channels.get_mut(number) else { return PublishRoute::Direct };
         let is_transactional = channel.is_transactional();
         if is_reply(publish) || !self.exchanges.contain(publish.exchange) || self.local.is_drained() {
-            return PublishWay::Direct;
+            return PublishRoute::Direct;
         }
         let what = match (publish.mandatory, publish.immediate, is_transactional) {
-            (false, false, false) => return PublishWay::Spool,
+            (false, false, false) => return PublishRoute::Spool,
             (true, ..) => "mandatory messages",
             (_, true, _) => "immediate messages",
             (_, _, true) => "messages of a transaction",
         };
-        if self.local.config().refuses_others { PublishWay::Refuse(what) } else { PublishWay::Direct }
+        if self.local.config().refuses_others { PublishRoute::Refuse(what) } else { PublishRoute::Direct }
     }
 
     /// Whether a message that is otherwise to be spooled is too large, and may not go directly either.
@@ -219,7 +219,7 @@ fn is_reply(publish: &basic::Publish<'_>) -> bool {
 
 /// Where a publish goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PublishWay {
+pub(super) enum PublishRoute {
     Spool,
     Direct,
     /// Its channel is closed, because messages of this kind are neither spooled nor may go directly.

@@ -77,28 +77,28 @@ impl Disk for DyingDisk {
         Ok(Box::new(DyingFile { disk: self.clone(), file }))
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        self.disk.list(folder)
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        self.disk.list(directory)
     }
 
-    fn create_folder(&self, folder: &str) -> io::Result<()> {
-        self.change(|| self.disk.create_folder(folder))
+    fn create_dir(&self, directory: &str) -> io::Result<()> {
+        self.change(|| self.disk.create_dir(directory))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.change(|| self.disk.remove(path))
     }
 
-    fn remove_folder(&self, folder: &str) -> io::Result<()> {
-        self.change(|| self.disk.remove_folder(folder))
+    fn remove_dir(&self, directory: &str) -> io::Result<()> {
+        self.change(|| self.disk.remove_dir(directory))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.change(|| self.disk.rename(from, to))
     }
 
-    fn sync_folder(&self, folder: &str) -> io::Result<()> {
-        self.change(|| self.disk.sync_folder(folder))
+    fn sync_dir(&self, directory: &str) -> io::Result<()> {
+        self.change(|| self.disk.sync_dir(directory))
     }
 
     fn free_space(&self) -> io::Result<u64> {

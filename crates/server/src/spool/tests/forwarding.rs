@@ -88,7 +88,7 @@ async fn messages_wait_until_somebody_logs_in_and_while_no_upstream_answers() {
     site.is_reachable.store(false, Ordering::Relaxed);
     drop(site.queue());
     site.pass(LONG).await;
-    assert_eq!(site.spool.status()[0].trouble.as_deref(), Some("CONNECTION_FORCED - no upstream answers"));
+    assert_eq!(site.spool.status()[0].trouble.as_deref(), Some("CONNECTION_FORCED - no upstream reachable"));
     site.is_reachable.store(true, Ordering::Relaxed);
     site.pass(LONG).await;
     assert_eq!(take(&upstream).0, numbers(0..3));
@@ -374,7 +374,7 @@ async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
     site.pass(Duration::from_secs(1)).await;
     site.is_reachable.store(false, Ordering::Relaxed);
     site.pass(Duration::from_secs(1)).await;
-    assert_eq!(site.status().trouble.as_deref(), Some("no upstream answers"));
+    assert_eq!(site.status().trouble.as_deref(), Some("no upstream reachable"));
     let begun = tokio::time::Instant::now();
     site.spool.drain(LONG).await;
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());

@@ -26,7 +26,7 @@ use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
 use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
 use crate::backend::Clock;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::tests::{USER, Upstream};
 
@@ -71,7 +71,7 @@ impl Simulated {
         let asked = Arc::clone(&isolated);
         let refused = Arc::<Mutex<Vec<Credentials>>>::default();
         let bad = Arc::clone(&refused);
-        let connect = move |login: SharedLogin, is_isolated| -> Connecting {
+        let connect = move |login: UpstreamLogin, is_isolated| -> Connecting {
             assert!(!broken.load(Ordering::Relaxed), "the forwarder fails on purpose");
             asked.lock().push(is_isolated);
             let is_refused = bad.lock().contains(&login.credentials);
@@ -84,7 +84,7 @@ impl Simulated {
                 if is_reachable {
                     return behind.open().await;
                 }
-                let fault = Fault::new(ReplyCode::ConnectionForced, "no upstream answers");
+                let fault = Fault::new(ReplyCode::ConnectionForced, "no upstream reachable");
                 Err(OpenError::Unreachable(fault))
             })
         };

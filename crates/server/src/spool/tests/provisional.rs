@@ -17,7 +17,7 @@ fn failed(code: ReplyCode, text: &'static str) -> LoginError {
 }
 
 fn away() -> LoginError {
-    failed(ReplyCode::ConnectionForced, "no upstream answers")
+    failed(ReplyCode::ConnectionForced, "no upstream reachable")
 }
 
 fn over_limit() -> LoginError {

@@ -121,7 +121,7 @@ impl BrokerStompSession {
         if self.replies.len() >= MAX_REPLIES {
             return Err(too_many_replies());
         }
-        self.context.authorised.ask_about_generated_queue().map_err(of_fault)?;
+        self.context.authorised.authorise_generated_queue().map_err(of_fault)?;
         let arguments = FieldTable::new();
         let own = Declaration { durable: false, auto_delete: true, exclusive: true, arguments };
         let (queue, _) = self.declare("", &own)?;

@@ -18,13 +18,13 @@ use super::sending::Reply;
 use super::subscribing::Subscription;
 use super::transactions::StompTransaction;
 use crate::alarms::Blocked;
-use crate::amqp::deliveries::{ConnectionConsumers, Departure, TracePublisher};
+use crate::amqp::deliveries::{ConnectionConsumers, ChannelTeardown, TracePublisher};
 use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
-use crate::pending_authorisation::OpenQuestion;
+use crate::pending_authorisation::PendingAuthorisation;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
-use crate::stomp::session::{Receipt, StompSession, of_fault};
+use crate::stomp::session::{CancelledSubscription, Receipt, StompSession, of_fault};
 
 /// A connection's session on the embedded broker.
 pub(in crate::stomp) struct BrokerStompSession {
@@ -54,7 +54,7 @@ pub(in crate::stomp) struct BrokerStompSession {
     /// Publishes the traces of its deliveries to the firehose.
     traces: TracePublisher,
     /// Asks the user's auth backend about the request that is under way, which is then repeated.
-    question: OpenQuestion,
+    question: PendingAuthorisation,
     /// That request. Nothing is read from the client while it waits.
     waiting: Option<Box<Request<'static>>>,
     /// The receipt that it asks for, if it has failed.
@@ -140,7 +140,7 @@ impl BrokerStompSession {
             blocked: None,
             next_check: None,
             traces: TracePublisher::default(),
-            question: OpenQuestion::default(),
+            question: PendingAuthorisation::default(),
             waiting: None,
             failed_receipt: None,
             ended: false,
@@ -199,6 +199,7 @@ impl BrokerStompSession {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
             EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::SettleCancelled => DiskPoint::default(),
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, StompTransaction::default());
                 DiskPoint::default()
@@ -304,7 +305,7 @@ impl StompSession for BrokerStompSession {
         }
     }
 
-    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         self.set_time(now);
         if self.question.take_answered()
             && let Some(request) = self.waiting.take()
@@ -377,7 +378,7 @@ impl StompSession for BrokerStompSession {
         }
         self.set_time(now);
         // No subscription takes any more what the session publishes or gives back.
-        let mut departure = Departure::default();
+        let mut departure = ChannelTeardown::default();
         let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
         let subscriptions = self.subscriptions.drain().map(|(_, own)| own).chain(replies);
         subscriptions.for_each(|own| _ = own.end(&mut departure));

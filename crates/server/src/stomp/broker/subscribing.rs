@@ -12,12 +12,12 @@ use super::messages::Messages;
 use super::session::BrokerStompSession;
 use crate::amqp::content::Destination as Channel;
 use crate::amqp::deliveries::{
-    Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Departure, Settling, Unsettled,
+    Cancelled, ChannelConsumer, ConsumerKey, Deliveries, ChannelTeardown, Settling, Unsettled,
 };
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
 use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
 use crate::stomp::properties::check_short;
-use crate::stomp::session::{of_fault, unknown_delivery};
+use crate::stomp::session::{CancelledSubscription, of_fault, unknown_delivery};
 
 /// A subscription's consumer.
 pub(super) struct Subscription {
@@ -48,7 +48,7 @@ impl Subscription {
 
     /// Begins its end: it takes no messages any more, and is added to `departure` with the unacknowledged ones. Returns
     /// the first delivery tag that it has not used.
-    pub(super) fn end(self, departure: &mut Departure) -> u64 {
+    pub(super) fn end(self, departure: &mut ChannelTeardown) -> u64 {
         departure.add(self.deliveries.close());
         departure.add_consumer(&self.queue, self.id);
         self.deliveries.next_tag()
@@ -99,7 +99,7 @@ impl BrokerStompSession {
         check_short("x-queue-name", &name)?;
         let (source, routing_key) = destination.route();
         let binding = Binding { source, destination: &name, routing_key, arguments: RawTable::default() };
-        self.context.authorised.ask_about_subscription(&binding).map_err(of_fault)?;
+        self.context.authorised.authorise_subscription(&binding).map_err(of_fault)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
         let (queue, declared) =
             self.declare(&name, &Declaration::of_subscription(headers, self.context.vhost.compatibility())?)?;
@@ -158,7 +158,7 @@ impl BrokerStompSession {
         headers: &Headers<'_>,
     ) -> Result<DiskPoint, StompFault> {
         if let Some(subscription) = self.subscriptions.remove(&number) {
-            let mut departure = Departure::default();
+            let mut departure = ChannelTeardown::default();
             let next_tag = subscription.end(&mut departure);
             departure.leave(self.context.now);
             self.next_tag = self.next_tag.max(next_tag);
@@ -189,9 +189,8 @@ impl BrokerStompSession {
         Ok(DiskPoint::from(self.context.store().map(|store| store.end())))
     }
 
-    /// Handles a consumer cancelled by the broker. Returns the tag and number of its subscription, if the
-    /// client has one.
-    pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<(Box<str>, u64)> {
+    /// Handles a consumer cancelled by the broker. Returns its subscription, if the client has one.
+    pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<CancelledSubscription> {
         let is_it = |own: &Subscription| Arc::ptr_eq(&own.deliveries, &cancelled.deliveries);
         if self.replies.get(&cancelled.tag).is_some_and(|reply| is_it(&reply.subscription)) {
             // The next request creates another.
@@ -201,8 +200,9 @@ impl BrokerStompSession {
         let number = cancelled.tag.parse().ok()?;
         self.subscriptions.get(&number).filter(|own| is_it(own))?;
         let own = self.subscriptions.remove(&number)?;
-        self.next_tag = self.next_tag.max(own.deliveries.next_tag());
-        Some((own.tag, number))
+        let next_delivery_tag = own.deliveries.next_tag();
+        self.next_tag = self.next_tag.max(next_delivery_tag);
+        Some(CancelledSubscription { tag: own.tag, number, next_delivery_tag })
     }
 }
 

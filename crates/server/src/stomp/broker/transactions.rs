@@ -12,7 +12,7 @@ use stomp::server::{Settle, TransactionId};
 
 use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
-use crate::amqp::deliveries::{Deliveries, Departure, Unsettled};
+use crate::amqp::deliveries::{Deliveries, ChannelTeardown, Unsettled};
 use crate::pending_authorisation::RIGHTS_FORGOTTEN;
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
@@ -35,7 +35,7 @@ struct TransactionSettlement {
 
 impl StompTransaction {
     /// Discards a transaction whose subscriptions end: its deliveries are to be requeued.
-    pub(super) fn give_up(self, departure: &mut Departure) {
+    pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
         self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
     }
 }

@@ -17,16 +17,16 @@ use crate::server::Shared;
 use crate::stomp::declaring::{Declaration, SUBSCRIPTION_QUEUE};
 use crate::stomp::session::of_fault;
 use crate::upstream::sharing::{
-    Copies, InboxLimits, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
+    Copies, InboxLimits, SubscriberEvent, SubscriberInbox, UpstreamLogin, MultiplexedMessage, MultiplexedSubscriber,
 };
 
 /// The subscriptions of one connection that share a queue with those of others.
 pub(super) struct LiveSubscriptions {
     shared: Arc<Shared>,
     outbox: Arc<Outbox>,
-    login: SharedLogin,
+    login: UpstreamLogin,
     /// Made with the first such subscription.
-    joined: Option<(SharedSubscriber, Arc<SharedInbox>)>,
+    joined: Option<(MultiplexedSubscriber, Arc<SubscriberInbox>)>,
     /// Subscriptions whose keys are not bound yet.
     pending: HashSet<u64>,
     /// The subscription whose receipt is to be sent before messages are taken.
@@ -45,7 +45,7 @@ impl LiveSubscriptions {
         credentials: Arc<Credentials>,
         vhost: &str,
     ) -> Self {
-        let login = SharedLogin { prefix: SUBSCRIPTION_QUEUE, credentials, vhost: vhost.into() };
+        let login = UpstreamLogin { prefix: SUBSCRIPTION_QUEUE, credentials, vhost: vhost.into() };
         let (shared, outbox) = (Arc::clone(shared), Arc::clone(outbox));
         Self { shared, outbox, login, joined: None, pending: HashSet::new(), starting: None, sent: 0 }
     }
@@ -83,7 +83,7 @@ impl LiveSubscriptions {
         let (subscriber, _) = self.joined.get_or_insert_with(|| {
             let inbox = {
                 let budget = self.shared.subscriptions.budget();
-                SharedInbox::new(&self.outbox, InboxLimits::default(), budget, Copies::PerSubscription, None)
+                SubscriberInbox::new(&self.outbox, InboxLimits::default(), budget, Copies::PerSubscription, None)
             };
             (self.shared.subscriptions.join(pool, (&self.login, &TOPIC_EXCHANGE.into()), &inbox), inbox)
         });
@@ -112,7 +112,7 @@ impl LiveSubscriptions {
     }
 
     /// The next event, as long as no receipt has to be sent first.
-    fn take(&self) -> Option<SharedEvent> {
+    fn take(&self) -> Option<SubscriberEvent> {
         let (_, inbox) = self.joined.as_ref().filter(|_| self.starting.is_none())?;
         inbox.take(self.outbox.has_capacity())
     }
@@ -136,19 +136,19 @@ impl UpstreamStompSession {
     pub(super) fn receive_live(&mut self) -> Result<(), StompFault> {
         while let Some(event) = self.live.take() {
             match event {
-                SharedEvent::Subscribed(number) => {
+                SubscriberEvent::Subscribed(number) => {
                     self.live.pending.remove(&number);
                     let waits = self.subscriptions.get(&number).is_some_and(|own| own.has_receipt);
                     if waits {
                         self.live.starting = Some(number);
                     }
                 }
-                SharedEvent::Refused(_, fault) | SharedEvent::Ended(fault) => return Err(of_fault(fault)),
-                SharedEvent::Overflowed => {
+                SubscriberEvent::Refused(_, fault) | SubscriberEvent::Ended(fault) => return Err(of_fault(fault)),
+                SubscriberEvent::Overflowed => {
                     let detail = "The client has not taken the messages of its subscriptions in time.\n";
                     return Err(StompFault::new("Client too slow", detail));
                 }
-                SharedEvent::Message(numbers, message) => {
+                SubscriberEvent::Message(numbers, message) => {
                     numbers.iter().for_each(|number| self.live_message(*number, &message));
                 }
             }
@@ -161,7 +161,7 @@ impl UpstreamStompSession {
         Ok(())
     }
 
-    fn live_message(&mut self, number: u64, message: &SharedMessage) {
+    fn live_message(&mut self, number: u64, message: &MultiplexedMessage) {
         let Some(own) = self.subscriptions.get(&number).filter(|own| own.live.is_some()) else { return };
         self.live.sent += 1;
         work::charge(MESSAGE, 1);

@@ -23,7 +23,7 @@ use super::unsettled::UnsettledDeliveries;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 use crate::stomp::properties::write_headers;
-use crate::stomp::session::{Receipt, StompSession, of_fault};
+use crate::stomp::session::{CancelledSubscription, Receipt, StompSession, of_fault};
 use crate::upstream::OpenedUpstream;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
@@ -173,7 +173,7 @@ impl UpstreamStompSession {
     }
 
     /// Lets the upstream's side continue, and handles what it has sent. Returns the cancelled subscriptions.
-    fn go_on(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+    fn go_on(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
         let received = self.receive(&mut cancelled).and_then(|()| self.receive_live());
@@ -198,7 +198,7 @@ impl UpstreamStompSession {
         self.starting.is_none() && self.outbox.has_capacity()
     }
 
-    fn receive(&mut self, cancelled: &mut Vec<(Box<str>, u64)>) -> Result<(), StompFault> {
+    fn receive(&mut self, cancelled: &mut Vec<CancelledSubscription>) -> Result<(), StompFault> {
         if !self.takes_messages() {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl UpstreamStompSession {
     fn handle_event(
         &mut self,
         event: ClientEvent<'_>,
-        cancelled: &mut Vec<(Box<str>, u64)>,
+        cancelled: &mut Vec<CancelledSubscription>,
     ) -> Result<(), StompFault> {
         match event {
             ClientEvent::Message(_, message) => self.message(&message),
@@ -269,8 +269,8 @@ impl UpstreamStompSession {
         });
     }
 
-    /// The upstream has ended a consumer. Returns the subscription's tag and number, if it is the client's.
-    fn cancelled(&mut self, tag: &str) -> Option<(Box<str>, u64)> {
+    /// The upstream has ended a consumer. Returns its subscription, if it is the client's.
+    fn cancelled(&mut self, tag: &str) -> Option<CancelledSubscription> {
         let number = self.numbers.remove(tag)?;
         let own = self.subscriptions.remove(&number)?;
         self.declared.remove(&own.queue);
@@ -279,7 +279,11 @@ impl UpstreamStompSession {
             self.replies.retain(|_, queue| *queue != own.queue);
             return None;
         }
-        Some((own.form.tag().into(), number))
+        // The client may acknowledge them, but they are the queue's, if that is still there.
+        let unsettled = self.unsettled.take_all(number);
+        self.requeue(&unsettled);
+        let next_delivery_tag = unsettled.last().map_or(0, |last| last + 1);
+        Some(CancelledSubscription { tag: own.form.tag().into(), number, next_delivery_tag })
     }
 
     /// Writes a message to the client.
@@ -382,6 +386,7 @@ impl StompSession for UpstreamStompSession {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
             EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::SettleCancelled => self.all_answered(),
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, UpstreamTransaction::default());
                 self.all_answered()
@@ -448,7 +453,7 @@ impl StompSession for UpstreamStompSession {
         }
     }
 
-    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         let cancelled = self.go_on(now)?;
         let is_last = matches!(self.receipts.first(), None | Some(Until::Closed));
         if self.leaving == Leaving::Asked && is_last && self.deferred.is_none() {

@@ -13,7 +13,7 @@ use super::UpstreamStompSession;
 use crate::backend::Clock;
 use crate::server::Shared;
 use crate::simulated;
-use crate::stomp::session::StompSession;
+use crate::stomp::session::{CancelledSubscription, StompSession};
 use crate::stomp::simulation::frames_in;
 use crate::upstream::OpenedUpstream;
 
@@ -87,8 +87,8 @@ impl Conversation {
             let mut out = Vec::new();
             match self.session.handle_nudge(self.now) {
                 Ok(cancelled) => {
-                    for (tag, number) in cancelled {
-                        self.machine.cancelled(&tag, number, &mut out);
+                    for CancelledSubscription { tag, number, next_delivery_tag } in cancelled {
+                        self.machine.cancelled(&tag, number, next_delivery_tag, &mut out);
                     }
                 }
                 Err(fault) => self.fault = Some(fault),

@@ -11,7 +11,7 @@ const SETTLE: u32 = 150;
 /// The unsettled deliveries of a connection, by delivery tag.
 #[derive(Debug, Default)]
 pub(super) struct UnsettledDeliveries {
-    /// Those that wait for an ACK, by subscription.
+    /// Deliveries that wait for an ACK, by subscription.
     of_clients: HashMap<u64, BTreeSet<u64>>,
     /// All that the upstream counts as unacknowledged, those whose settlement a transaction holds included.
     outstanding: BTreeSet<u64>,

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use amqp::Fault;
 use sync::work;
 
-use super::inbox::SharedEvent;
-use super::state::{BindingId, SharedBinding, SharedState, subscriber_in};
+use super::inbox::SubscriberEvent;
+use super::state::{BindingId, MultiplexedBinding, SubscribersState, subscriber_in};
 
 /// Nanoseconds charged for each answer: it is written into an inbox, and its client's task is woken.
 const ANSWER: u32 = 300;
@@ -25,7 +25,7 @@ struct BindingAnswer {
     /// The next slot among the key's subscribers.
     slot: usize,
     /// The binding, which was removed, if it was refused.
-    refused: Option<(SharedBinding, Fault)>,
+    refused: Option<(MultiplexedBinding, Fault)>,
 }
 
 impl BindingAnswers {
@@ -38,12 +38,12 @@ impl BindingAnswers {
         self.answers.push_back(BindingAnswer { id, slot: 0, refused: None });
     }
 
-    pub(super) fn add_refused(&mut self, id: BindingId, binding: SharedBinding, fault: Fault) {
+    pub(super) fn add_refused(&mut self, id: BindingId, binding: MultiplexedBinding, fault: Fault) {
         self.answers.push_back(BindingAnswer { id, slot: 0, refused: Some((binding, fault)) });
     }
 }
 
-impl SharedState {
+impl SubscribersState {
     /// Answers the subscribers at the next `slots` slots. Returns whether all are answered.
     pub(super) fn answer(&mut self, slots: usize) -> bool {
         let Self { answers, bindings, subscribers, .. } = self;
@@ -71,9 +71,9 @@ impl SharedState {
             }
             for subscription in &mut own.subscriptions {
                 let event = match fault {
-                    Some(fault) => SharedEvent::Refused(subscription.number, fault.clone()),
+                    Some(fault) => SubscriberEvent::Refused(subscription.number, fault.clone()),
                     None if subscription.is_answered => continue,
-                    None => SharedEvent::Subscribed(subscription.number),
+                    None => SubscriberEvent::Subscribed(subscription.number),
                 };
                 if !std::mem::replace(&mut subscription.is_answered, true) {
                     binding.waiting -= 1;

@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use sync::work;
 
 use super::answers::SLOT;
-use super::inbox::{Pushed, SharedMessage, SubscriptionNumbers};
+use super::inbox::{Pushed, MultiplexedMessage, SubscriptionNumbers};
 use super::state::{
-    BindingId, BindingSubscriber, SharedBinding, SharedState, SubscriberEntry, subscriber_in,
+    BindingId, BindingSubscriber, MultiplexedBinding, SubscribersState, SubscriberEntry, subscriber_in,
 };
 
 /// Nanoseconds charged for a message before its copies: its frames are parsed, it is copied once, and its key is matched.
@@ -39,7 +39,7 @@ pub(super) struct MatchedBindings {
 
 /// A message, and how far it has come. It may take several turns, between which subscribers come and go.
 pub(super) struct FanOut {
-    message: Arc<SharedMessage>,
+    message: Arc<MultiplexedMessage>,
     matched: MatchedBindings,
     /// The next binding among those that match, and the next slot there.
     at: usize,
@@ -47,7 +47,7 @@ pub(super) struct FanOut {
 }
 
 impl FanOut {
-    pub(super) fn new(message: SharedMessage, matched: MatchedBindings) -> Self {
+    pub(super) fn new(message: MultiplexedMessage, matched: MatchedBindings) -> Self {
         work::charge_bytes(BODY_BYTE, message.body.len());
         Self { message: Arc::new(message), matched, at: 0, slot: 0 }
     }
@@ -62,7 +62,7 @@ fn each_in_cc(properties: &[u8], mut each: impl FnMut(&str)) {
     }
 }
 
-impl SharedState {
+impl SubscribersState {
     /// Counts a message, and finds the bindings with subscribers that it matches. Returns `None` if there are none.
     ///
     /// The message may have come to the queue's exchange from another one, bound to it or with it as the
@@ -172,7 +172,7 @@ impl SharedState {
 fn numbers_of(
     entry: &SubscriberEntry,
     matched: &[BindingId],
-    bindings: &HashMap<BindingId, SharedBinding>,
+    bindings: &HashMap<BindingId, MultiplexedBinding>,
 ) -> SubscriptionNumbers {
     let mut numbers = SubscriptionNumbers::new();
     let mut add = |id: &BindingId, slot: usize| {

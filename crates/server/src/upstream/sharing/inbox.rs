@@ -18,7 +18,7 @@ pub(crate) type SubscriptionNumbers = SmallVec<[u64; 1]>;
 
 /// A message of the shared queue, which all its subscribers share.
 #[derive(Debug)]
-pub(crate) struct SharedMessage {
+pub(crate) struct MultiplexedMessage {
     /// The exchange that it was published to.
     pub(crate) exchange: Box<str>,
     pub(crate) routing_key: Box<str>,
@@ -33,7 +33,7 @@ pub(crate) struct SharedMessage {
     is_droppable: OnceLock<bool>,
 }
 
-impl SharedMessage {
+impl MultiplexedMessage {
     pub(crate) fn new(
         exchange: impl Into<Box<str>>,
         routing_key: impl Into<Box<str>>,
@@ -56,13 +56,13 @@ pub(super) const ENTRY: usize = 100;
 
 /// An event for a subscriber.
 #[derive(Debug)]
-pub(crate) enum SharedEvent {
+pub(crate) enum SubscriberEvent {
     /// The subscription with this number gets messages from now on.
     Subscribed(u64),
     /// The upstream has refused the binding key of this subscription, which is removed.
     Refused(u64, Fault),
     /// A message for these subscriptions.
-    Message(SubscriptionNumbers, Arc<SharedMessage>),
+    Message(SubscriptionNumbers, Arc<MultiplexedMessage>),
     /// The client has not taken its messages in time. It gets nothing more; its connection must be closed.
     Overflowed,
     /// The upstream refuses the login, or the queue cannot be declared. It gets nothing more.
@@ -95,24 +95,24 @@ pub(crate) enum Copies {
 }
 
 /// Whether a message is one that may be dropped for a slow client, such as one of QoS 0.
-pub(crate) type IsDroppable = fn(&SharedMessage) -> bool;
+pub(crate) type IsDroppable = fn(&MultiplexedMessage) -> bool;
 
 /// The events for one subscriber. Its outbox is nudged when there is something to take.
-pub(crate) struct SharedInbox {
+pub(crate) struct SubscriberInbox {
     outbox: Arc<Outbox>,
     limits: InboxLimits,
-    /// Of all inboxes of the server.
+    /// Shared by all inboxes of the server.
     budget: Arc<InboxBudget>,
     copies: Copies,
     /// `None` if a client that does not take its messages is to be closed at once.
     is_droppable: Option<IsDroppable>,
-    contents: Mutex<InboxContents, { Rank::SharedInbox as u8 }>,
+    contents: Mutex<InboxContents, { Rank::SubscriberInbox as u8 }>,
 }
 
 #[derive(Default)]
 struct InboxContents {
     /// Answers, which do not wait for messages that the client has no room for.
-    answers: VecDeque<SharedEvent>,
+    answers: VecDeque<SubscriberEvent>,
     /// `None` for an idle client.
     messages: Option<Box<WaitingMessages>>,
     /// The subscriptions whose messages may be dropped only if they are droppable by themselves; `None` without any.
@@ -125,7 +125,7 @@ struct InboxContents {
 
 enum InboxEnd {
     /// The last event, which has not been taken yet.
-    Pending(SharedEvent),
+    Pending(SubscriberEvent),
     Taken,
 }
 
@@ -146,7 +146,7 @@ pub(super) enum Pushed {
     Ignored,
 }
 
-impl SharedInbox {
+impl SubscriberInbox {
     /// An empty inbox of the client with this outbox.
     pub(crate) fn new(
         outbox: &Arc<Outbox>,
@@ -177,9 +177,9 @@ impl SharedInbox {
 
     /// Takes the next event. Call it on each nudge, and when the client has room again, until it returns `None`; a caller
     /// that stops before that has to come back without a nudge. Answers come first. Without room for a message, all messages
-    /// stay, and no nudge announces further ones. [`SharedEvent::Overflowed`] and [`SharedEvent::Ended`] come before
+    /// stay, and no nudge announces further ones. [`SubscriberEvent::Overflowed`] and [`SubscriberEvent::Ended`] come before
     /// everything else, and are the last.
-    pub(crate) fn take(&self, has_capacity: bool) -> Option<SharedEvent> {
+    pub(crate) fn take(&self, has_capacity: bool) -> Option<SubscriberEvent> {
         let mut contents = self.contents.lock();
         if let Some(end) = &mut contents.end {
             return match std::mem::replace(end, InboxEnd::Taken) {
@@ -203,7 +203,7 @@ impl SharedInbox {
         let first = waiting.first_mut()?;
         if self.copies == Copies::PerSubscription && first.numbers.len() > 1 {
             let number = first.numbers.remove(0);
-            return Some(SharedEvent::Message([number].into(), Arc::clone(&first.message)));
+            return Some(SubscriberEvent::Message([number].into(), Arc::clone(&first.message)));
         }
         let WaitingMessage { numbers, message, .. } = waiting.pop()?;
         if waiting.len() == 0 {
@@ -211,11 +211,11 @@ impl SharedInbox {
             *messages = None;
         }
         self.budget.give_back(ENTRY);
-        Some(SharedEvent::Message(numbers, message))
+        Some(SubscriberEvent::Message(numbers, message))
     }
 
     /// Adds an answer.
-    pub(super) fn push(&self, event: SharedEvent) {
+    pub(super) fn push(&self, event: SubscriberEvent) {
         let mut contents = self.contents.lock();
         if contents.end.is_none() {
             contents.answers.push_back(event);
@@ -225,7 +225,7 @@ impl SharedInbox {
     }
 
     /// Adds a message for these subscriptions.
-    pub(super) fn push_message(&self, numbers: SubscriptionNumbers, message: &Arc<SharedMessage>) -> Pushed {
+    pub(super) fn push_message(&self, numbers: SubscriptionNumbers, message: &Arc<MultiplexedMessage>) -> Pushed {
         let mut contents = self.contents.lock();
         if contents.end.is_some() {
             return Pushed::Ignored;
@@ -237,7 +237,7 @@ impl SharedInbox {
         while self.is_full(&contents, message) {
             let has_dropped = contents.messages.as_mut().is_some_and(|waiting| waiting.drop_oldest());
             if !has_dropped && !is_droppable {
-                self.end_contents(&mut contents, SharedEvent::Overflowed);
+                self.end_contents(&mut contents, SubscriberEvent::Overflowed);
                 drop(contents);
                 self.outbox.nudge();
                 return Pushed::Overflowed;
@@ -260,7 +260,7 @@ impl SharedInbox {
 
     /// Whether a message is one too many: for the client, or since the others leave it no more of the budget. A single one is
     /// always taken, and so are some small ones: clients that do not read must not cost the others their messages.
-    fn is_full(&self, contents: &InboxContents, message: &SharedMessage) -> bool {
+    fn is_full(&self, contents: &InboxContents, message: &MultiplexedMessage) -> bool {
         let Some(waiting) = contents.messages.as_ref().filter(|waiting| waiting.len() > 0) else {
             return false;
         };
@@ -272,7 +272,7 @@ impl SharedInbox {
         &self,
         contents: &InboxContents,
         numbers: &SubscriptionNumbers,
-        message: &SharedMessage,
+        message: &MultiplexedMessage,
     ) -> bool {
         let Some(is_droppable) = self.is_droppable else { return false };
         let is_reliable =
@@ -284,14 +284,14 @@ impl SharedInbox {
     pub(super) fn end(&self, fault: Fault) {
         let mut contents = self.contents.lock();
         if contents.end.is_none() {
-            self.end_contents(&mut contents, SharedEvent::Ended(fault));
+            self.end_contents(&mut contents, SubscriberEvent::Ended(fault));
             drop(contents);
             self.nudge();
         }
     }
 
     /// Replaces everything by the last event.
-    fn end_contents(&self, contents: &mut InboxContents, event: SharedEvent) {
+    fn end_contents(&self, contents: &mut InboxContents, event: SubscriberEvent) {
         self.budget.give_back(contents.overhead());
         *contents = InboxContents { end: Some(InboxEnd::Pending(event)), ..InboxContents::default() };
     }
@@ -302,7 +302,7 @@ impl SharedInbox {
     }
 }
 
-impl Drop for SharedInbox {
+impl Drop for SubscriberInbox {
     fn drop(&mut self) {
         self.budget.give_back(self.contents.get_mut().overhead());
     }
@@ -321,23 +321,23 @@ mod tests {
 
     use super::*;
 
-    fn message(body: &'static [u8]) -> Arc<SharedMessage> {
-        Arc::new(SharedMessage::new("amq.topic", "k", (Bytes::new(), Bytes::from_static(body)), false))
+    fn message(body: &'static [u8]) -> Arc<MultiplexedMessage> {
+        Arc::new(MultiplexedMessage::new("amq.topic", "k", (Bytes::new(), Bytes::from_static(body)), false))
     }
 
-    fn inbox(messages: usize, bytes: usize, copies: Copies) -> (Arc<SharedInbox>, transport::InnerOutbox) {
+    fn inbox(messages: usize, bytes: usize, copies: Copies) -> (Arc<SubscriberInbox>, transport::InnerOutbox) {
         let outer = transport::InnerOutbox::new(1);
-        (SharedInbox::of_test(outer.outbox(), InboxLimits { messages, bytes }, copies), outer)
+        (SubscriberInbox::of_test(outer.outbox(), InboxLimits { messages, bytes }, copies), outer)
     }
 
-    fn push(inbox: &SharedInbox, numbers: &[u64], body: &'static [u8]) -> Pushed {
+    fn push(inbox: &SubscriberInbox, numbers: &[u64], body: &'static [u8]) -> Pushed {
         inbox.push_message(numbers.into(), &message(body))
     }
 
     /// The next event, as text.
-    fn next(inbox: &SharedInbox) -> Option<String> {
+    fn next(inbox: &SubscriberInbox) -> Option<String> {
         inbox.take(true).map(|event| match event {
-            SharedEvent::Message(numbers, message) => {
+            SubscriberEvent::Message(numbers, message) => {
                 format!("{:?} {}", numbers.as_slice(), message.body.escape_ascii())
             }
             other => format!("{other:?}"),
@@ -370,7 +370,7 @@ mod tests {
             assert_eq!(push(&inbox, &[1], b"a"), Pushed::Overflowed);
             assert!(outer.take_nudge());
             assert_eq!(push(&inbox, &[1], b"a"), Pushed::Ignored);
-            inbox.push(SharedEvent::Subscribed(2));
+            inbox.push(SubscriberEvent::Subscribed(2));
             inbox.end(Fault::new(ReplyCode::ConnectionForced, ""));
             assert_eq!((next(&inbox).as_deref(), next(&inbox)), (Some("Overflowed"), None));
         }
@@ -387,12 +387,12 @@ mod tests {
     #[test]
     fn messages_wait_without_nudges_while_the_client_has_no_capacity() {
         let (inbox, outer) = inbox(10, 10_000, Copies::PerSubscription);
-        inbox.push(SharedEvent::Subscribed(1));
+        inbox.push(SubscriberEvent::Subscribed(1));
         push(&inbox, &[1], b"a");
-        inbox.push(SharedEvent::Subscribed(2));
-        assert!(matches!(inbox.take(false), Some(SharedEvent::Subscribed(1))));
+        inbox.push(SubscriberEvent::Subscribed(2));
+        assert!(matches!(inbox.take(false), Some(SubscriberEvent::Subscribed(1))));
         assert!(
-            matches!(inbox.take(false), Some(SharedEvent::Subscribed(2))),
+            matches!(inbox.take(false), Some(SubscriberEvent::Subscribed(2))),
             "it does not wait for the message"
         );
         assert!(inbox.take(false).is_none());
@@ -404,16 +404,16 @@ mod tests {
         assert!(outer.take_nudge());
     }
     /// An inbox that drops messages with an upper-case body, within `budget`.
-    fn dropping(messages: usize, bytes: usize, budget: &Arc<InboxBudget>) -> Arc<SharedInbox> {
+    fn dropping(messages: usize, bytes: usize, budget: &Arc<InboxBudget>) -> Arc<SubscriberInbox> {
         let outer = transport::InnerOutbox::new(1);
         let limits = InboxLimits { messages, bytes };
         let is_upper: IsDroppable = |message| message.body.is_ascii() && message.body[0].is_ascii_uppercase();
-        let inbox = SharedInbox::new(outer.outbox(), limits, budget, Copies::PerClient, Some(is_upper));
+        let inbox = SubscriberInbox::new(outer.outbox(), limits, budget, Copies::PerClient, Some(is_upper));
         inbox.set_reliable(1, true);
         inbox
     }
 
-    fn rest(inbox: &SharedInbox) -> Vec<String> {
+    fn rest(inbox: &SubscriberInbox) -> Vec<String> {
         std::iter::from_fn(|| next(inbox)).collect()
     }
 

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use sync::work;
 
 use super::fan_out::FanOut;
-use super::inbox::SharedMessage;
-use super::queue::SharedQueue;
+use super::inbox::MultiplexedMessage;
+use super::queue::MultiplexedQueue;
 use super::requests::{KeyRequest, Unasked};
-use super::task::{UpstreamLink, UpstreamLinked};
+use super::task::{UpstreamLink, LinkedQueue};
 use crate::upstream::client::{
     AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
 };
@@ -32,13 +32,13 @@ const BINDING: u16 = 2;
 const METHOD: u32 = 200;
 
 /// An upstream connection that is declaring the queue, or delivers from it.
-pub(crate) struct SharedLink {
+pub(crate) struct MultiplexedLink {
     client: AmqpClient,
     conversation: Conversation,
 }
 
 struct Conversation {
-    queue: Arc<SharedQueue>,
+    queue: Arc<MultiplexedQueue>,
     /// The name of the queue upstream. Each connection declares one of its own: the last one may still be there.
     name: Arc<str>,
     /// Whether the upstream delivers, so that keys can be bound.
@@ -75,9 +75,9 @@ pub(crate) enum LinkEnd {
     Refused(Fault),
 }
 
-impl SharedLink {
+impl MultiplexedLink {
     /// Begins to declare a queue and to consume from it.
-    pub(super) fn new(shared: &Arc<SharedQueue>, client: AmqpClient, now: Instant) -> Self {
+    pub(super) fn new(shared: &Arc<MultiplexedQueue>, client: AmqpClient, now: Instant) -> Self {
         let name: Arc<str> = broker::generated_name(shared.login().prefix).into();
         let conversation = Conversation {
             queue: Arc::clone(shared),
@@ -102,7 +102,7 @@ impl SharedLink {
     }
 }
 
-impl UpstreamLink for SharedLink {
+impl UpstreamLink for MultiplexedLink {
     fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
         let Self { client, conversation } = self;
         conversation.now = now;
@@ -134,7 +134,7 @@ impl UpstreamLink for SharedLink {
     }
 }
 
-impl Drop for SharedLink {
+impl Drop for MultiplexedLink {
     fn drop(&mut self) {
         self.client.end(transport::now());
     }
@@ -200,7 +200,7 @@ impl Conversation {
         let ReceivedMessage { properties, body, .. } = received;
         let Some(matched) = self.queue.matching(&exchange, &routing_key, &properties) else { return };
         let (properties, body) = (Bytes::from(properties.into_owned()), Bytes::from(body.into_owned()));
-        let message = SharedMessage::new(exchange, routing_key, (properties, body), redelivered);
+        let message = MultiplexedMessage::new(exchange, routing_key, (properties, body), redelivered);
         self.current = Some(FanOut::new(message, matched));
     }
 

@@ -4,15 +4,15 @@
 //! exchange. Each message crosses the network once, and is handed here to all clients that it matches.
 //!
 //! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`MultiplexedSubscriptions`]).
-//! - [`queue`]: one of them, and a client's hold on it ([`SharedSubscriber`]).
-//! - [`inbox`]: what waits for one client ([`SharedInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all inboxes
+//! - [`queue`]: one of them, and a client's hold on it ([`MultiplexedSubscriber`]).
+//! - [`inbox`]: what waits for one client ([`SubscriberInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all inboxes
 //!   together.
 //! - [`state`]: subscribers and bindings; [`requests`]: what the upstream is asked for; [`answers`]: how its answers reach
 //!   the subscribers; [`fan_out`]: how a message does.
 //! - [`link`]: the conversation with the upstream. [`task`]: connects, and connects again.
 //!
 //! A session makes an inbox, joins, and subscribes; it takes events from the inbox when its outbox is nudged. It drops its
-//! [`SharedSubscriber`] when its client has gone.
+//! [`MultiplexedSubscriber`] when its client has gone.
 //!
 //! Invariants:
 //! - A key is bound upstream before its subscriber is notified, and a subscription gets no message before.
@@ -42,9 +42,9 @@ pub(crate) mod task;
 pub(crate) mod tests;
 mod waiting;
 
-pub(crate) use inbox::{Copies, InboxLimits, IsDroppable, SharedEvent, SharedInbox, SharedMessage};
-pub use queue::{SharedBindingStatus, SharedQueueStatus};
-pub(crate) use queue::{SharedLogin, SharedSubscriber};
-pub use state::SharedCounts;
-pub use subscriptions::SharedTotals;
+pub(crate) use inbox::{Copies, InboxLimits, IsDroppable, SubscriberEvent, SubscriberInbox, MultiplexedMessage};
+pub use queue::{MultiplexedBindingStatus, MultiplexedQueueStatus};
+pub(crate) use queue::{UpstreamLogin, MultiplexedSubscriber};
+pub use state::MultiplexedCounts;
+pub use subscriptions::MultiplexedTotals;
 pub(crate) use subscriptions::{LoginKey, MultiplexedSubscriptions, PoolUpstream};

@@ -7,11 +7,11 @@ use amqp::{Credentials, Fault};
 use sync::{AtomicWaker, Mutex, Rank, work};
 
 use super::fan_out::{FanOut, MatchedBindings};
-use super::inbox::SharedInbox;
-use super::link::SharedLink;
+use super::inbox::SubscriberInbox;
+use super::link::MultiplexedLink;
 use super::requests::{KeyRequest, Unasked};
-use super::state::{SharedCounts, SharedState, SubscriberId};
-use super::task::UpstreamLinked;
+use super::state::{MultiplexedCounts, SubscribersState, SubscriberId};
+use super::task::LinkedQueue;
 use crate::upstream::client::AmqpClient;
 
 /// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
@@ -19,7 +19,7 @@ pub(super) const SLOTS_AT_ONCE: usize = 128;
 
 /// The login by which a shared queue is declared.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedLogin {
+pub(crate) struct UpstreamLogin {
     /// The beginning of the queue's name, such as `stomp-subscription-`.
     pub(crate) prefix: &'static str,
     /// Credentials that the upstream has accepted from the subscriber.
@@ -29,18 +29,18 @@ pub(crate) struct SharedLogin {
 }
 
 /// A queue upstream that the subscribers with one login share.
-pub(crate) struct SharedQueue {
-    login: SharedLogin,
+pub(crate) struct MultiplexedQueue {
+    login: UpstreamLogin,
     /// The exchange that all keys are bound to.
     exchange: Arc<str>,
-    state: Mutex<SharedState, { Rank::SharedQueue as u8 }>,
+    state: Mutex<SubscribersState, { Rank::MultiplexedQueue as u8 }>,
     /// Wakes the queue's task.
     waker: AtomicWaker,
 }
 
 /// A shared queue as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedQueueStatus {
+pub struct MultiplexedQueueStatus {
     /// The protocol of the subscribers, as in the scheme of a URL.
     pub protocol: &'static str,
     /// The user whose clients share it.
@@ -69,7 +69,7 @@ pub struct SharedQueueStatus {
 
 /// A binding key of a shared queue as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedBindingStatus {
+pub struct MultiplexedBindingStatus {
     /// The key by which the queue is bound to its exchange.
     pub key: Arc<str>,
     /// Clients with a subscription to it; 0 for a key that is to be unbound.
@@ -78,23 +78,23 @@ pub struct SharedBindingStatus {
     pub is_bound: bool,
 }
 
-impl SharedLogin {
+impl UpstreamLogin {
     /// The protocol of the subscribers, by which its queues' names begin.
     fn protocol(&self) -> &'static str {
         self.prefix.split_once('-').map_or(self.prefix, |(protocol, _)| protocol)
     }
 }
 
-impl SharedQueue {
-    pub(super) fn new(login: SharedLogin, exchange: &Arc<str>) -> Arc<Self> {
-        let state = Mutex::new(SharedState::new(transport::now()));
+impl MultiplexedQueue {
+    pub(super) fn new(login: UpstreamLogin, exchange: &Arc<str>) -> Arc<Self> {
+        let state = Mutex::new(SubscribersState::new(transport::now()));
         Arc::new(Self { login, exchange: Arc::clone(exchange), state, waker: AtomicWaker::new() })
     }
 
     /// Adds a subscriber. Returns `None` if the queue has ended, and another one is to be used.
-    pub(super) fn join(self: &Arc<Self>, inbox: &Arc<SharedInbox>) -> Option<SharedSubscriber> {
+    pub(super) fn join(self: &Arc<Self>, inbox: &Arc<SubscriberInbox>) -> Option<MultiplexedSubscriber> {
         let id = self.state.lock().join(inbox)?;
-        Some(SharedSubscriber { queue: Arc::clone(self), id })
+        Some(MultiplexedSubscriber { queue: Arc::clone(self), id })
     }
 
     pub(super) fn exchange(&self) -> &Arc<str> {
@@ -102,9 +102,9 @@ impl SharedQueue {
     }
 
     /// The queue for operators.
-    pub(super) fn status(&self) -> SharedQueueStatus {
+    pub(super) fn status(&self) -> MultiplexedQueueStatus {
         let state = self.state.lock();
-        SharedQueueStatus {
+        MultiplexedQueueStatus {
             protocol: self.login.protocol(),
             user: self.login.credentials.username.clone(),
             vhost: self.login.vhost.to_string(),
@@ -126,7 +126,7 @@ impl SharedQueue {
     }
 
     /// Its binding keys for operators, in the order in which they were first needed. The lock is released in between.
-    pub(super) fn bindings(&self) -> Vec<SharedBindingStatus> {
+    pub(super) fn bindings(&self) -> Vec<MultiplexedBindingStatus> {
         let mut ids: Vec<_> = self.state.lock().bindings.keys().copied().collect();
         ids.sort_unstable();
         let mut all = Vec::with_capacity(ids.len());
@@ -134,7 +134,7 @@ impl SharedQueue {
             let state = self.state.lock();
             let has_queue = state.queue().is_some();
             let found = some.iter().filter_map(|id| state.bindings.get(id));
-            all.extend(found.map(|binding| SharedBindingStatus {
+            all.extend(found.map(|binding| MultiplexedBindingStatus {
                 key: Arc::clone(&binding.key),
                 subscribers: binding.subscribers.len(),
                 is_bound: has_queue && binding.is_bound,
@@ -144,7 +144,7 @@ impl SharedQueue {
     }
 
     /// Its numbers of subscribers and bindings, and its counts.
-    pub(super) fn figures(&self) -> (usize, usize, SharedCounts) {
+    pub(super) fn figures(&self) -> (usize, usize, MultiplexedCounts) {
         let state = self.state.lock();
         (state.subscribers.len(), state.bindings.len(), state.counts)
     }
@@ -155,22 +155,22 @@ impl SharedQueue {
         self.waker.wake();
     }
 
-    /// As [`SharedState::handle_declared`].
+    /// As [`SubscribersState::handle_declared`].
     pub(super) fn handle_declared(&self, name: &Arc<str>) {
         self.state.lock().handle_declared(name);
     }
 
-    /// As [`SharedState::handle_bound`].
+    /// As [`SubscribersState::handle_bound`].
     pub(super) fn handle_bound(&self, now: Instant) -> Result<(), Unasked> {
         self.state.lock().handle_bound(now)
     }
 
-    /// As [`SharedState::handle_unbound`].
+    /// As [`SubscribersState::handle_unbound`].
     pub(super) fn handle_unbound(&self) -> Result<(), Unasked> {
         self.state.lock().handle_unbound()
     }
 
-    /// As [`SharedState::handle_refused`].
+    /// As [`SubscribersState::handle_refused`].
     pub(super) fn handle_refused(&self, fault: &Fault) -> Result<Arc<str>, Unasked> {
         self.state.lock().handle_refused(fault)
     }
@@ -182,7 +182,7 @@ impl SharedQueue {
         requests.map(&mut send).count() > 0
     }
 
-    /// As [`SharedState::matching`].
+    /// As [`SubscribersState::matching`].
     pub(super) fn matching(
         &self,
         exchange: &str,
@@ -212,12 +212,12 @@ impl SharedQueue {
     }
 
     /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
-    pub(super) fn end(&self) -> Vec<Arc<SharedInbox>> {
+    pub(super) fn end(&self) -> Vec<Arc<SubscriberInbox>> {
         self.state.lock().end()
     }
 
     /// Calls `act` with the state, then wakes the queue's task if that has something to do.
-    fn change<R>(&self, act: impl FnOnce(&mut SharedState) -> R) -> R {
+    fn change<R>(&self, act: impl FnOnce(&mut SubscribersState) -> R) -> R {
         let mut state = self.state.lock();
         let deadline = state.next_deadline();
         let result = act(&mut state);
@@ -230,11 +230,11 @@ impl SharedQueue {
     }
 }
 
-impl UpstreamLinked for SharedQueue {
-    type Link = SharedLink;
+impl LinkedQueue for MultiplexedQueue {
+    type Link = MultiplexedLink;
     const NAME: &'static str = "multiplexed subscriptions";
 
-    fn login(&self) -> &SharedLogin {
+    fn login(&self) -> &UpstreamLogin {
         &self.login
     }
 
@@ -242,8 +242,8 @@ impl UpstreamLinked for SharedQueue {
         &self.waker
     }
 
-    fn link(self: &Arc<Self>, client: AmqpClient, now: Instant) -> SharedLink {
-        SharedLink::new(self, client, now)
+    fn link(self: &Arc<Self>, client: AmqpClient, now: Instant) -> MultiplexedLink {
+        MultiplexedLink::new(self, client, now)
     }
 
     fn handle_lost(&self) {
@@ -265,12 +265,12 @@ impl UpstreamLinked for SharedQueue {
 }
 
 /// A client's hold on a shared queue. Dropping it removes all its subscriptions.
-pub(crate) struct SharedSubscriber {
-    queue: Arc<SharedQueue>,
+pub(crate) struct MultiplexedSubscriber {
+    queue: Arc<MultiplexedQueue>,
     id: SubscriberId,
 }
 
-impl SharedSubscriber {
+impl MultiplexedSubscriber {
     /// Adds a subscription under a number of the client's choice. The answer comes to its inbox: at once if the key is
     /// bound, otherwise when the upstream has bound or refused it.
     pub(crate) fn subscribe(&self, binding_key: &str, number: u64) {
@@ -290,7 +290,7 @@ impl SharedSubscriber {
     }
 }
 
-impl Drop for SharedSubscriber {
+impl Drop for MultiplexedSubscriber {
     fn drop(&mut self) {
         let now = transport::now();
         self.queue.change(|state| state.leave(self.id, now));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use amqp::Fault;
 
-use super::state::{BindingId, IDLE_TIME, SharedState};
+use super::state::{BindingId, IDLE_TIMEOUT, SubscribersState};
 
 /// Most bindings that stay without a subscriber. Beyond that the oldest is removed at once: a client that goes through very
 /// many keys leaves no more of them upstream.
@@ -61,7 +61,7 @@ impl Requests {
     }
 }
 
-impl SharedState {
+impl SubscribersState {
     /// The next request to send.
     pub(super) fn next_request(&mut self) -> Option<KeyRequest> {
         loop {
@@ -142,7 +142,7 @@ impl SharedState {
         binding.idle_since = Some(now);
         self.requests.idle += 1;
         if !std::mem::replace(&mut binding.in_line, true) {
-            self.requests.line.push_back((now + IDLE_TIME, id));
+            self.requests.line.push_back((now + IDLE_TIMEOUT, id));
         }
         while self.requests.idle > MAX_IDLE
             && let Some((_, id)) = self.requests.line.pop_front()
@@ -155,11 +155,11 @@ impl SharedState {
         }
     }
 
-    /// Has keys unbound that have had no subscriber for [`IDLE_TIME`].
+    /// Has keys unbound that have had no subscriber for [`IDLE_TIMEOUT`].
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, id)) = self.requests.line.pop_front_if(|(deadline, _)| *deadline <= now) {
             let Some(binding) = self.bindings.get_mut(&id) else { continue };
-            let until = binding.idle_since.map(|since| since + IDLE_TIME);
+            let until = binding.idle_since.map(|since| since + IDLE_TIMEOUT);
             binding.in_line = until.is_some_and(|until| until > now);
             match until {
                 // It was used in between.

@@ -11,12 +11,12 @@ use smallvec::SmallVec;
 use sync::work;
 
 use super::answers::{BindingAnswers, SLOT};
-use super::inbox::{SharedEvent, SharedInbox};
+use super::inbox::{SubscriberEvent, SubscriberInbox};
 use super::requests::Requests;
 
 /// Time that a binding stays after its last subscription, and a queue after its last subscriber: a page that is loaded again,
 /// or the next one of the same site, costs the upstream nothing.
-pub(super) const IDLE_TIME: Duration = Duration::from_secs(10);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most bytes of a binding key: those of a short string (AMQP 0-9-1, section 4.2.5.3).
 const MAX_KEY: usize = 255;
@@ -37,10 +37,10 @@ pub(super) struct SubscriberId {
 pub(super) struct BindingId(u64);
 
 /// All that is known about a shared queue. Sans-IO; its methods are called by the subscribers' tasks and by the queue's own.
-pub(super) struct SharedState {
+pub(super) struct SubscribersState {
     /// The bindings by their keys, from which messages find their subscribers.
     pub(super) index: TopicIndex<BindingId>,
-    pub(super) bindings: HashMap<BindingId, SharedBinding>,
+    pub(super) bindings: HashMap<BindingId, MultiplexedBinding>,
     next_binding: u64,
     pub(super) subscribers: Slab<SubscriberEntry>,
     next_serial: u64,
@@ -51,16 +51,16 @@ pub(super) struct SharedState {
     pub(super) answers: BindingAnswers,
     /// Since when there has been no subscriber.
     unused_since: Option<Instant>,
-    /// [`IDLE_TIME`], or zero while the server drains.
+    /// [`IDLE_TIMEOUT`], or zero while the server drains.
     unused_time: Duration,
     /// Set when the queue is given up; it then takes no subscriber.
     ended: bool,
-    pub(super) counts: SharedCounts,
+    pub(super) counts: MultiplexedCounts,
 }
 
 /// Totals of a shared queue since it was first needed, or of all of them since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SharedCounts {
+pub struct MultiplexedCounts {
     /// Messages received from the upstream.
     pub received: u64,
     /// Copies of them handed to subscribers.
@@ -73,7 +73,7 @@ pub struct SharedCounts {
     pub lost: u64,
 }
 
-impl SharedCounts {
+impl MultiplexedCounts {
     /// Adds the counts of another queue.
     pub(super) fn add(&mut self, other: Self) {
         let Self { received, copies, dropped, overflowed, lost } = other;
@@ -88,7 +88,7 @@ impl SharedCounts {
 /// A client of the shared queue.
 pub(super) struct SubscriberEntry {
     serial: u64,
-    pub(super) inbox: Arc<SharedInbox>,
+    pub(super) inbox: Arc<SubscriberInbox>,
     /// Its slots in its bindings. May name a binding whose refusal it has not learnt yet.
     pub(super) slots: HashMap<BindingId, usize>,
     /// Bindings that the upstream has been asked for on its behalf, and that are not answered.
@@ -98,7 +98,7 @@ pub(super) struct SubscriberEntry {
 }
 
 /// A binding key of at least one subscriber, or of none for a short time.
-pub(super) struct SharedBinding {
+pub(super) struct MultiplexedBinding {
     pub(super) key: Arc<str>,
     /// Whether the upstream has bound the key to the present queue; of no meaning while there is no queue.
     pub(super) is_bound: bool,
@@ -127,7 +127,7 @@ pub(super) struct KeySubscription {
     pub(super) is_answered: bool,
 }
 
-impl SharedState {
+impl SubscribersState {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             index: TopicIndex::default(),
@@ -139,14 +139,14 @@ impl SharedState {
             requests: Requests::default(),
             answers: BindingAnswers::default(),
             unused_since: Some(now),
-            unused_time: IDLE_TIME,
+            unused_time: IDLE_TIMEOUT,
             ended: false,
-            counts: SharedCounts::default(),
+            counts: MultiplexedCounts::default(),
         }
     }
 
     /// Adds a client without subscriptions. Returns `None` if the queue has ended.
-    pub(super) fn join(&mut self, inbox: &Arc<SharedInbox>) -> Option<SubscriberId> {
+    pub(super) fn join(&mut self, inbox: &Arc<SubscriberInbox>) -> Option<SubscriberId> {
         if self.ended {
             return None;
         }
@@ -180,7 +180,7 @@ impl SharedState {
         let Some(inbox) = self.subscriber(id).map(|entry| Arc::clone(&entry.inbox)) else { return };
         if key.len() > MAX_KEY {
             let text = format!("binding key of {} bytes; {MAX_KEY} are the most", key.len());
-            return inbox.push(SharedEvent::Refused(number, Fault::new(ReplyCode::PreconditionFailed, text)));
+            return inbox.push(SubscriberEvent::Refused(number, Fault::new(ReplyCode::PreconditionFailed, text)));
         }
         let known = self.index.get(key).copied();
         let binding_id = known.unwrap_or_else(|| self.add_binding(key, id));
@@ -204,7 +204,7 @@ impl SharedState {
         let is_answered = has_queue && binding.is_bound;
         own.push(KeySubscription { number, is_answered });
         if is_answered {
-            inbox.push(SharedEvent::Subscribed(number));
+            inbox.push(SubscriberEvent::Subscribed(number));
         } else {
             binding.waiting += 1;
         }
@@ -247,7 +247,7 @@ impl SharedState {
         self.next_binding += 1;
         let binding_id = BindingId(self.next_binding);
         self.index.insert(key, binding_id);
-        let binding = SharedBinding {
+        let binding = MultiplexedBinding {
             key: key.into(),
             is_bound: false,
             subscribers: Slab::new(),
@@ -283,7 +283,7 @@ impl SharedState {
     }
 
     /// Removes a binding here; the upstream is not asked.
-    pub(super) fn remove_binding(&mut self, id: BindingId) -> Option<SharedBinding> {
+    pub(super) fn remove_binding(&mut self, id: BindingId) -> Option<MultiplexedBinding> {
         self.request_ended(id);
         let binding = self.bindings.remove(&id)?;
         self.index.remove(&binding.key);
@@ -329,7 +329,7 @@ impl SharedState {
     }
 
     /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
-    pub(super) fn end(&mut self) -> Vec<Arc<SharedInbox>> {
+    pub(super) fn end(&mut self) -> Vec<Arc<SubscriberInbox>> {
         if std::mem::replace(&mut self.ended, true) {
             return Vec::new();
         }

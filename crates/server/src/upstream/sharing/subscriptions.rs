@@ -11,10 +11,10 @@ use sync::{Mutex, Rank};
 use transport::InnerOutbox;
 
 use super::budget::InboxBudget;
-use super::inbox::SharedInbox;
-use super::queue::{SharedBindingStatus, SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
-use super::state::SharedCounts;
-use super::task::{self, OpenError, OpenUpstream, UpstreamLinked};
+use super::inbox::SubscriberInbox;
+use super::queue::{MultiplexedBindingStatus, UpstreamLogin, MultiplexedQueue, MultiplexedQueueStatus, MultiplexedSubscriber};
+use super::state::MultiplexedCounts;
+use super::task::{self, OpenError, OpenUpstream, LinkedQueue};
 use crate::upstream::client::AmqpClient;
 
 /// Bytes of the largest frame within the process: RabbitMQ's default.
@@ -37,16 +37,16 @@ pub(crate) struct MultiplexedSubscriptions {
 #[derive(Default)]
 struct SharedTable {
     /// The queues that new subscribers join.
-    by_login: HashMap<(LoginKey, Arc<str>), Arc<SharedQueue>>,
+    by_login: HashMap<(LoginKey, Arc<str>), Arc<MultiplexedQueue>>,
     /// Queues that were given up, and replaced before their tasks had ended.
-    replaced: Vec<Arc<SharedQueue>>,
+    replaced: Vec<Arc<MultiplexedQueue>>,
     /// Counts of the queues whose tasks have ended.
-    ended: SharedCounts,
+    ended: MultiplexedCounts,
 }
 
 /// All shared queues together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SharedTotals {
+pub struct MultiplexedTotals {
     /// Queues whose tasks run.
     pub queues: usize,
     /// Clients whose subscriptions share one of them.
@@ -56,11 +56,11 @@ pub struct SharedTotals {
     /// Bytes of messages that wait for clients.
     pub waiting_bytes: usize,
     /// Counts since the start of the server, with those of queues that have ended.
-    pub counts: SharedCounts,
+    pub counts: MultiplexedCounts,
 }
 
 /// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
-pub(crate) struct LoginKey(pub(crate) SharedLogin);
+pub(crate) struct LoginKey(pub(crate) UpstreamLogin);
 
 impl MultiplexedSubscriptions {
     /// Without subscribers. Messages that wait for all of them may take `inbox_total` bytes.
@@ -79,9 +79,9 @@ impl MultiplexedSubscriptions {
     pub(crate) fn join(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
-        (login, exchange): (&SharedLogin, &Arc<str>),
-        inbox: &Arc<SharedInbox>,
-    ) -> SharedSubscriber {
+        (login, exchange): (&UpstreamLogin, &Arc<str>),
+        inbox: &Arc<SubscriberInbox>,
+    ) -> MultiplexedSubscriber {
         let upstream = || PoolUpstream::new(pool, login);
         self.join_by((login, exchange), inbox, upstream)
     }
@@ -89,17 +89,17 @@ impl MultiplexedSubscriptions {
     /// As [`Self::join`]; a new queue opens its connections by `upstream`.
     pub(super) fn join_by<U: OpenUpstream>(
         self: &Arc<Self>,
-        (login, exchange): (&SharedLogin, &Arc<str>),
-        inbox: &Arc<SharedInbox>,
+        (login, exchange): (&UpstreamLogin, &Arc<str>),
+        inbox: &Arc<SubscriberInbox>,
         upstream: impl FnOnce() -> U,
-    ) -> SharedSubscriber {
+    ) -> MultiplexedSubscriber {
         let key = (LoginKey(login.clone()), Arc::clone(exchange));
         let mut table = self.table.lock();
         if let Some(subscriber) = table.by_login.get(&key).and_then(|queue| queue.join(inbox)) {
             return subscriber;
         }
         loop {
-            let queue = SharedQueue::new(login.clone(), exchange);
+            let queue = MultiplexedQueue::new(login.clone(), exchange);
             if self.is_draining.load(Ordering::Acquire) {
                 queue.drain();
             }
@@ -114,26 +114,26 @@ impl MultiplexedSubscriptions {
     }
 
     /// The queues for operators, in no order.
-    pub(crate) fn status(&self) -> Vec<SharedQueueStatus> {
+    pub(crate) fn status(&self) -> Vec<MultiplexedQueueStatus> {
         self.running().iter().map(|queue| queue.status()).collect()
     }
 
     /// The binding keys of the queue with this name upstream; `None` if no queue has it.
-    pub(crate) fn bindings(&self, name: &str) -> Option<Vec<SharedBindingStatus>> {
+    pub(crate) fn bindings(&self, name: &str) -> Option<Vec<MultiplexedBindingStatus>> {
         let queue = self.running().into_iter().find(|queue| queue.is_named(name))?;
         Some(queue.bindings())
     }
 
     /// The totals for operators. Counts never go back.
-    pub(crate) fn totals(&self) -> SharedTotals {
+    pub(crate) fn totals(&self) -> MultiplexedTotals {
         let table = self.table.lock();
         let (queues, counts) = (table.running(), table.ended);
         drop(table);
-        let mut totals = SharedTotals {
+        let mut totals = MultiplexedTotals {
             queues: queues.len(),
             waiting_bytes: self.budget.used(),
             counts,
-            ..SharedTotals::default()
+            ..MultiplexedTotals::default()
         };
         for queue in queues {
             let (subscribers, bindings, counts) = queue.figures();
@@ -151,11 +151,11 @@ impl MultiplexedSubscriptions {
     }
 
     /// The queues whose tasks run.
-    pub(super) fn running(&self) -> Vec<Arc<SharedQueue>> {
+    pub(super) fn running(&self) -> Vec<Arc<MultiplexedQueue>> {
         self.table.lock().running()
     }
 
-    fn remove(&self, queue: &Arc<SharedQueue>) {
+    fn remove(&self, queue: &Arc<MultiplexedQueue>) {
         let key = (LoginKey(queue.login().clone()), Arc::clone(queue.exchange()));
         let mut table = self.table.lock();
         if table.by_login.get(&key).is_some_and(|other| Arc::ptr_eq(other, queue)) {
@@ -171,12 +171,12 @@ impl MultiplexedSubscriptions {
 
 impl SharedTable {
     /// The queues whose tasks run.
-    fn running(&self) -> Vec<Arc<SharedQueue>> {
+    fn running(&self) -> Vec<Arc<MultiplexedQueue>> {
         self.by_login.values().chain(&self.replaced).cloned().collect()
     }
 }
 
-async fn run(all: Arc<MultiplexedSubscriptions>, queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
+async fn run(all: Arc<MultiplexedSubscriptions>, queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstream) {
     let listed = ListedQueue { all, queue };
     task::run(Arc::clone(&listed.queue), upstream).await;
 }
@@ -184,7 +184,7 @@ async fn run(all: Arc<MultiplexedSubscriptions>, queue: Arc<SharedQueue>, upstre
 /// A queue's entry in the table, removed however its task ends.
 struct ListedQueue {
     all: Arc<MultiplexedSubscriptions>,
-    queue: Arc<SharedQueue>,
+    queue: Arc<MultiplexedQueue>,
 }
 
 impl Drop for ListedQueue {
@@ -196,7 +196,7 @@ impl Drop for ListedQueue {
 /// The table's hasher is keyed with random bits, so that its order reveals nothing about a secret.
 impl Hash for LoginKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let SharedLogin { prefix, credentials, vhost } = &self.0;
+        let UpstreamLogin { prefix, credentials, vhost } = &self.0;
         (prefix, vhost, credentials.mechanism, &credentials.username).hash(state);
         credentials.secret.expose().hash(state);
     }
@@ -216,13 +216,13 @@ impl Eq for LoginKey {}
 /// Connections through the pool.
 pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
-    login: SharedLogin,
+    login: UpstreamLogin,
     /// Set if the pool is not to send again what has no confirm: whether the connection is shared with nobody.
     without_replay: Option<bool>,
 }
 
 impl PoolUpstream {
-    pub(crate) fn new(pool: &Arc<Pool>, login: &SharedLogin) -> Self {
+    pub(crate) fn new(pool: &Arc<Pool>, login: &UpstreamLogin) -> Self {
         Self { pool: Arc::clone(pool), login: login.clone(), without_replay: None }
     }
 
@@ -234,7 +234,7 @@ impl PoolUpstream {
 
 impl OpenUpstream for PoolUpstream {
     async fn open(&self) -> Result<AmqpClient, OpenError> {
-        let SharedLogin { prefix, credentials, vhost } = &self.login;
+        let UpstreamLogin { prefix, credentials, vhost } = &self.login;
         let info = ClientInfo { id: 0, peer: format!("{prefix}*, shared") };
         let login = Box::pin(self.pool.authenticate(credentials.copy(), info)).await.map_err(of_refusal)?;
         let inner = InnerOutbox::new(MAX_BACKLOG);

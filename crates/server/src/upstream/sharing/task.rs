@@ -1,5 +1,5 @@
 //! The task of a shared queue: opens its connection, again when it is lost, and closes it when nobody needs it.
-//! [`UpstreamLinked`] is all that it knows of the queue.
+//! [`LinkedQueue`] is all that it knows of the queue.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -11,9 +11,9 @@ use amqp::{Fault, ReplyCode};
 use sync::{AtomicWaker, work};
 use tokio::time::Sleep;
 
-use super::inbox::SharedInbox;
+use super::inbox::SubscriberInbox;
 use super::link::{LinkEnd, LinkStep};
-use super::queue::{SLOTS_AT_ONCE, SharedLogin, SharedQueue};
+use super::queue::{SLOTS_AT_ONCE, UpstreamLogin, MultiplexedQueue};
 use crate::upstream::client::AmqpClient;
 
 /// First pause before a lost connection is opened again. The pool itself waits for an upstream that does not answer.
@@ -41,12 +41,12 @@ pub(crate) enum OpenError {
 }
 
 /// A queue that has an upstream connection of its own while somebody needs it.
-pub(crate) trait UpstreamLinked: Send + Sync + 'static {
+pub(crate) trait LinkedQueue: Send + Sync + 'static {
     type Link: UpstreamLink;
     /// Its name in the log.
     const NAME: &'static str;
 
-    fn login(&self) -> &SharedLogin;
+    fn login(&self) -> &UpstreamLogin;
     /// Wakes the task when one of the following is worth another call.
     fn waker(&self) -> &AtomicWaker;
     /// A conversation on a connection that has been opened.
@@ -76,18 +76,18 @@ pub(crate) trait UpstreamLink: Send {
 }
 
 /// Runs a shared queue until nobody needs it, or the upstream refuses it.
-pub(super) async fn run(queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
+pub(super) async fn run(queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstream) {
     let mut guard = EndGuard(Some(Arc::clone(&queue)));
     if let Some(fault) = serve(&queue, &upstream).await {
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::warn!(user, %vhost, %fault, "{} refused by the upstream", SharedQueue::NAME);
+        tracing::warn!(user, %vhost, %fault, "upstream refused {}", MultiplexedQueue::NAME);
         tell_ended(queue.end(), &fault).await;
     }
     guard.0 = None;
 }
 
 /// Opens connections until `queue` is given up. Returns the fault with which the upstream has refused it.
-pub(crate) async fn serve<Q: UpstreamLinked>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
+pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
     let mut pause = MIN_PAUSE;
     loop {
         let opened = unless_unused(&**queue, upstream.open()).await?;
@@ -113,14 +113,14 @@ pub(crate) async fn serve<Q: UpstreamLinked>(queue: &Arc<Q>, upstream: &impl Ope
             Err(OpenError::Unreachable(fault)) => fault,
         };
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::info!(user, %vhost, %fault, "{} have no upstream connection", Q::NAME);
+        tracing::info!(user, %vhost, %fault, "no upstream connection for {}", Q::NAME);
         unless_unused(&**queue, tokio::time::sleep(pause)).await?;
         pause = MAX_PAUSE.min(2 * pause);
     }
 }
 
 /// Runs a connection until it is of no more use. Returns `None` if nobody needs it.
-async fn drive<Q: UpstreamLinked>(queue: &Q, link: &mut Q::Link) -> Option<LinkEnd> {
+async fn drive<Q: LinkedQueue>(queue: &Q, link: &mut Q::Link) -> Option<LinkEnd> {
     let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
     let mut busy_turn = None;
     loop {
@@ -138,7 +138,7 @@ async fn drive<Q: UpstreamLinked>(queue: &Q, link: &mut Q::Link) -> Option<LinkE
 }
 
 /// Takes a turn; ready with `Idle` if the queue is given up.
-fn poll_link<Q: UpstreamLinked>(
+fn poll_link<Q: LinkedQueue>(
     queue: &Q,
     link: &mut Q::Link,
     mut timer: Pin<&mut Sleep>,
@@ -167,7 +167,7 @@ fn poll_link<Q: UpstreamLinked>(
 
 /// Waits for `future`, but no longer than the queue is needed.
 pub(crate) async fn unless_unused<R>(
-    queue: &impl UpstreamLinked,
+    queue: &impl LinkedQueue,
     future: impl Future<Output = R>,
 ) -> Option<R> {
     // Boxed: a handshake is large, and rare.
@@ -202,8 +202,8 @@ async fn close(link: &mut impl UpstreamLink) {
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
 }
 
-/// Tells the subscribers of a queue that was given up, over as many turns as that takes.
-async fn tell_ended(inboxes: Vec<Arc<SharedInbox>>, fault: &Fault) {
+/// Notifies the subscribers of a queue that was given up, over as many turns as that takes.
+async fn tell_ended(inboxes: Vec<Arc<SubscriberInbox>>, fault: &Fault) {
     for some in inboxes.chunks(SLOTS_AT_ONCE) {
         some.iter().for_each(|inbox| inbox.end(fault.clone()));
         // The permit is for turns, of which this is none.
@@ -212,7 +212,7 @@ async fn tell_ended(inboxes: Vec<Arc<SharedInbox>>, fault: &Fault) {
 }
 
 /// Ends the subscribers of a queue whose task has failed: they must not wait for nothing.
-struct EndGuard(Option<Arc<SharedQueue>>);
+struct EndGuard(Option<Arc<MultiplexedQueue>>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::inbox::{ENTRY, SharedMessage, SubscriptionNumbers};
+use super::inbox::{ENTRY, MultiplexedMessage, SubscriptionNumbers};
 
 /// Messages in the order in which they came.
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub(super) struct WaitingMessages {
 pub(super) struct WaitingMessage {
     place: u64,
     pub(super) numbers: SubscriptionNumbers,
-    pub(super) message: Arc<SharedMessage>,
+    pub(super) message: Arc<MultiplexedMessage>,
 }
 
 impl WaitingMessages {
@@ -40,7 +40,7 @@ impl WaitingMessages {
     pub(super) fn push(
         &mut self,
         numbers: SubscriptionNumbers,
-        message: &Arc<SharedMessage>,
+        message: &Arc<MultiplexedMessage>,
         is_droppable: bool,
     ) {
         let (place, message) = (self.next_place, Arc::clone(message));

@@ -92,7 +92,7 @@ impl World {
         let request = REQUEST.replace("PATH", self.config.routes.protocols[0].0);
         let validated =
             super::upgrade::request(&mut request.as_bytes(), &mut Vec::new(), Peer::Unix, &self.config).await;
-        let Ok(UpgradeDecision::Granted(granted)) = validated else { panic!("{validated:?}") };
+        let Ok(UpgradeDecision::AcceptedUpgrade(granted)) = validated else { panic!("{validated:?}") };
         let accepted = AcceptedConnection {
             id: number as u64,
             peer: Peer::Unix,

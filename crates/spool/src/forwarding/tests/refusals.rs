@@ -1,7 +1,7 @@
 //! Messages that the broker refuses permanently, by closing a channel or the connection.
 
 use super::*;
-use crate::refused_exchanges::REFUSAL_HOLDS;
+use crate::refused_exchanges::REFUSAL_TTL;
 
 #[test]
 fn a_named_exchange_costs_the_others_one_more_attempt() {
@@ -22,7 +22,7 @@ fn a_refusal_is_asked_for_again_after_a_second() {
     let mut bench = Bench::new(&["gone"]);
     assert_eq!(bench.published(), [0]);
     bench.refuse(Fast, no_exchange("gone"));
-    bench.now += REFUSAL_HOLDS;
+    bench.now += REFUSAL_TTL;
     bench.read("gone");
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
     bench.forwarding.acked(Careful, 1, false, bench.now);

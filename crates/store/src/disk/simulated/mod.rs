@@ -2,7 +2,7 @@
 //!
 //! Data that was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any version
 //! since the last sync may be found, in any combination, and names that were created, changed or removed since the
-//! folder was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second
+//! directory was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second
 //! call succeeds without having written them. A seed determines everything.
 
 mod file;
@@ -30,7 +30,7 @@ pub struct SimDisk(Arc<Mutex<State>>);
 pub struct Faults {
     /// `write_at` fails with EIO, after having written any part.
     pub write: u64,
-    /// `sync` and `sync_folder` fail with EIO, after having synced any part.
+    /// `sync` and `sync_dir` fail with EIO, after having synced any part.
     pub sync: u64,
     /// Opening, renaming, removing, reserving and changing a length fail with EIO.
     pub names: u64,
@@ -79,7 +79,7 @@ impl SimDisk {
         self.0.lock().syncs
     }
 
-    /// Makes `sync` and `sync_folder` do nothing and report success, to show that a test notices.
+    /// Makes `sync` and `sync_dir` do nothing and report success, to show that a test notices.
     pub fn lie_about_syncs(&self) {
         self.0.lock().lies = true;
     }
@@ -101,28 +101,28 @@ impl Disk for SimDisk {
         Ok(Box::new(SimFile { disk: self.0.clone(), number }))
     }
 
-    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().list(folder))
+    fn list(&self, directory: &str) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().list(directory))
     }
 
-    fn create_folder(&self, folder: &str) -> io::Result<()> {
-        self.0.lock().create_folder(folder)
+    fn create_dir(&self, directory: &str) -> io::Result<()> {
+        self.0.lock().create_dir(directory)
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.0.lock().remove(path)
     }
 
-    fn remove_folder(&self, folder: &str) -> io::Result<()> {
-        self.0.lock().remove_folder(folder)
+    fn remove_dir(&self, directory: &str) -> io::Result<()> {
+        self.0.lock().remove_dir(directory)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.0.lock().rename(from, to)
     }
 
-    fn sync_folder(&self, folder: &str) -> io::Result<()> {
-        self.0.lock().sync_folder(folder)
+    fn sync_dir(&self, directory: &str) -> io::Result<()> {
+        self.0.lock().sync_dir(directory)
     }
 
     fn free_space(&self) -> io::Result<u64> {

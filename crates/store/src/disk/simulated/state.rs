@@ -20,9 +20,9 @@ pub(super) struct State {
     pub(super) lies: bool,
     /// Path to file, as on the medium.
     safe_names: BTreeMap<String, u64>,
-    /// Changes of names since their folder was synced, in order.
+    /// Changes of names since their directory was synced, in order.
     unsynced: Vec<Change>,
-    folders: BTreeSet<String>,
+    directories: BTreeSet<String>,
     files: BTreeMap<u64, Content>,
     random: SimRandom,
 }
@@ -45,7 +45,7 @@ impl State {
             lies: false,
             safe_names: BTreeMap::new(),
             unsynced: Vec::new(),
-            folders: BTreeSet::new(),
+            directories: BTreeSet::new(),
             files: BTreeMap::new(),
             random: SimRandom::new(seed),
         }
@@ -70,7 +70,7 @@ impl State {
             faults: Faults::default(),
             fail_sync: None,
             random: SimRandom::new(self.random.next_u64()),
-            folders: self.folders.clone(),
+            directories: self.directories.clone(),
             ..*self
         }
     }
@@ -89,7 +89,7 @@ impl State {
             return Ok(*number);
         }
         let parent = parent(path);
-        if !parent.is_empty() && !self.folders.contains(parent) {
+        if !parent.is_empty() && !self.directories.contains(parent) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let number = self.files.keys().next_back().map_or(1, |last| last + 1);
@@ -98,18 +98,18 @@ impl State {
         Ok(number)
     }
 
-    pub(super) fn list(&self, folder: &str) -> Vec<String> {
-        let paths = self.names.keys().chain(&self.folders);
-        paths.filter(|path| parent(path) == folder).map(|path| name(path).to_owned()).collect()
+    pub(super) fn list(&self, directory: &str) -> Vec<String> {
+        let paths = self.names.keys().chain(&self.directories);
+        paths.filter(|path| parent(path) == directory).map(|path| name(path).to_owned()).collect()
     }
 
-    /// Folders count as durable at once: they are created only at the first start.
-    pub(super) fn create_folder(&mut self, folder: &str) -> io::Result<()> {
+    /// Directories count as durable at once: they are created only at the first start.
+    pub(super) fn create_dir(&mut self, directory: &str) -> io::Result<()> {
         self.fail_at(self.faults.names)?;
-        let mut folder = folder;
-        while !folder.is_empty() {
-            self.folders.insert(folder.to_owned());
-            folder = parent(folder);
+        let mut directory = directory;
+        while !directory.is_empty() {
+            self.directories.insert(directory.to_owned());
+            directory = parent(directory);
         }
         Ok(())
     }
@@ -122,14 +122,14 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
+    pub(super) fn remove_dir(&mut self, directory: &str) -> io::Result<()> {
         self.fail_at(self.faults.names)?;
-        let inside = format!("{folder}/");
+        let inside = format!("{directory}/");
         for path in self.names.keys().filter(|path| path.starts_with(&inside)).cloned().collect::<Vec<_>>() {
             let number = self.names[&path];
             self.change(Change::Remove(path, number));
         }
-        self.folders.retain(|path| path != folder && !path.starts_with(&inside));
+        self.directories.retain(|path| path != directory && !path.starts_with(&inside));
         Ok(())
     }
 
@@ -140,7 +140,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn sync_folder(&mut self, folder: &str) -> io::Result<()> {
+    pub(super) fn sync_dir(&mut self, directory: &str) -> io::Result<()> {
         if self.lies {
             return Ok(());
         }
@@ -149,7 +149,7 @@ impl State {
         for change in std::mem::take(&mut self.unsynced) {
             // Changes of one name never overtake each other.
             let waits = || later.iter().any(|earlier| earlier.touches(&change));
-            if change.folder() != folder || failed.is_err() && (self.random.chance(500) || waits()) {
+            if change.directory() != directory || failed.is_err() && (self.random.chance(500) || waits()) {
                 later.push(change);
             } else {
                 change.apply(&mut self.safe_names);
@@ -256,7 +256,7 @@ impl Change {
         self.names().iter().any(|name| other.names().contains(name))
     }
 
-    fn folder(&self) -> &str {
+    fn directory(&self) -> &str {
         match self {
             Self::Create(path, _) | Self::Remove(path, _) | Self::Rename { to: path, .. } => parent(path),
         }
@@ -270,7 +270,7 @@ fn remove_if(names: &mut BTreeMap<String, u64>, path: &str, file: u64) {
 }
 
 fn parent(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(folder, _)| folder)
+    path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
 fn name(path: &str) -> &str {

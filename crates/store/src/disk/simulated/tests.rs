@@ -12,7 +12,7 @@ fn synced_bytes_survive_and_unsynced_sectors_survive_in_any_combination() -> io:
         let file = disk.open("log")?;
         file.write_at(&[1; 2048], 0)?;
         file.sync()?;
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         file.write_at(&[2; 1024], 512)?;
         let found = contents(&disk.crash(), "log")?;
         assert_eq!((found[0], found[2047]), (1, 1));
@@ -29,12 +29,12 @@ fn unsynced_names_may_be_lost_and_synced_ones_are_not() -> io::Result<()> {
     for seed in 0..100 {
         let disk = SimDisk::new(seed, 1 << 20);
         disk.open("old")?;
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         disk.rename("old", "new")?;
         let files = disk.crash().files();
         assert_eq!(files.len(), 1);
         survivals += usize::from(files[0] == "new");
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         assert_eq!(disk.crash().files(), ["new"]);
     }
     assert!((20..80).contains(&survivals));
@@ -47,7 +47,7 @@ fn a_sync_after_a_failed_one_saves_nothing_of_what_failed() -> io::Result<()> {
     for seed in 0..50 {
         let disk = SimDisk::new(seed, 1 << 20);
         let file = disk.open("log")?;
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         file.write_at(&[7; 512], 0)?;
         disk.fail_sync(0);
         assert!(file.sync().is_err());
@@ -78,7 +78,7 @@ fn the_same_seed_gives_the_same_crash() -> io::Result<()> {
     let run = || -> io::Result<Vec<u8>> {
         let disk = SimDisk::new(42, 1 << 20);
         let file = disk.open("log")?;
-        disk.sync_folder("")?;
+        disk.sync_dir("")?;
         file.write_at(&[3; 8192], 0)?;
         contents(&disk.crash(), "log")
     };

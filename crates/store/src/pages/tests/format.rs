@@ -62,9 +62,9 @@ fn the_bytes_of_a_segment_are_these() {
 }
 
 #[test]
-fn a_folder_of_these_bytes_is_read() {
+fn a_directory_of_these_bytes_is_read() {
     let disk = sim();
-    disk.create_folder("queues/7").unwrap();
+    disk.create_dir("queues/7").unwrap();
     for (name, hex) in [("segment", SEGMENT), ("index", INDEX), ("settled1", SIDECAR)] {
         let file = disk.open(&format!("queues/7/0000000000000000.{name}")).unwrap();
         file.write_at(&bytes(hex), 0).unwrap();

@@ -7,8 +7,8 @@ const COUNT: u64 = 20_000;
 
 #[test]
 fn memory_stays_small_and_a_start_reads_indexes_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(folder.path()).unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(directory.path()).unwrap());
     let pages = Pages::new(disk.clone(), 8);
     let segments = pages.queue(Durability::Durable, QUEUE);
     let payload = vec![b'x'; 1024];

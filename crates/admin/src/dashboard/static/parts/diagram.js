@@ -7,18 +7,18 @@ import { to } from "../router.js";
 const NODE = { width: 190, height: 44 };
 const GAP = { column: 150, row: 14 };
 const MARGIN = 8;
-/** Letters that fit into a node, and onto a line. */
+/** Maximum characters in a node, and on an edge. */
 const LETTERS = 20;
-/** The same where a rate stands beside them. */
+/** Maximum characters if there is a rate beside them. */
 const LETTERS_BESIDE = 12;
 /** Columns of exchanges. */
 const MOST_COLUMNS = 4;
-/** Lines with more than this many beside them get no words: they would cover each other. */
+/** Edges with more parallel ones than this get no label: the labels would overlap. */
 const MOST_WORDED = 40;
-/** Routing keys that a hint tells. */
+/** Maximum routing keys in a tooltip. */
 const MOST_TOLD = 20;
 
-/** The picture; null if there is nothing to see. */
+/** The diagram; null if it would be empty. */
 export function diagram({ nodes, edges }) {
   const { columns, ways } = arrange([...nodes.values()], edges);
   if (columns.length === 0) return null;
@@ -167,7 +167,7 @@ function moreOf({ kind, type, rate: flow, ready }) {
   return words.join(" · ");
 }
 
-/** By letters, not by halves of them. */
+/** Cuts by code points, not UTF-16 units. */
 function clipped(text, most = LETTERS) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;

@@ -3,7 +3,7 @@
 import { el, setAttribute, setChildren, setText } from "../dom.js";
 
 /**
- * Tiles with a number each, some of which lead to their list. `update({ key: words })`; what has no words is not shown.
+ * Tiles with a number each, some of which lead to their list. `update({ key: text })`; tiles without a text are hidden.
  */
 export function tiles(kinds) {
   const made = kinds.map(({ key, title, href }) => {
@@ -37,7 +37,7 @@ export function bar(title) {
   return { element, update };
 }
 
-/** Facts by name. `update([[name, text], …])`; a fact of null is left out. */
+/** A description list. `update([[name, text], …])`; entries whose text is null are left out. */
 export function facts() {
   const element = el("dl", { class: "facts" });
   const rows = new Map();

@@ -32,7 +32,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
   const element = el("div", { class: "paged" }, field, scroll, nothing, pager.element);
 
   function sortBy(sort) {
-    // First what is most, then what is least, then as it came.
+    // Descending, then ascending, then unsorted.
     if (state.sort !== sort) change({ sort, reverse: true, page: 1 });
     else if (state.reverse) change({ reverse: false, page: 1 });
     else change({ sort: "", reverse: false, page: 1 });
@@ -54,7 +54,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
     const asked = state.page;
     const answer = await firstIfBeyond(asked, (page) => fetch({ page, size, query, signal }));
     signal?.throwIfAborted();
-    // Another page that was chosen meanwhile is asked for next.
+    // If another page was chosen during the request, it is fetched next.
     if (state.page === asked) state.page = answer.page;
     table.show(answer.items);
     table.markSorted(state.sort, state.reverse);
@@ -67,7 +67,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
   return { element, refresh };
 }
 
-/** RabbitMQ answers 400 for a page behind the last one, which may be where the last row was deleted. */
+/** RabbitMQ answers 400 for a page after the last one; this happens when the only row of the last page is deleted. */
 async function firstIfBeyond(page, fetch) {
   try {
     return await fetch(page);
@@ -111,7 +111,7 @@ function makePager(caption, turn) {
     const of = found === total ? count(total) : `${count(found)} of ${count(total)}`;
     setText(where, pages > 1 ? `Page ${count(page)} of ${count(pages)}, ${of} in all` : `${of} in all`);
     setAttribute(turns, "hidden", pages <= 1);
-    // A button with the focus that is switched off would lose it.
+    // A focused button would lose the focus if it were disabled.
     for (const [each, off] of [[first, page <= 1], [back, page <= 1], [next, page >= pages], [last, page >= pages]]) {
       setAttribute(each, "aria-disabled", off ? "true" : null);
     }

@@ -7,7 +7,7 @@ import { badge } from "./table.js";
 import { field } from "./fields.js";
 import { section } from "./figures.js";
 
-/** Most messages that are got at once, and most bytes of each. */
+/** Maximum messages per get, and maximum bytes of each that are shown. */
 const MOST_MESSAGES = 50;
 const MOST_BYTES = 50_000;
 
@@ -94,7 +94,7 @@ function message(each) {
   );
 }
 
-/** Runs an action once at a time when a form is sent, and tells how it went. */
+/** Runs an action, one at a time, when a form is submitted, and shows the result. */
 function onSubmit(form, state, action) {
   let isBusy = false;
   const tell = (tone, text) => {

@@ -2,7 +2,7 @@
 
 import { el, setChildren, setText } from "../dom.js";
 
-/** Milliseconds that it stays in sight. */
+/** Milliseconds that a notice is visible. */
 const STAYS = 8_000;
 
 let timer;
@@ -18,7 +18,7 @@ export function complain(text) {
 function tell(text, tone) {
   const place = document.getElementById("notice");
   clearTimeout(timer);
-  // A new element, so that the same words twice are told twice.
+  // A new element, so that screen readers announce repeated texts.
   const line = el("p", { class: tone });
   setText(line, text);
   setChildren(place, [line]);

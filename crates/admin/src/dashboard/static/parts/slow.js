@@ -1,4 +1,4 @@
-// Lists that the server sends as a whole, however long: they are asked for when they are wanted, not every few seconds.
+// Lists that the server does not page: they are fetched on demand, not every few seconds.
 
 /**
  * Makes `refresh` of a list do something only for the first time, when its pages are turned, and after its new method

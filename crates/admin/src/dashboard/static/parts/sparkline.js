@@ -1,10 +1,10 @@
-// A line of what was lately, without axes: the number beside it says how much, the line how it came to that.
+// Sparkline of recent values, without axes, beside the latest value as a number.
 
 import { el, setAttribute, setText, svg } from "../dom.js";
 
 const WIDTH = 120;
 const HEIGHT = 32;
-/** Room for half of the stroke. */
+/** Padding for half of the stroke. */
 const EDGE = 2;
 /** Steps along the width: a line grows from the right until there are as many points. */
 const STEPS = 59;

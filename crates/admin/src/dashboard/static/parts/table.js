@@ -2,7 +2,7 @@
 
 import { button, el, name, setAttribute, setChildren, setText } from "../dom.js";
 
-/** Texts of cells that tell nothing. */
+/** Texts of cells that count as empty. */
 const BLANK = new Set(["", "–"]);
 
 /**

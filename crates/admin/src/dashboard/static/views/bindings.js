@@ -50,7 +50,7 @@ const KINDS = [
   ["exchange", "exchange"],
 ];
 
-/** Asks for what is not known yet, `vhosts` being those to choose from, and binds; whether it was done. */
+/** Asks for the missing fields (`vhosts` are the choices) and binds. Resolves to whether it was done. */
 export function addBinding(api, { vhost, vhosts, source, destination, type }) {
   return ask({
     title: "Add a binding",
@@ -73,7 +73,7 @@ export function addBinding(api, { vhost, vhosts, source, destination, type }) {
   });
 }
 
-/** Removes a binding after asking; whether it was done. */
+/** Removes a binding after confirmation. Resolves to whether it was done. */
 export function removeBinding(api, { vhost, source, destination, destination_type: type, properties_key: key, ...rest }) {
   return ask({
     title: "Remove this binding?",

@@ -1,4 +1,4 @@
-// The clients in front of an upstream, and what they have sent and received.
+// The clients of the pool, and the bytes that they have sent and received.
 
 import { bytes, duration } from "../format.js";
 import { list } from "../parts/list.js";

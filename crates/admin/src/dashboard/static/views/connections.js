@@ -104,7 +104,7 @@ async function closeConnection(api, id, back) {
     confirm: "Close connection",
     danger: true,
     action: async ({ reason }) => {
-      // A header holds Latin-1 at most.
+      // Header values are Latin-1.
       const headers = { "x-reason": reason.replace(/[^\x20-\x7e]/g, "?") };
       await api.delete(["connections", id], { headers });
       return "The connection is closed.";
@@ -125,7 +125,7 @@ export function channels({ api, vhostPath, vhostColumn }) {
   return { title: "Channels", element: rows.element, refresh: rows.refresh };
 }
 
-/** `before` and `after` the name are columns of what is the same for all channels of one connection. */
+/** `before` and `after` are columns around the name, with values that all channels of one connection share. */
 function channelColumns({ before = [], after = [] } = {}) {
   return [
     ...before,

@@ -1,4 +1,4 @@
-// The exchanges: a list of them, and one of them with what it leads to.
+// The exchanges: a list, and one exchange with its bindings.
 
 import { button, el } from "../dom.js";
 import { exchangePart } from "../api.js";

@@ -1,5 +1,5 @@
-// The limits on clients and on the pool: how much of each is in use, and how often it was reached. And the drain, with which
-// an operator takes this server out of use.
+// The limits on clients and on the pool: how much of each is in use, and how often it was reached; and the button that
+// drains this server.
 
 import { button, el, setChildren } from "../dom.js";
 import { bytes, count, rate } from "../format.js";
@@ -7,7 +7,7 @@ import { ask } from "../parts/dialog.js";
 import { bar, section } from "../parts/figures.js";
 import { Table, badge } from "../parts/table.js";
 
-/** By the API's names: what it is called, how it is written, and the counter whose growth is what is in use of a rate. */
+/** By the API's names: label, format, and for rates the counter whose growth is the current value. */
 const KINDS = [
   ["connections", "Connections", count, null],
   ["connection_rate", "New connections", rate, "rabbitmq_connections_opened_total"],
@@ -25,8 +25,8 @@ const OF_THE_POOL = [
 ];
 
 const MODES = {
-  enforce: [["enforced", "good"], "Clients above a limit are refused, or wait."],
-  alarm: [["alarm only", "wait"], "Clients above a limit are counted and logged, and not refused."],
+  enforce: [["enforced", "good"], "Clients above a limit are refused or delayed."],
+  alarm: [["alarm only", "wait"], "Clients above a limit are counted and logged, but not refused."],
 };
 
 export function limits({ api, session, sampler }) {
@@ -104,7 +104,7 @@ function ratesOf(sampler) {
   };
 }
 
-/** A bar for each limit; those that are full say so. */
+/** A bar for each limit; full ones are marked. */
 function barsByKey() {
   const element = el("div", { class: "bars" });
   const made = new Map();
@@ -127,7 +127,7 @@ function drain(api) {
     words: [
       "New clients are refused, every client is disconnected (320 CONNECTION_FORCED) once its published messages are " +
         "handed over, and the server stops.",
-      "It serves again when it is started by an operator or the service manager.",
+      "It must then be restarted by an operator or the service manager.",
     ],
     confirm: "Drain",
     danger: true,

@@ -1,4 +1,4 @@
-// The broker at a glance: what flows, what waits, what there is, and how much room is left.
+// The overview: message rates, queued messages, global counts, and resource headroom.
 
 import { el, setChildren } from "../dom.js";
 import { bytes, count, duration, rate, short } from "../format.js";
@@ -60,7 +60,7 @@ export function overview({ sampler }) {
   return { title: "Overview", element, refresh };
 }
 
-/** Memory, disk and descriptors against their limits; nothing of what the server does not tell. */
+/** Memory, disk and descriptors with their limits; values that the server does not report are hidden. */
 function nodeFigures() {
   const memory = bar("Memory");
   const disk = bar("Free disk");

@@ -1,4 +1,4 @@
-// In front of another broker: whether it is there, who shares its connections, and what that saves.
+// The pool: whether the upstream is reachable, which clients share its connections, and what that saves.
 
 import { el, setAttribute, setChildren } from "../dom.js";
 import { bytes, count, percent, rate, short } from "../format.js";
@@ -78,7 +78,7 @@ export function pool({ api, sampler }) {
   return { title: "Overview", element, refresh };
 }
 
-/** The addresses of the upstream: which answer, why others do not, and how many connections each has. */
+/** The addresses of the upstream: which are reachable, why others are not, and how many connections each has. */
 function upstreamHealth() {
   const verdict = el("p", { class: "verdict" });
   const rows = el("ul", { class: "listeners" });
@@ -95,7 +95,7 @@ function upstreamHealth() {
 }
 
 function upstreamRow({ address, up, connections: open, cause }) {
-  const state = up === null ? ["not asked yet"] : up ? ["up", "good"] : ["down", "bad"];
+  const state = up === null ? ["not probed yet"] : up ? ["up", "good"] : ["down", "bad"];
   const connections = open === 1 ? "1 connection" : `${count(open)} connections`;
   return el(
     "li",
@@ -108,7 +108,7 @@ function upstreamRow({ address, up, connections: open, cause }) {
   );
 }
 
-/** Clients beside the upstream connections that they need. */
+/** The number of clients, and of the upstream connections that they use. */
 function sharingFigures() {
   const clients = bar("Clients");
   const connections = bar("Upstream connections");
@@ -137,23 +137,23 @@ function sharingFigures() {
   return { element, update };
 }
 
-/** The number by which clients exceed the things upstream that they share; nothing if they do not. */
+/** By how much clients outnumber the upstream objects that they share; undefined if they do not. */
 function saved(clients, there) {
   return clients > there ? short(clients - there) : undefined;
 }
 
-/** Messages that the upstream would have sent once more for each subscriber; nothing before there was one. */
+/** Copies that the upstream would otherwise have sent to further subscribers; undefined if there were none. */
 function savedCopies(metrics) {
   const copies = metrics.value("leveret_multiplexed_delivered_copies_total");
   if (!copies) return undefined;
   return short(Math.max(0, copies - metrics.value("leveret_multiplexed_received_messages_total")));
 }
 
-/** The queues that subscriptions share upstream; hidden while there are none. */
+/** The upstream queues of multiplexed subscriptions; hidden while there are none. */
 function multiplexedSubscriptions(api) {
   const rows = list({
     caption: "Multiplexed subscriptions",
-    // Several queues may have no name for now.
+    // Several queues may not have a name yet.
     key: (queue) => queue.at,
     columns: [
       { title: "Queue", sort: "name", text: (each) => each.name ?? "not connected" },

@@ -1,4 +1,4 @@
-// One queue: how it is, what leads into it, and what can be done with it.
+// One queue: its state, bindings and actions.
 
 import { button, el } from "../dom.js";
 import { attributes, bytes, count, duration, exchangeName, known, rate, rateOf, value } from "../format.js";
@@ -116,7 +116,7 @@ function consumerRows(queue) {
       { title: "Ack required", text: (each) => (each.ack_required ? "yes" : "no") },
       { title: "Prefetch count", number: true, text: (each) => count(each.prefetch_count) },
     ],
-    // They come with the queue, and are cut into pages here.
+    // The response for the queue includes its consumers; they are paged here.
     fetch: async ({ page, size }) => {
       const all = queue().consumer_details ?? [];
       const pages = Math.max(1, Math.ceil(all.length / size));
@@ -126,7 +126,7 @@ function consumerRows(queue) {
   });
 }
 
-/** The bindings come all at once, so they are asked for when the view opens, by its Refresh, and after a change. */
+/** Bindings are not paged by the server, so they are fetched when the view opens, by Refresh, and after a change. */
 function bindingRows({ api, vhost, name, refreshNow, slowly }) {
   const rows = list({
     caption: "Bindings",

@@ -1,4 +1,4 @@
-// The spool of a pool: what waits in it by user and virtual host, and the messages that the upstream has refused for good.
+// The spool of a pool: waiting messages by user and virtual host, and the messages that the upstream has refused permanently.
 
 import { button, el, setAttribute } from "../dom.js";
 import { bytes, count, duration, exchangeName, short } from "../format.js";
@@ -9,7 +9,7 @@ import { list } from "../parts/list.js";
 export function spool({ api, sampler, session, refreshNow }) {
   const figures = tiles([
     { key: "messages", title: "Messages" },
-    { key: "oldest", title: "Age of the oldest" },
+    { key: "oldest", title: "Oldest message age" },
     { key: "deferred", title: "Deferred messages" },
     { key: "parked", title: "Parked messages" },
     { key: "blocked", title: "Blocked connections" },
@@ -18,7 +18,7 @@ export function spool({ api, sampler, session, refreshNow }) {
   const rows = list({
     caption: "Spool",
     filter: "Filter by user name",
-    empty: "No client whose publishes a rule matches has logged in, and nothing waits.",
+    empty: "No spooled messages, and no client with a matching spool rule has logged in.",
     key: (queue) => [queue.vhost, queue.user].join("\0"),
     columns: [
       { title: "User name", sort: "user", text: (each) => each.user },
@@ -126,7 +126,7 @@ async function steer(api, action, refreshNow) {
 async function requeue(api, refreshNow) {
   const isDone = await ask({
     title: "Forward parked messages again?",
-    words: "They go behind those that wait. Those that are refused again are parked again.",
+    words: "They are queued after the waiting messages. Messages that are refused again are parked again.",
     confirm: "Forward again",
     action: async () => {
       const { requeued } = await api.post(["leveret", "spool", "parked", "requeue"]);

@@ -1,5 +1,5 @@
-// The topology: a page of queues, the exchanges that lead to them, and the publishers to those, as a picture and in
-// words.
+// The topology: a page of queues, the exchanges that lead to them, and the publishers to those, as a diagram and as
+// text.
 
 import { button, el, setChildren } from "../dom.js";
 import { exchangeName, rate } from "../format.js";
@@ -8,16 +8,16 @@ import { diagram } from "../parts/diagram.js";
 import { list } from "../parts/list.js";
 import { slowly } from "../parts/slow.js";
 
-/** Queues in one picture: what can still be followed with the eye. */
+/** Maximum number of queues in one diagram, so that it stays readable. */
 const QUEUES = 15;
 
 export function topology({ api, vhostPath, refreshNow }) {
   const canvas = el("div", { class: "canvas" });
   const words = el("ul", { class: "plain" });
   const inWords = el("details", {}, el("summary", {}, "As text"), words);
-  // The rows are drawn rather than listed; the filter and the pages are those of a list.
+  // The rows are drawn rather than listed; filter and paging work as in a list.
   const rows = list({
-    caption: "Queues in the picture",
+    caption: "Queues shown",
     filter: "Queues by name",
     empty: "No queues.",
     size: QUEUES,

@@ -1,4 +1,4 @@
-// The connections to the upstream: for whom they are, and how many share them.
+// The upstream connections: their users, and how many clients share them.
 
 import { bytes, count, duration } from "../format.js";
 import { list } from "../parts/list.js";
@@ -19,7 +19,7 @@ export function upstreams({ api }) {
       { title: "Channels", sort: "channels", number: true, text: (each) => count(each.channels) },
       { title: "Idle channels", sort: "idle_channels", number: true, text: (each) => count(each.idle_channels) },
       { title: "Waiting", sort: "waiting_bytes", number: true, text: (each) => bytes(each.waiting_bytes) },
-      { title: "Open for", sort: "age_seconds", number: true, text: (each) => duration(each.age_seconds * 1000) },
+      { title: "Connected for", sort: "age_seconds", number: true, text: (each) => duration(each.age_seconds * 1000) },
     ],
     fetch: ({ page, size, query, signal }) => api.list(["leveret", "connections"], { page, size, query, signal }),
   });

@@ -1,4 +1,4 @@
-// The users with their tags, and what one of them may do in which virtual host.
+// The users with their tags, and the permissions of one user.
 
 import { button, el } from "../dom.js";
 import { ask } from "../parts/dialog.js";

@@ -1,4 +1,4 @@
-// The virtual hosts: a list, adding one, deleting one, and choosing the one that everything else is about.
+// The virtual hosts: a list, adding one, deleting one, and choosing the one that the other views show.
 
 import { button } from "../dom.js";
 import { countColumn } from "../parts/columns.js";

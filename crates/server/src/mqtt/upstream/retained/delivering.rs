@@ -17,7 +17,7 @@ use super::log::{LogClient, LogProgress};
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::pending_retained::{PendingCopy, PendingRetained};
 use crate::mqtt::retained::RetainedMessage;
-use crate::mqtt::subscriptions::Verdict;
+use crate::mqtt::subscriptions::FilterMatch;
 use crate::mqtt::upstream::session::UpstreamSession;
 
 /// Longest time that SUBACK waits for the log, which is read while many topics are there or the upstream is away. The retained
@@ -57,7 +57,7 @@ struct RetainedWaiting {
 
 struct RetainedTicket {
     ticket: u64,
-    /// Those that have not been looked for, or not to the end.
+    /// Filters that have not been looked up, or not completely.
     filters: vec::IntoIter<Arc<str>>,
     /// How far the first of them has been.
     progress: LogProgress,
@@ -207,7 +207,7 @@ impl UpstreamSession {
             work::charge(MESSAGE, 1);
             // The message has been removed, or has come live, or the subscription is gone.
             let verdict = match filter {
-                Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
+                Some(filter) => self.subscriptions.get(&filter).map(FilterMatch::of),
                 None => self.subscriptions.match_retained(&topic),
             };
             let message = self.retained.log.get(&topic, self.now);

@@ -16,9 +16,9 @@ use crate::upstream::client::{
     AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
 };
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::link::{LinkEnd, LinkStep};
-use crate::upstream::sharing::task::{UpstreamLink, UpstreamLinked};
+use crate::upstream::sharing::task::{UpstreamLink, LinkedQueue};
 
 /// Most entries that the upstream sends before they are acknowledged: an upstream 20 ms away still sends 50,000 a second.
 const WINDOW: u16 = 1000;
@@ -28,7 +28,7 @@ const MAX_UNCONFIRMED: u64 = 64;
 
 /// Time after which a marker that has not come back is published again. RabbitMQ that has just started confirms messages for
 /// queues that it has not started, and drops them.
-pub(super) const MARKER_TIME: Duration = Duration::from_secs(2);
+pub(super) const MARKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The channel that declares, binds and publishes.
 const PUBLISHING: u16 = 1;
@@ -45,7 +45,7 @@ const BODY_BYTE: u32 = 150;
 /// A log that is read by one login.
 pub(super) struct LogReader {
     pub(super) log: Arc<RetainedLog>,
-    pub(super) login: SharedLogin,
+    pub(super) login: UpstreamLogin,
     /// Whether the login is not used: it waits for one that may be.
     pub(super) is_waiting: bool,
 }
@@ -58,7 +58,7 @@ pub(super) struct LogLink {
 
 struct LogDialogue {
     log: Arc<RetainedLog>,
-    login: SharedLogin,
+    login: UpstreamLogin,
     stage: LogStage,
     /// Whether the upstream has answered that the queue is there.
     is_declared: bool,
@@ -93,11 +93,11 @@ enum LogStage {
     Reading,
 }
 
-impl UpstreamLinked for LogReader {
+impl LinkedQueue for LogReader {
     type Link = LogLink;
     const NAME: &'static str = "retained messages of MQTT";
 
-    fn login(&self) -> &SharedLogin {
+    fn login(&self) -> &UpstreamLogin {
         &self.login
     }
 
@@ -136,7 +136,7 @@ impl UpstreamLinked for LogReader {
 
 impl LogLink {
     /// Begins to declare the log.
-    pub(super) fn new(log: &Arc<RetainedLog>, login: &SharedLogin, client: AmqpClient) -> Self {
+    pub(super) fn new(log: &Arc<RetainedLog>, login: &UpstreamLogin, client: AmqpClient) -> Self {
         log.ticket_of_reader();
         let dialogue = LogDialogue {
             log: Arc::clone(log),
@@ -183,7 +183,7 @@ impl UpstreamLink for LogLink {
 
     fn next_deadline(&self) -> Option<Instant> {
         let Self { client, dialogue } = self;
-        let marker = (dialogue.marker > dialogue.reached).then(|| dialogue.marker_at + MARKER_TIME);
+        let marker = (dialogue.marker > dialogue.reached).then(|| dialogue.marker_at + MARKER_TIMEOUT);
         let deadlines = [client.next_deadline(), dialogue.log.next_deadline(false), marker];
         deadlines.into_iter().flatten().min()
     }
@@ -318,7 +318,7 @@ impl LogDialogue {
             LogRead::Marker(number) => {
                 if self.reached == 0 {
                     let (vhost, topics) = (self.log.vhost(), self.log.topics());
-                    tracing::info!(vhost, topics, "retained messages of MQTT are read");
+                    tracing::info!(vhost, topics, "reading retained MQTT messages");
                 }
                 self.reached = number;
             }
@@ -393,7 +393,7 @@ impl LogDialogue {
             client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
         }
         // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
-        if (self.marker <= self.reached || self.marker_at + MARKER_TIME <= now)
+        if (self.marker <= self.reached || self.marker_at + MARKER_TIMEOUT <= now)
             && let Some(number) = self.log.wanted_marker(self.reached)
         {
             (self.marker, self.marker_at) = (number, now);

@@ -20,14 +20,14 @@ use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::mqtt::session::Refusal;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 
 /// Longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first connection
 /// upstream. After that it counts as so.
 pub(super) const MAX_DECISION: Duration = Duration::from_secs(2);
 
 /// Time that the log is read after the last client has gone: the next one need not wait until all of it has been read again.
-pub(super) const IDLE_TIME: Duration = Duration::from_secs(60);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Clients that wait for the log at which those that are gone are removed.
 const MIN_PRUNED: usize = 1024;
@@ -54,13 +54,13 @@ struct LogState {
     replaced: u64,
     logins: LogLogins,
     status: LogStatus,
-    /// Those that wait for another status, by the ends of their waits.
+    /// Clients that wait for another status, by their deadlines.
     undecided: VecDeque<(Instant, Arc<Outbox>)>,
     /// The number of the last ticket.
     tickets: u64,
     /// The last ticket up to whose time the log was read.
     reached: u64,
-    /// Those that wait for a ticket.
+    /// Clients that wait for a ticket.
     waiting: VecDeque<(u64, Arc<Outbox>)>,
     /// Number of those at which closed connections are removed from them.
     pruned_at: usize,
@@ -164,7 +164,7 @@ impl RetainedLog {
     }
 
     /// Adds a client; `None` if the log has ended, and another one is to be used.
-    pub(super) fn join(self: &Arc<Self>, login: &SharedLogin, outbox: &Arc<Outbox>) -> Option<LogClient> {
+    pub(super) fn join(self: &Arc<Self>, login: &UpstreamLogin, outbox: &Arc<Outbox>) -> Option<LogClient> {
         let mut state = self.state.lock();
         if state.has_ended {
             return None;
@@ -182,7 +182,7 @@ impl RetainedLog {
         Some(LogClient { log: Arc::clone(self), login: login.clone(), since })
     }
 
-    fn leave(&self, login: &SharedLogin) {
+    fn leave(&self, login: &UpstreamLogin) {
         let mut state = self.state.lock();
         state.logins.leave(login);
         if !state.logins.has_clients() {
@@ -193,7 +193,7 @@ impl RetainedLog {
     }
 
     /// The login that is to be tried next. If there is none, nobody waits for one any more.
-    pub(super) fn choose_login(&self, now: Instant) -> Option<SharedLogin> {
+    pub(super) fn choose_login(&self, now: Instant) -> Option<UpstreamLogin> {
         let mut state = self.state.lock();
         let next = state.logins.next(now);
         let change = next.is_none().then(|| state.set_status(LogStatus::Refused));
@@ -208,12 +208,12 @@ impl RetainedLog {
     }
 
     /// As [`LogLogins::needs`].
-    pub(super) fn needs(&self, login: &SharedLogin) -> bool {
+    pub(super) fn needs(&self, login: &UpstreamLogin) -> bool {
         self.state.lock().logins.needs(login)
     }
 
     /// The upstream has refused the log to a login. Returns whether clients learn only now that nothing is retained.
-    pub(super) fn handle_refusal(&self, login: &SharedLogin) -> bool {
+    pub(super) fn handle_refusal(&self, login: &UpstreamLogin) -> bool {
         let (mut state, now) = (self.state.lock(), transport::now());
         state.logins.handle_refused(login, now);
         let is_over = !state.logins.is_worth_waiting(now);
@@ -223,7 +223,7 @@ impl RetainedLog {
     }
 
     /// The log is declared and bound, and read by this login.
-    pub(super) fn handle_bound(&self, login: &SharedLogin) {
+    pub(super) fn handle_bound(&self, login: &UpstreamLogin) {
         let mut state = self.state.lock();
         state.logins.handle_accepted(login);
         let change = state.set_status(LogStatus::Bound);
@@ -268,7 +268,7 @@ impl RetainedLog {
         }
         if !state.topics.read(placed, now) && !std::mem::replace(&mut state.is_overfull, true) {
             drop(state);
-            tracing::warn!(vhost = &*self.vhost, "retained messages are dropped, as there are too many");
+            tracing::warn!(vhost = &*self.vhost, "too many retained messages: some dropped");
         }
         LogRead::Entry
     }
@@ -403,14 +403,14 @@ impl LogState {
     }
 
     fn idle_time(&self) -> Duration {
-        if self.is_draining { Duration::ZERO } else { IDLE_TIME }
+        if self.is_draining { Duration::ZERO } else { IDLE_TIMEOUT }
     }
 }
 
 /// A client's hold on the log of its virtual host. Dropping it gives it up.
 pub(in super::super) struct LogClient {
     log: Arc<RetainedLog>,
-    login: SharedLogin,
+    login: UpstreamLogin,
     since: Instant,
 }
 
@@ -473,7 +473,7 @@ impl LogClient {
         if payload == 0 || has_capacity() {
             return Ok(());
         }
-        Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "too much is retained" })
+        Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "retained message limit reached" })
     }
 
     /// The header by which the log knows a message.

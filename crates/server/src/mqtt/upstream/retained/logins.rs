@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use crate::upstream::sharing::{LoginKey, SharedLogin};
+use crate::upstream::sharing::{LoginKey, UpstreamLogin};
 
 /// Time after which a login that was refused is tried again: permissions may have been granted.
-pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
+pub(super) const REFUSAL_TTL: Duration = Duration::from_secs(60);
 
 /// Logins refused in that time above which clients do not wait for further ones, and none is tried again: where each client has
 /// a user of its own, and none has permission, clients are not to wait for each other.
@@ -23,14 +23,14 @@ const MIN_PRUNED: usize = 1024;
 /// The logins of one log. Sans-IO.
 #[derive(Default)]
 pub(super) struct LogLogins {
-    /// Those with clients, and those refused not long ago.
+    /// Logins with clients, and logins refused recently.
     logins: HashMap<LoginKey, LoginUse>,
     clients: usize,
-    /// Those with clients that the upstream has not been asked about since they came, in their order.
-    untried: BTreeMap<u64, SharedLogin>,
+    /// Logins with clients that have not been tried upstream since they were added, in their order.
+    untried: BTreeMap<u64, UpstreamLogin>,
     /// The last number there.
     arrivals: u64,
-    /// Those that have had the log, the last one first, whether they have clients or not.
+    /// Logins that have read the log, the last one first, whether they have clients or not.
     proven: VecDeque<LoginKey>,
     /// When the upstream has refused logins, the last few times.
     refusals: VecDeque<Instant>,
@@ -51,7 +51,7 @@ struct LoginUse {
 
 impl LogLogins {
     /// Adds a client. Returns whether it is worth waiting for the upstream's answer to its login, if none has the log.
-    pub(super) fn join(&mut self, login: &SharedLogin, now: Instant) -> bool {
+    pub(super) fn join(&mut self, login: &UpstreamLogin, now: Instant) -> bool {
         if self.logins.len() >= self.pruned_at {
             self.logins.retain(|_, known| known.clients > 0 || !known.may_retry(now));
             self.pruned_at = MIN_PRUNED.max(2 * self.logins.len());
@@ -70,7 +70,7 @@ impl LogLogins {
         is_proven || (is_untried && self.may_try(now))
     }
 
-    pub(super) fn leave(&mut self, login: &SharedLogin) {
+    pub(super) fn leave(&mut self, login: &UpstreamLogin) {
         let key = LoginKey(login.clone());
         let Some(known) = self.logins.get_mut(&key) else { return };
         self.clients -= 1;
@@ -88,15 +88,15 @@ impl LogLogins {
     }
 
     /// The login to be tried next: first one that has had the log, then each that has come, then those that were refused.
-    pub(super) fn next(&self, now: Instant) -> Option<SharedLogin> {
+    pub(super) fn next(&self, now: Instant) -> Option<UpstreamLogin> {
         let due = || {
             let all = self.logins.iter().filter(|(_, known)| known.clients > 0 && known.may_retry(now));
-            // Those that were refused first; the others are untried.
+            // The login that was refused first; the others are untried.
             all.min_by_key(|(_, known)| (known.refused.is_none(), known.refused))
         };
         let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);
         // However many come that are refused, one is asked about again: it may have got permission.
-        let is_due_again = self.retried.is_none_or(|at| at + REFUSAL_TIME <= now);
+        let is_due_again = self.retried.is_none_or(|at| at + REFUSAL_TTL <= now);
         let again =
             || due().filter(|(_, known)| is_due_again && known.refused.is_some()).map(|(key, _)| &key.0);
         let untried = || self.untried.first_key_value().map(|(_, login)| login);
@@ -111,20 +111,20 @@ impl LogLogins {
     }
 
     /// Whether a login is to read on, or be tried. One whose clients have gone does until another one is known to do.
-    pub(super) fn needs(&self, login: &SharedLogin) -> bool {
+    pub(super) fn needs(&self, login: &UpstreamLogin) -> bool {
         let key = LoginKey(login.clone());
         self.clients == 0 || self.is_used(&key) || !self.proven.iter().any(|key| self.is_used(key))
     }
 
     /// The upstream has given a login the log.
-    pub(super) fn handle_accepted(&mut self, login: &SharedLogin) {
+    pub(super) fn handle_accepted(&mut self, login: &UpstreamLogin) {
         self.tried(login, None);
         self.proven.truncate(MAX_PROVEN - 1);
         self.proven.push_front(LoginKey(login.clone()));
     }
 
     /// The upstream has refused a login the log.
-    pub(super) fn handle_refused(&mut self, login: &SharedLogin, now: Instant) {
+    pub(super) fn handle_refused(&mut self, login: &UpstreamLogin, now: Instant) {
         if self.logins.get(&LoginKey(login.clone())).is_some_and(|known| known.refused.is_some()) {
             self.retried = Some(now);
         }
@@ -135,7 +135,7 @@ impl LogLogins {
         self.refusals.push_back(now);
     }
 
-    fn tried(&mut self, login: &SharedLogin, refused: Option<Instant>) {
+    fn tried(&mut self, login: &UpstreamLogin, refused: Option<Instant>) {
         let key = LoginKey(login.clone());
         self.proven.retain(|proven| *proven != key);
         if let Some(known) = self.logins.get_mut(&key) {
@@ -152,7 +152,7 @@ impl LogLogins {
         let used = self.logins.values().filter(|known| known.clients > 0);
         let refused = used.filter_map(|known| known.refused).min()?;
         let first = if self.may_try(now) { None } else { self.refusals.front().copied() };
-        Some(first.map_or(refused, |first| first.max(refused)) + REFUSAL_TIME)
+        Some(first.map_or(refused, |first| first.max(refused)) + REFUSAL_TTL)
     }
 
     fn is_used(&self, key: &LoginKey) -> bool {
@@ -160,13 +160,13 @@ impl LogLogins {
     }
 
     fn may_try(&self, now: Instant) -> bool {
-        self.refusals.len() < MAX_REFUSALS || self.refusals.front().is_none_or(|at| *at + REFUSAL_TIME <= now)
+        self.refusals.len() < MAX_REFUSALS || self.refusals.front().is_none_or(|at| *at + REFUSAL_TTL <= now)
     }
 }
 
 impl LoginUse {
     /// Whether it was not refused, or long ago.
     fn may_retry(&self, now: Instant) -> bool {
-        self.refused.is_none_or(|at| at + REFUSAL_TIME <= now)
+        self.refused.is_none_or(|at| at + REFUSAL_TTL <= now)
     }
 }

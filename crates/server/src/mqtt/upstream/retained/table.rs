@@ -16,7 +16,7 @@ use super::status::RetainedStatus;
 use super::topics::LogLimits;
 use crate::backend::Clock;
 use crate::upstream::sharing::task::{OpenUpstream, serve, unless_unused};
-use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
 
 /// One log for each virtual host with clients.
 pub(in super::super) struct RetainedLogs {
@@ -45,7 +45,7 @@ impl RetainedLogs {
     pub(in super::super) fn join(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
-        login: &SharedLogin,
+        login: &UpstreamLogin,
         outbox: &Arc<Outbox>,
     ) -> LogClient {
         let pool = Arc::clone(pool);
@@ -55,11 +55,11 @@ impl RetainedLogs {
     /// As [`Self::join`]; a new log opens its connections by `upstream`.
     pub(super) fn join_by<U: OpenUpstream>(
         self: &Arc<Self>,
-        login: &SharedLogin,
+        login: &UpstreamLogin,
         outbox: &Arc<Outbox>,
-        upstream: impl Fn(&SharedLogin) -> U + Send + Sync + 'static,
+        upstream: impl Fn(&UpstreamLogin) -> U + Send + Sync + 'static,
     ) -> LogClient {
-        let login = SharedLogin { prefix: LOG, ..login.clone() };
+        let login = UpstreamLogin { prefix: LOG, ..login.clone() };
         let mut logs = self.logs.lock();
         if let Some(client) = logs.get(&login.vhost).and_then(|log| log.join(&login, outbox)) {
             return client;
@@ -91,7 +91,7 @@ impl RetainedLogs {
 }
 
 /// Reads a log by the login of one of its clients, and by that of another one if the upstream refuses it.
-async fn run<U: OpenUpstream>(listed: ListedLog, first: SharedLogin, upstream: impl Fn(&SharedLogin) -> U) {
+async fn run<U: OpenUpstream>(listed: ListedLog, first: UpstreamLogin, upstream: impl Fn(&UpstreamLogin) -> U) {
     let log = &listed.log;
     let mut login = first;
     while !log.has_ended() {
@@ -105,7 +105,7 @@ async fn run<U: OpenUpstream>(listed: ListedLog, first: SharedLogin, upstream: i
             && log.handle_refusal(&login)
         {
             let (user, vhost) = (&login.credentials.username, log.vhost());
-            tracing::warn!(user, vhost, %fault, queue = LOG, "messages of MQTT clients are not retained");
+            tracing::warn!(user, vhost, %fault, queue = LOG, "MQTT messages not retained");
         }
     }
 }

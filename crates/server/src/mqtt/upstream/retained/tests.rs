@@ -17,7 +17,7 @@ use mqtt::{Property, PropertyList, QoS};
 use transport::Outbox;
 
 use super::log::LogClient;
-use super::logins::REFUSAL_TIME;
+use super::logins::REFUSAL_TTL;
 use super::publishing::BlindCopies;
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
 use super::topics::{LogLimits, RetainedTopics};
@@ -25,7 +25,7 @@ use super::{LOG, RetainedLogs};
 use crate::backend::Clock;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::tests::{USER, Upstream, settle};
 
 const NOW: Timestamp = Timestamp(1_000_000);
@@ -357,7 +357,7 @@ fn the_second_key_differs_in_the_first_word_alone() {
 
 fn join(logs: &Arc<RetainedLogs>, upstream: &Upstream, user: &str) -> (LogClient, Arc<Outbox>) {
     let credentials = Arc::new(Credentials::plain(user, "secret"));
-    let login = SharedLogin { prefix: "", credentials, vhost: "/".into() };
+    let login = UpstreamLogin { prefix: "", credentials, vhost: "/".into() };
     let (outbox, upstream) = (Arc::new(Outbox::new(1)), upstream.clone());
     (logs.join_by(&login, &outbox, move |_| upstream.clone()), outbox)
 }
@@ -379,7 +379,7 @@ async fn an_upstream_without_streams_retains_nothing() {
     assert!(!second.is_decided(&other));
     settle().await;
     assert!(second.is_decided(&other) && !second.is_available() && !first.is_available());
-    tokio::time::sleep(REFUSAL_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(REFUSAL_TTL + Duration::from_secs(1)).await;
     assert!(!first.is_available(), "tried again, and refused again");
     drop((first, second));
     logs.drain();

@@ -101,7 +101,7 @@ struct KnownTopic {
 }
 
 impl RetainedTopics {
-    /// Of a log that was not read yet. `jitter` is a random number.
+    /// The topics of a log that was not read yet. `jitter` is a random number.
     pub(super) fn new(limits: LogLimits, jitter: u64) -> Self {
         let jitter = jitter % (limits.maximum / 8).max(1);
         let (tree, known, places, removals) = Default::default();
@@ -186,7 +186,7 @@ impl RetainedTopics {
 
     /// The entry of the known version has been copied.
     fn copied_to(&mut self, topic: &str, offset: u64, size: u64) {
-        let Some((topic, mut known)) = self.unplace(topic) else { return };
+        let Some((topic, mut known)) = self.unindex(topic) else { return };
         (known.offset, known.at, known.size, known.is_followed) = (offset, self.end, size, false);
         self.place(topic, known);
     }
@@ -201,7 +201,7 @@ impl RetainedTopics {
         self.known.insert(topic, known);
     }
 
-    fn unplace(&mut self, topic: &str) -> Option<(Arc<str>, KnownTopic)> {
+    fn unindex(&mut self, topic: &str) -> Option<(Arc<str>, KnownTopic)> {
         let (topic, known) = self.known.remove_entry(topic)?;
         if known.has_message {
             self.live -= known.size;
@@ -213,7 +213,7 @@ impl RetainedTopics {
     }
 
     fn forget(&mut self, topic: &str) {
-        self.unplace(topic);
+        self.unindex(topic);
     }
 
     fn forget_at(&mut self, offset: u64) {
@@ -232,7 +232,7 @@ impl RetainedTopics {
     /// The message of a topic has expired.
     fn removed_here(&mut self, topic: &str) {
         self.tree.clear(topic);
-        if let Some((topic, known)) = self.unplace(topic) {
+        if let Some((topic, known)) = self.unindex(topic) {
             self.place(topic, KnownTopic { has_message: false, ..known });
         }
     }

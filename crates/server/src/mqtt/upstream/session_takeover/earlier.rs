@@ -48,7 +48,7 @@ impl EarlierConsumer {
     }
 
     /// Whether a pause is over: the queue is to be looked at again.
-    pub(in super::super) fn has_paused(&mut self) -> bool {
+    pub(in super::super) fn poll_pause(&mut self) -> bool {
         let is_over = self.pause.as_ref().is_some_and(|pause| pause.take_answer().is_some());
         if is_over {
             self.pause = None;
@@ -67,9 +67,9 @@ mod tests {
         let mut earlier = EarlierConsumer::default();
         assert!(!earlier.pause(false, &outbox), "nobody had it");
         for _ in 0..3 {
-            assert!(earlier.pause(true, &outbox) && !earlier.has_paused());
+            assert!(earlier.pause(true, &outbox) && !earlier.poll_pause());
             tokio::time::sleep(2 * PAUSE).await;
-            assert!(earlier.has_paused() && !earlier.has_paused());
+            assert!(earlier.poll_pause() && !earlier.poll_pause());
         }
         assert!(earlier.pause(false, &outbox));
         assert!(!earlier.pause(false, &outbox));

@@ -17,7 +17,7 @@ use crate::upstream::client::announced;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 use crate::upstream::sharing::link::{LinkEnd, LinkStep};
-use crate::upstream::sharing::task::{UpstreamLink, UpstreamLinked};
+use crate::upstream::sharing::task::{UpstreamLink, LinkedQueue};
 
 /// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
 /// however many there are.

@@ -27,7 +27,7 @@ mod watch;
 pub(super) use earlier::EarlierConsumer;
 pub(super) use table::Takeovers;
 #[cfg(test)]
-pub(super) use watch::IDLE_TIME;
+pub(super) use watch::IDLE_TIMEOUT;
 pub(super) use watch::{TakenBy, Watched, Watcher};
 
 /// The exchange, and the beginning of the names of the queues: one pattern permits both.

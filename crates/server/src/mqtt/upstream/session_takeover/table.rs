@@ -11,8 +11,8 @@ use sync::{Mutex, Rank};
 use super::EXCHANGE;
 use super::watch::{Watch, Watched, Watcher};
 use crate::mqtt::upstream::hub::UpstreamHub;
-use crate::upstream::sharing::task::{OpenUpstream, UpstreamLinked, serve, unless_unused};
-use crate::upstream::sharing::{LoginKey, PoolUpstream, SharedLogin};
+use crate::upstream::sharing::task::{OpenUpstream, LinkedQueue, serve, unless_unused};
+use crate::upstream::sharing::{LoginKey, PoolUpstream, UpstreamLogin};
 
 /// Logins whose refusal was logged that are remembered: past that many it may be logged again.
 const MAX_LOGGED: usize = 1024;
@@ -39,7 +39,7 @@ impl Takeovers {
         self: &Arc<Self>,
         hub: &Weak<UpstreamHub>,
         pool: &Arc<Pool>,
-        login: &SharedLogin,
+        login: &UpstreamLogin,
         watcher: Watcher,
     ) -> Watched {
         self.announce_by(hub, login, watcher, |login| PoolUpstream::new(pool, login))
@@ -49,11 +49,11 @@ impl Takeovers {
     pub(super) fn announce_by<U: OpenUpstream>(
         self: &Arc<Self>,
         hub: &Weak<UpstreamHub>,
-        login: &SharedLogin,
+        login: &UpstreamLogin,
         watcher: Watcher,
-        upstream: impl FnOnce(&SharedLogin) -> U,
+        upstream: impl FnOnce(&UpstreamLogin) -> U,
     ) -> Watched {
-        let login = SharedLogin { prefix: QUEUE_PREFIX, ..login.clone() };
+        let login = UpstreamLogin { prefix: QUEUE_PREFIX, ..login.clone() };
         let key = LoginKey(login.clone());
         let mut watches = self.watches.lock();
         let joined = match watches.get(&key) {
@@ -81,7 +81,7 @@ impl Takeovers {
     }
 
     /// Logs that a login cannot announce takeovers, once for its user and virtual host.
-    fn log_refusal(&self, login: &SharedLogin, fault: &Fault) {
+    fn log_refusal(&self, login: &UpstreamLogin, fault: &Fault) {
         let (user, vhost) = (&login.credentials.username, &login.vhost);
         let mut refused = self.refused.lock();
         if refused.len() >= MAX_LOGGED {
@@ -94,7 +94,7 @@ impl Takeovers {
                 %vhost,
                 %fault,
                 exchange = EXCHANGE,
-                "MQTT clients are taken over from connections to this server alone"
+                "MQTT session takeover limited to connections of this server"
             );
         }
     }
@@ -118,7 +118,7 @@ async fn run(listed: ListedWatch, upstream: impl OpenUpstream) {
     while let Some(fault) = serve(watch, &upstream).await {
         listed.all.log_refusal(watch.login(), &fault);
         watch.refuse();
-        if unless_unused(&**watch, tokio::time::sleep(super::watch::REFUSAL_TIME)).await.is_none() {
+        if unless_unused(&**watch, tokio::time::sleep(super::watch::REFUSAL_TTL)).await.is_none() {
             return;
         }
     }

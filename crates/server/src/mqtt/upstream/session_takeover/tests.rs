@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use transport::Outbox;
 
 use super::announcement::Announcement;
-use super::watch::{IDLE_TIME, MAX_WAIT, REFUSAL_TIME, TakenBy, Watch, Watched, Watcher};
+use super::watch::{IDLE_TIMEOUT, MAX_WAIT, REFUSAL_TTL, TakenBy, Watch, Watched, Watcher};
 use super::{EXCHANGE, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
@@ -21,7 +21,7 @@ use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::leave;
 use crate::mqtt::upstream::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::OpenError;
 use crate::upstream::sharing::tests::{USER, Upstream, settle};
 
@@ -57,7 +57,7 @@ impl Process {
     fn connect_as(&self, user: &str, client_id: &str, at: u64, resumes: bool) -> TestConnection {
         let (claim, watcher) = self.watcher(user, client_id, at, resumes);
         let owner = Arc::clone(&watcher.owner);
-        let upstream = |_: &SharedLogin| self.upstream.clone();
+        let upstream = |_: &UpstreamLogin| self.upstream.clone();
         let watched = self.takeovers().announce_by(&self.hub.weak, &login(user), watcher, upstream);
         TestConnection { owner, claim, watched }
     }
@@ -89,9 +89,9 @@ impl Process {
     }
 }
 
-fn login(user: &str) -> SharedLogin {
+fn login(user: &str) -> UpstreamLogin {
     let credentials = Arc::new(Credentials::plain(user, "secret"));
-    SharedLogin { prefix: "mqtt-subscription-", credentials, vhost: "/".into() }
+    UpstreamLogin { prefix: "mqtt-subscription-", credentials, vhost: "/".into() }
 }
 
 impl TestConnection {
@@ -258,9 +258,9 @@ async fn a_queue_follows_its_clients_and_lost_connections() {
     settle().await;
     assert!(first.is_closed());
     drop(first);
-    tokio::time::sleep(IDLE_TIME / 2).await;
+    tokio::time::sleep(IDLE_TIMEOUT / 2).await;
     assert_eq!((one.takeovers().watches(), other.takeovers().watches()), (1, 1));
-    tokio::time::sleep(IDLE_TIME).await;
+    tokio::time::sleep(IDLE_TIMEOUT).await;
     assert_eq!((one.takeovers().watches(), other.takeovers().watches()), (0, 1));
     other.hub.drain();
     settle().await;
@@ -311,7 +311,7 @@ async fn a_user_without_permission_is_not_held_up_and_is_asked_for_again() {
     assert_eq!((one.takeovers().logged(), other.takeovers().logged()), (1, 1));
     // The exchange is there, and need not be declared.
     permit(".*", "^leveret.mqtt.takeover-");
-    tokio::time::sleep(REFUSAL_TIME + IDLE_TIME).await;
+    tokio::time::sleep(REFUSAL_TTL + IDLE_TIMEOUT).await;
     let fourth = other.connect("me", 2000);
     settle().await;
     assert!(fourth.watched.is_announced() && first.is_closed());

@@ -14,24 +14,24 @@ use super::link::TakeoverLink;
 use crate::mqtt::session_ownership::Owner;
 use crate::mqtt::upstream::hub::{UpstreamClaim, UpstreamHub};
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::SharedLogin;
-use crate::upstream::sharing::task::UpstreamLinked;
+use crate::upstream::sharing::UpstreamLogin;
+use crate::upstream::sharing::task::LinkedQueue;
 
 /// Longest time that a client waits for its announcement: enough for the handshakes of a first connection upstream.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Time that a queue stays after its last client: the next client of the login is announced without a handshake.
-pub(in super::super) const IDLE_TIME: Duration = Duration::from_secs(10);
+pub(in super::super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time after which a login that was refused tries again: permissions may have been granted.
-pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
+pub(super) const REFUSAL_TTL: Duration = Duration::from_secs(60);
 
 /// A takeover queue, as its clients and its own task see it.
 pub(super) struct Watch {
-    login: SharedLogin,
+    login: UpstreamLogin,
     process: Box<str>,
     hub: Weak<UpstreamHub>,
-    state: Mutex<WatchState, { Rank::SharedQueue as u8 }>,
+    state: Mutex<WatchState, { Rank::MultiplexedQueue as u8 }>,
     /// Wakes the queue's task.
     waker: AtomicWaker,
 }
@@ -40,11 +40,11 @@ pub(super) struct Watch {
 struct WatchState {
     /// The latest connection of each client.
     members: HashMap<Box<str>, Arc<WatchedConnection>>,
-    /// Those that are to be announced.
+    /// Connections that are to be announced.
     unsent: VecDeque<Arc<WatchedConnection>>,
-    /// Those whose announcements the upstream has not confirmed, in the order of these.
+    /// Connections whose announcements the upstream has not confirmed, in the order of publishing.
     unconfirmed: VecDeque<Arc<WatchedConnection>>,
-    /// Those that wait, with the ends of their waits. May hold some that wait no more.
+    /// Connections that wait, with their deadlines. May contain some that no longer wait.
     waiting: VecDeque<(Instant, Arc<WatchedConnection>)>,
     last_number: u64,
     /// Number of connections, and of holds.
@@ -101,7 +101,7 @@ pub(in super::super) enum TakenBy {
 impl Watch {
     pub(super) fn new(
         process: &str,
-        login: SharedLogin,
+        login: UpstreamLogin,
         hub: &Weak<UpstreamHub>,
         is_draining: bool,
     ) -> Arc<Self> {
@@ -242,11 +242,11 @@ impl Watch {
     }
 }
 
-impl UpstreamLinked for Watch {
+impl LinkedQueue for Watch {
     type Link = TakeoverLink;
     const NAME: &'static str = "takeovers of MQTT clients";
 
-    fn login(&self) -> &SharedLogin {
+    fn login(&self) -> &UpstreamLogin {
         &self.login
     }
 
@@ -292,7 +292,7 @@ impl UpstreamLinked for Watch {
 
 impl WatchState {
     fn idle_time(&self) -> Duration {
-        if self.is_draining { Duration::ZERO } else { IDLE_TIME }
+        if self.is_draining { Duration::ZERO } else { IDLE_TIMEOUT }
     }
 }
 

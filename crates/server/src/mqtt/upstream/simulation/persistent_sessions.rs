@@ -3,8 +3,8 @@
 use super::*;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
-use crate::mqtt::upstream::session::ANNOUNCEMENT_TIME;
-use crate::mqtt::upstream::session_takeover::IDLE_TIME;
+use crate::mqtt::upstream::session::ANNOUNCEMENT_TIMEOUT;
+use crate::mqtt::upstream::session_takeover::IDLE_TIMEOUT;
 
 const NOTHING: [&str; 0] = [];
 
@@ -162,8 +162,8 @@ async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_no
         client.connect_with_will(client_id, "w", 60);
         assert_eq!(client.answers().await, ["connack Success"]);
         drop(client);
-        tokio::time::sleep(2 * IDLE_TIME).await;
-        // Perhaps it was assigned, of which CONNACK has told the client.
+        tokio::time::sleep(2 * IDLE_TIMEOUT).await;
+        // The identifier may have been assigned by the server, in CONNACK.
         let client_id = world.hub.detached().remove(0).client_id;
         let (_client, answer) = other.connect(&client_id, !resumes, 3600).await;
         assert!(answer[0].starts_with("connack Success"), "{answer:?}");
@@ -206,7 +206,7 @@ async fn a_client_whose_queue_is_deleted_is_told_whether_that_was_for_its_connec
         assert_eq!(client.answers().await, [""; 0]);
         let reason = if comes_elsewhere { "Session taken over" } else { "Administrative action" };
         let _elsewhere = if comes_elsewhere { Some(other.connect("me", true, 3600).await) } else { None };
-        tokio::time::sleep(ANNOUNCEMENT_TIME).await;
+        tokio::time::sleep(ANNOUNCEMENT_TIMEOUT).await;
         assert_eq!(client.answers().await, [format!("disconnect {reason}")]);
     }
 }

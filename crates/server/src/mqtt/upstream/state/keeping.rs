@@ -13,7 +13,7 @@ use sync::work;
 use super::queue::{StateEvent, StateQueue, StateUsage};
 use super::record::{MAX_LIST, MAX_RECEIVED, digest, listed_bytes};
 use crate::mqtt::hub::queue_name;
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::mqtt::upstream::session::{UpstreamSession, of_fault};
 
 /// Cost of a record, in nanoseconds.
@@ -59,7 +59,7 @@ pub(in super::super) struct StateWork {
 enum DeferredWork {
     Publish(OutboundPublish),
     /// The answer to a message that is not published.
-    Refused(Then),
+    Refused(PendingReply),
     /// The client has released a message.
     Release(u16),
 }
@@ -88,7 +88,7 @@ impl UpstreamSession {
     }
 
     /// Answers a message that is not published, behind those before it.
-    pub(in super::super) fn refuse_in_order(&mut self, then: Then) {
+    pub(in super::super) fn refuse_in_order(&mut self, then: PendingReply) {
         if self.work.deferred.is_empty() {
             self.uplink.answer(then);
         } else {
@@ -114,7 +114,7 @@ impl UpstreamSession {
     /// The client has released a message of QoS 2.
     pub(in super::super) fn release(&mut self, packet_id: u16) {
         if self.uplink.used_state().and_then(|state| state.digest(packet_id)).is_none() {
-            return self.answers.push_back(Then::Complete { packet_id });
+            return self.answers.push_back(PendingReply::Complete { packet_id });
         }
         self.work.deferred.push_back(DeferredWork::Release(packet_id));
         self.pass_deferred();
@@ -146,10 +146,10 @@ impl UpstreamSession {
             DeferredWork::Publish(message) if usage == StateUsage::Refused => {
                 let (packet_id, reason) = (message.packet_id, ReasonCode::NotAuthorized);
                 let text = "the session's state queue is refused by the upstream";
-                self.uplink.answer(Then::Refuse { packet_id, reason, text });
+                self.uplink.answer(PendingReply::Refuse { packet_id, reason, text });
             }
             DeferredWork::Release(packet_id) if usage == StateUsage::Refused => {
-                self.answers.push_back(Then::Complete { packet_id });
+                self.answers.push_back(PendingReply::Complete { packet_id });
             }
             deferred if waits => {
                 self.work.is_needed |= usage == StateUsage::Unused;
@@ -173,11 +173,11 @@ impl UpstreamSession {
         let (packet_id, digest) = (*packet_id, digest(topic, body));
         let before = self.uplink.state().digest(packet_id);
         if *dup && before == Some(digest) {
-            return self.uplink.answer(Then::Accept { packet_id, matched: true });
+            return self.uplink.answer(PendingReply::Accept { packet_id, matched: true });
         }
         if before.is_none() && self.uplink.state().unreleased() >= usize::from(MAX_RECEIVED) {
             let (reason, text) = (ReasonCode::QuotaExceeded, "too many messages that are not released");
-            return self.uplink.answer(Then::Refuse { packet_id, reason, text });
+            return self.uplink.answer(PendingReply::Refuse { packet_id, reason, text });
         }
         // A message without DUP is a new one: the client has released the one before.
         let (_, record) = self.uplink.state().write_received(packet_id, digest);
@@ -196,7 +196,7 @@ impl UpstreamSession {
             self.uses_queue() && !is_plain(filter, subscription) && self.state_usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
-            // Those that are gone, and those that were made again, have been counted.
+            // Removed and recreated filters have been counted.
             self.count_listed(engine);
         }
         let has_capacity = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
@@ -229,7 +229,7 @@ impl UpstreamSession {
     }
 
     /// A subscription that is in the list was refused.
-    pub(in super::super) fn outdate_list(&mut self) {
+    pub(in super::super) fn mark_list_stale(&mut self) {
         self.work.is_outdated |= self.uplink.used_state().is_some_and(|state| state.name().is_some());
         self.outbox.nudge();
     }
@@ -271,7 +271,7 @@ impl UpstreamSession {
         while let Some((_, packet_id)) =
             self.work.releases.pop_front_if(|(number, _)| state.is_confirmed(*number))
         {
-            self.answers.push_back(Then::Complete { packet_id });
+            self.answers.push_back(PendingReply::Complete { packet_id });
         }
         if let Some((_, waiting)) = self.work.listing.take_if(|(number, _)| state.is_confirmed(*number)) {
             waiting.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
@@ -323,7 +323,7 @@ impl UpstreamSession {
                             vhost,
                             client,
                             topic = &*message.topic,
-                            "a message is published, but not retained"
+                            "message published, but not retained"
                         );
                     }
                     self.publish_plain(&message);

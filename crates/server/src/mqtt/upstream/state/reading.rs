@@ -44,7 +44,7 @@ impl StateReading {
         is_found: bool,
         outbox: &Arc<Outbox>,
     ) -> ReadState {
-        if self.earlier.has_paused() {
+        if self.earlier.poll_pause() {
             state.find(name);
             outbox.nudge();
         }

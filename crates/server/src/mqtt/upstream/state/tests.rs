@@ -17,7 +17,7 @@ use transport::Outbox;
 use super::queue::{StatePhase, StateQueue, StateUsage};
 use super::*;
 use crate::backend::{Backend, Clock};
-use crate::mqtt::session::Then;
+use crate::mqtt::session::PendingReply;
 use crate::mqtt::upstream::tests::uplink;
 use crate::mqtt::upstream::uplink::{Uplink, UplinkEvent};
 use crate::server::Shared;
@@ -110,7 +110,7 @@ impl Link {
         }
         while let Some(event) = self.uplink.next_event() {
             self.events.push(match event {
-                UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
+                UplinkEvent::Published(PendingReply::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
                 UplinkEvent::State(StateEvent::Refused(fault)) => {
                     format!("refused with {}", fault.code.code())
                 }

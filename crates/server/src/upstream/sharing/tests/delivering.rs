@@ -134,7 +134,7 @@ async fn a_message_keeps_its_properties_and_its_origin() {
     site.publisher.publish(1, publish, &properties, &body);
     site.publisher.flush(transport::now()).unwrap();
     settle().await;
-    let Some(SharedEvent::Message(numbers, message)) = subscriber.inbox.take(true) else { panic!() };
+    let Some(SubscriberEvent::Message(numbers, message)) = subscriber.inbox.take(true) else { panic!() };
     assert_eq!(numbers.as_slice(), [1]);
     assert_eq!((&*message.exchange, &*message.routing_key), ("amq.topic", "a.b"));
     assert_eq!((&message.properties[..], &message.body[..]), (&properties[..], &body[..]));
@@ -177,7 +177,7 @@ async fn a_key_that_is_not_utf8_does_no_harm() {
     site.upstream.open.lock()[0].outbox.append(|buf| buf.tail().extend_from_slice(&frames));
     settle().await;
     let messages: Vec<_> = std::iter::from_fn(|| subscriber.inbox.take(true)).collect();
-    let [SharedEvent::Message(_, first), SharedEvent::Message(_, second)] = &messages[..] else {
+    let [SubscriberEvent::Message(_, first), SubscriberEvent::Message(_, second)] = &messages[..] else {
         panic!("{messages:?}")
     };
     assert_eq!(

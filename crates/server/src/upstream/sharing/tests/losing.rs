@@ -1,7 +1,7 @@
 //! Upstreams that are lost, do not answer, or refuse.
 
 use super::*;
-use crate::upstream::sharing::state::IDLE_TIME;
+use crate::upstream::sharing::state::IDLE_TIMEOUT;
 
 /// Longer than the longest pause between two attempts.
 const A_WHILE: Duration = Duration::from_secs(6);
@@ -127,7 +127,7 @@ async fn attempts_end_with_the_last_subscriber() {
     subscriber.hold.subscribe("a", 1);
     tokio::time::sleep(A_WHILE).await;
     drop(subscriber);
-    tokio::time::sleep(2 * IDLE_TIME).await;
+    tokio::time::sleep(2 * IDLE_TIMEOUT).await;
     let attempts = site.upstream.attempts.load(Ordering::Relaxed);
     tokio::time::sleep(10 * A_WHILE).await;
     assert_eq!(site.upstream.attempts.load(Ordering::Relaxed), attempts);

@@ -21,13 +21,13 @@ use broker::{
 use parking_lot::Mutex;
 use transport::{InnerOutbox, Outbox, Peer};
 
-use super::inbox::{Copies, InboxLimits, SharedEvent, SharedInbox};
-use super::queue::{SharedLogin, SharedQueueStatus, SharedSubscriber};
+use super::inbox::{Copies, InboxLimits, SubscriberEvent, SubscriberInbox};
+use super::queue::{UpstreamLogin, MultiplexedQueueStatus, MultiplexedSubscriber};
 use super::subscriptions::MultiplexedSubscriptions;
 use super::task::{OpenError, OpenUpstream};
 use crate::amqp::session::BackendSession;
 use crate::backend::Clock;
-use crate::registry::{Arrival, OpenConnection, Opening};
+use crate::registry::{ConnectionEndpoints, OpenConnection, NewConnection};
 use crate::server::Shared;
 use crate::simulated::{self, FRAME_MAX};
 use crate::upstream::client::AmqpClient;
@@ -111,9 +111,9 @@ impl Upstream {
         let outbox = Arc::clone(inner.outbox());
         let negotiated = Negotiated { channel_max: 0, frame_max: FRAME_MAX, heartbeat_secs: 0 };
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
-        let view = OpenConnection::new(Opening {
+        let view = OpenConnection::new(NewConnection {
             id,
-            arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
+            arrival: ConnectionEndpoints { peer: Peer::Unix, local: None, tls: false, websocket: false },
             protocol: "AMQP 0-9-1",
             user,
             vhost: "/",
@@ -349,8 +349,8 @@ impl Site {
 
     fn join_all(&self, secret: &[u8], exchange: &str, limits: InboxLimits, copies: Copies) -> Subscriber {
         let carrier = InnerOutbox::new(1);
-        let inbox = SharedInbox::of_test(carrier.outbox(), limits, copies);
-        let login = SharedLogin {
+        let inbox = SubscriberInbox::of_test(carrier.outbox(), limits, copies);
+        let login = UpstreamLogin {
             prefix: "stomp-subscription-",
             credentials: Arc::new(Credentials::plain(USER, secret)),
             vhost: "/".into(),
@@ -360,7 +360,7 @@ impl Site {
     }
 
     /// The only shared queue.
-    fn status(&self) -> SharedQueueStatus {
+    fn status(&self) -> MultiplexedQueueStatus {
         let [status] = <[_; 1]>::try_from(self.all.status()).unwrap();
         status
     }
@@ -368,8 +368,8 @@ impl Site {
 
 struct Subscriber {
     carrier: InnerOutbox,
-    inbox: Arc<SharedInbox>,
-    hold: SharedSubscriber,
+    inbox: Arc<SubscriberInbox>,
+    hold: MultiplexedSubscriber,
 }
 
 impl Subscriber {
@@ -389,16 +389,16 @@ impl Subscriber {
     }
 }
 
-fn describe(event: &SharedEvent) -> String {
+fn describe(event: &SubscriberEvent) -> String {
     match event {
-        SharedEvent::Subscribed(number) => format!("subscribed {number}"),
-        SharedEvent::Refused(number, fault) => format!("refused {number}: {}", fault.reply_text()),
-        SharedEvent::Message(numbers, message) => {
+        SubscriberEvent::Subscribed(number) => format!("subscribed {number}"),
+        SubscriberEvent::Refused(number, fault) => format!("refused {number}: {}", fault.reply_text()),
+        SubscriberEvent::Message(numbers, message) => {
             let numbers: Vec<_> = numbers.iter().map(u64::to_string).collect();
             format!("{}: {}", numbers.join("+"), message.body.escape_ascii())
         }
-        SharedEvent::Overflowed => "overflowed".to_owned(),
-        SharedEvent::Ended(fault) => format!("ended: {}", fault.reply_text()),
+        SubscriberEvent::Overflowed => "overflowed".to_owned(),
+        SubscriberEvent::Ended(fault) => format!("ended: {}", fault.reply_text()),
     }
 }
 

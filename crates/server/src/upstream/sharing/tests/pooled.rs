@@ -4,7 +4,7 @@ use proxy::Pool;
 
 use super::*;
 use crate::simulated::InProcessConnector;
-use crate::upstream::sharing::state::IDLE_TIME;
+use crate::upstream::sharing::state::IDLE_TIMEOUT;
 
 /// A site whose subscribers come through a pool.
 struct PooledSite {
@@ -23,8 +23,8 @@ impl PooledSite {
 
     fn join(&self, password: &str) -> Subscriber {
         let carrier = InnerOutbox::new(1);
-        let inbox = SharedInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerSubscription);
-        let login = SharedLogin {
+        let inbox = SubscriberInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerSubscription);
+        let login = UpstreamLogin {
             prefix: "stomp-subscription-",
             credentials: Arc::new(Credentials::plain(USER, password)),
             vhost: "/".into(),
@@ -67,10 +67,10 @@ async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
     assert_eq!((one.events(), other.events()), (vec!["3: x".to_owned()], vec![]));
 
     one.hold.unsubscribe("b", 3);
-    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(1)).await;
     assert_eq!(pooled.site.upstream.bindings(), ["a.#"]);
     drop((one, other));
-    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(1)).await;
     assert!(pooled.site.upstream.queues().is_empty() && pooled.site.all.status().is_empty());
     assert_eq!(pooled.pool.metrics().dedicated_connections, 0);
 }

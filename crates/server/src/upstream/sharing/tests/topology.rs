@@ -1,11 +1,11 @@
 //! Queues and bindings that the upstream has for the subscribers.
 
 use super::*;
-use crate::upstream::sharing::queue::SharedQueue;
+use crate::upstream::sharing::queue::MultiplexedQueue;
 use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
-use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
-use crate::upstream::sharing::task::UpstreamLinked;
-use crate::upstream::sharing::{SharedCounts, SharedTotals};
+use crate::upstream::sharing::state::{IDLE_TIMEOUT, MAX_REQUESTED};
+use crate::upstream::sharing::task::LinkedQueue;
+use crate::upstream::sharing::{MultiplexedCounts, MultiplexedTotals};
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_copy_of_each_message() {
@@ -29,7 +29,7 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
     assert_eq!((view.consumers, view.ready, view.unacknowledged), (1, 0, 0));
     assert_eq!(
         site.status(),
-        SharedQueueStatus {
+        MultiplexedQueueStatus {
             protocol: "stomp",
             user: USER.to_owned(),
             vhost: "/".to_owned(),
@@ -69,9 +69,9 @@ async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
 fn a_key_that_was_bound_to_the_last_queue_is_not_bound_to_the_next() {
     let credentials = Arc::new(Credentials::plain(USER, *b""));
     let queue =
-        SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() }, &"amq.topic".into());
+        MultiplexedQueue::new(UpstreamLogin { prefix: "q-", credentials, vhost: "/".into() }, &"amq.topic".into());
     let carrier = InnerOutbox::new(1);
-    let inbox = SharedInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+    let inbox = SubscriberInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
     let hold = queue.join(&inbox).unwrap();
     let events = || std::iter::from_fn(|| inbox.take(true)).map(|event| describe(&event)).collect::<Vec<_>>();
     for round in 0..2 {
@@ -136,25 +136,25 @@ async fn a_key_is_unbound_when_nobody_has_needed_it_for_a_while() {
     other.subscribe("k", 1).await;
     other.subscribe("other", 2).await;
     one.hold.unsubscribe("k", 1);
-    tokio::time::sleep(2 * IDLE_TIME).await;
+    tokio::time::sleep(2 * IDLE_TIMEOUT).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"], "somebody needs it");
     other.hold.unsubscribe("k", 1);
-    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"]);
     one.hold.subscribe("k", 3);
     assert_eq!(one.events(), ["subscribed 3"], "without asking the upstream");
-    tokio::time::sleep(2 * IDLE_TIME).await;
+    tokio::time::sleep(2 * IDLE_TIMEOUT).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"], "it is in use again");
     one.hold.unsubscribe("k", 3);
-    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["other"]);
     one.subscribe("k", 4).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"]);
     one.hold.unsubscribe("k", 4);
-    tokio::time::sleep(IDLE_TIME / 2).await;
+    tokio::time::sleep(IDLE_TIMEOUT / 2).await;
     one.hold.subscribe("k", 5);
     one.hold.unsubscribe("k", 5);
-    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"], "the time begins anew");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(site.upstream.bindings(), ["other"]);
@@ -216,12 +216,12 @@ async fn the_connection_is_closed_when_nobody_has_needed_it_for_a_while() {
     first.subscribe("k", 1).await;
     let name = site.status().queue;
     drop(first);
-    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
     let second = site.join();
     second.subscribe("l", 1).await;
     assert_eq!(site.status().queue, name, "the same queue");
     drop(second);
-    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(1)).await;
     assert!(site.upstream.queues().is_empty() && site.all.status().is_empty());
     let third = site.join();
     third.subscribe("k", 1).await;
@@ -256,7 +256,7 @@ async fn a_client_that_has_gone_leaves_nothing_behind() {
     assert!(inbox.upgrade().is_none());
     site.publish("b.c", "x").await;
     assert_eq!(other.events(), ["1: x"]);
-    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["b.*"]);
     assert_eq!((site.status().subscribers, site.status().copies), (1, 1));
 }
@@ -270,10 +270,10 @@ async fn totals_stay_when_queues_end_and_are_replaced() {
     site.publish("k", "x").await;
     site.upstream.lose();
     settle().await;
-    let counts = SharedCounts { received: 1, copies: 2, dropped: 0, overflowed: 0, lost: 1 };
+    let counts = MultiplexedCounts { received: 1, copies: 2, dropped: 0, overflowed: 0, lost: 1 };
     assert_eq!(
         site.all.totals(),
-        SharedTotals { queues: 1, subscribers: 2, bindings: 1, waiting_bytes: 0, counts }
+        MultiplexedTotals { queues: 1, subscribers: 2, bindings: 1, waiting_bytes: 0, counts }
     );
     drop(one);
     // The queue is given up in the task's next turn, and is replaced at once or before that.
@@ -281,14 +281,14 @@ async fn totals_stay_when_queues_end_and_are_replaced() {
     drop(other);
     assert_eq!(site.all.totals().counts, counts);
     settle().await;
-    assert_eq!(site.all.totals(), SharedTotals { counts, ..SharedTotals::default() });
+    assert_eq!(site.all.totals(), MultiplexedTotals { counts, ..MultiplexedTotals::default() });
     let later = site.join();
     later.subscribe("k", 1).await;
     site.publish("k", "y").await;
-    let counts = SharedCounts { received: 2, copies: 3, ..counts };
+    let counts = MultiplexedCounts { received: 2, copies: 3, ..counts };
     assert_eq!(
         site.all.totals(),
-        SharedTotals { queues: 1, subscribers: 1, bindings: 1, waiting_bytes: 0, counts }
+        MultiplexedTotals { queues: 1, subscribers: 1, bindings: 1, waiting_bytes: 0, counts }
     );
 }
 

@@ -5,8 +5,8 @@ use sync::work;
 
 use super::*;
 use crate::upstream::sharing::fan_out::FanOut;
-use crate::upstream::sharing::inbox::SharedMessage;
-use crate::upstream::sharing::queue::SharedQueue;
+use crate::upstream::sharing::inbox::MultiplexedMessage;
+use crate::upstream::sharing::queue::MultiplexedQueue;
 
 /// A message for all of them takes several turns.
 const SUBSCRIBERS: usize = 10_000;
@@ -15,8 +15,8 @@ const SUBSCRIBERS: usize = 10_000;
 const TOLERANCE: u64 = 2_000;
 
 struct Crowd {
-    queue: Arc<SharedQueue>,
-    subscribers: Vec<(Arc<SharedInbox>, SharedSubscriber)>,
+    queue: Arc<MultiplexedQueue>,
+    subscribers: Vec<(Arc<SubscriberInbox>, MultiplexedSubscriber)>,
     carrier: InnerOutbox,
 }
 
@@ -24,8 +24,8 @@ impl Crowd {
     /// A queue that was declared, whose subscribers have `keys`, all of them requested.
     fn new(keys: &[&str]) -> Self {
         let credentials = Arc::new(Credentials::plain(USER, *b""));
-        let queue = SharedQueue::new(
-            SharedLogin { prefix: "q-", credentials, vhost: "/".into() },
+        let queue = MultiplexedQueue::new(
+            UpstreamLogin { prefix: "q-", credentials, vhost: "/".into() },
             &"amq.topic".into(),
         );
         queue.handle_declared(&"q".into());
@@ -37,7 +37,7 @@ impl Crowd {
     }
 
     fn join(&mut self, keys: &[&str]) {
-        let inbox = SharedInbox::of_test(self.carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+        let inbox = SubscriberInbox::of_test(self.carrier.outbox(), InboxLimits::default(), Copies::PerClient);
         let hold = self.queue.join(&inbox).unwrap();
         keys.iter().enumerate().for_each(|(number, key)| hold.subscribe(key, number as u64));
         self.subscribers.push((inbox, hold));
@@ -88,8 +88,8 @@ async fn a_subscriber_takes_little() {
     assert!((1..=SUBSCRIBER).contains(&each), "{each} bytes");
 }
 
-fn message(key: &str) -> SharedMessage {
-    SharedMessage::new("amq.topic", key, (Bytes::new(), Bytes::from_static(b"x")), false)
+fn message(key: &str) -> MultiplexedMessage {
+    MultiplexedMessage::new("amq.topic", key, (Bytes::new(), Bytes::from_static(b"x")), false)
 }
 
 #[tokio::test(start_paused = true)]

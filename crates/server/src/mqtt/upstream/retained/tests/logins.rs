@@ -12,9 +12,9 @@ use crate::mqtt::upstream::retained::logins::{LogLogins, MAX_REFUSALS};
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 
-fn login(user: impl ToString) -> SharedLogin {
+fn login(user: impl ToString) -> UpstreamLogin {
     let credentials = Arc::new(Credentials::plain(user.to_string(), "secret"));
-    SharedLogin { prefix: LOG, credentials, vhost: "/".into() }
+    UpstreamLogin { prefix: LOG, credentials, vhost: "/".into() }
 }
 
 fn next(logins: &LogLogins, now: Instant) -> Option<String> {
@@ -45,7 +45,7 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
     // Until it is refused as well.
     logins.handle_refused(&login("good"), now);
     assert_eq!((next(&logins, now), logins.needs(&login(1000))), (None, true));
-    let later = now + REFUSAL_TIME;
+    let later = now + REFUSAL_TTL;
     assert_eq!(logins.next_retry(now), Some(later));
     assert!(next(&logins, later).is_some() && logins.is_worth_waiting(later));
     logins.leave(&login("good"));
@@ -66,7 +66,7 @@ fn logins_that_were_refused_are_tried_again_in_their_order_and_a_few_at_a_time()
     for round in 0..20 {
         if round > 0 && round % MAX_REFUSALS == 0 {
             assert_eq!(next(&logins, later), None, "{round}");
-            later += REFUSAL_TIME;
+            later += REFUSAL_TTL;
         }
         assert_eq!(next(&logins, later), Some(round.to_string()));
         logins.handle_refused(&login(round), later);
@@ -123,7 +123,7 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     let (joining, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
     assert!(joining.is_decided(&outbox) && !joining.is_available(), "nobody waits for it");
-    tokio::time::sleep(REFUSAL_TIME).await;
+    tokio::time::sleep(REFUSAL_TTL).await;
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;
     assert!(good.is_available() && other.is_available());
@@ -165,7 +165,7 @@ async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_ano
         let stream = TestStream::default();
         let join = |user: &str| {
             let (inner, stream) = (InnerOutbox::new(1), stream.clone());
-            let opener = move |login: &SharedLogin| {
+            let opener = move |login: &UpstreamLogin| {
                 let is_silent = silent && login.credentials.username == "stranger";
                 MaybeSilent((!is_silent).then(|| stream.opener(login)))
             };

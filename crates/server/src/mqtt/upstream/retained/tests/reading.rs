@@ -6,7 +6,7 @@ use amqp::properties::PERSISTENT;
 
 use super::stream::TestStream;
 use super::*;
-use crate::mqtt::upstream::retained::link::{LogLink, MARKER_TIME};
+use crate::mqtt::upstream::retained::link::{LogLink, MARKER_TIMEOUT};
 use crate::mqtt::upstream::retained::log::{LogProgress, RetainedLog};
 use crate::upstream::sharing::link::LinkStep;
 use crate::upstream::sharing::task::UpstreamLink;
@@ -15,9 +15,9 @@ pub(super) fn log() -> Arc<RetainedLog> {
     RetainedLog::new("/", &EXCHANGE.into(), LIMITS, Clock::start(), false)
 }
 
-fn login(user: &str) -> SharedLogin {
+fn login(user: &str) -> UpstreamLogin {
     let credentials = Arc::new(Credentials::plain(user, "secret"));
-    SharedLogin { prefix: LOG, credentials, vhost: "/".into() }
+    UpstreamLogin { prefix: LOG, credentials, vhost: "/".into() }
 }
 
 pub(super) fn client(log: &Arc<RetainedLog>, user: &str) -> (LogClient, Arc<Outbox>) {
@@ -147,8 +147,8 @@ async fn a_marker_that_the_upstream_has_dropped_is_published_again() {
     for _ in 0..2 {
         assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
         assert!(!client.has_reached(ticket));
-        assert_eq!(link.next_deadline(), Some(transport::now() + MARKER_TIME));
-        tokio::time::advance(MARKER_TIME).await;
+        assert_eq!(link.next_deadline(), Some(transport::now() + MARKER_TIMEOUT));
+        tokio::time::advance(MARKER_TIMEOUT).await;
     }
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     assert!(client.has_reached(ticket));

@@ -15,7 +15,7 @@ use transport::{InnerOutbox, Outbox};
 use super::super::record::Encoded;
 use crate::amqp::session::BackendSession;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 
 /// The stream, and the connections to it.
@@ -119,7 +119,7 @@ impl TestStream {
     }
 
     /// For the logins of a log.
-    pub(super) fn opener(&self, login: &SharedLogin) -> StreamLogin {
+    pub(super) fn opener(&self, login: &UpstreamLogin) -> StreamLogin {
         StreamLogin { stream: self.clone(), user: login.credentials.username.clone() }
     }
 }

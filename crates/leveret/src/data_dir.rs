@@ -1,4 +1,4 @@
-//! The data folder: its lock and its contents.
+//! The data directory: its lock and its contents.
 
 use std::error::Error;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use broker::{Broker, Timestamp};
 use store::disk::RealDisk;
-use store::{FolderLock, LockError, Recovered, Rounds, RunningStore, Store, StoreSettings};
+use store::{DirectoryLock, LockError, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
 use crate::config::{Config, SettingError};
 use crate::definitions::{self, Before};
@@ -16,38 +16,38 @@ use crate::serve::ServeError;
 
 const KEY: &str = "data_dir";
 
-/// An open data folder. Dropping it writes the last changes and then releases the folder.
-pub(crate) struct DataFolder {
+/// An open data directory. Dropping it writes the last changes and then releases the directory.
+pub(crate) struct DataDirectory {
     /// Stopped before the store.
     pagers: Option<Pagers>,
     running: Option<RunningStore>,
-    _lock: FolderLock,
+    _lock: DirectoryLock,
 }
 
-/// Loads the initial contents of a new broker: those of the data folder, if there is one, and the definitions
+/// Loads the initial contents of a new broker: those of the data directory, if there is one, and the definitions
 /// file, or otherwise the defaults of a new broker. All of it is on disk on return.
 ///
 /// # Errors
 ///
-/// The definitions cannot be loaded, or the folder cannot be used.
+/// The definitions cannot be loaded, or the directory cannot be used.
 pub(crate) fn fill(
     broker: &Broker,
     config: &Config,
     now: Timestamp,
-) -> Result<Option<DataFolder>, ServeError> {
-    // A mistake in the file is found before the folder is read, which may take minutes.
+) -> Result<Option<DataDirectory>, ServeError> {
+    // A mistake in the file is found before the directory is read, which may take minutes.
     let file = definitions::read(config).map_err(ServeError::Setting)?;
-    let path = config.data_dir.folder();
-    let path = path.map_err(|error| ServeError::DataFolder(SettingError::new(KEY, error)))?;
+    let path = config.data_dir.directory();
+    let path = path.map_err(|error| ServeError::DataDirectory(SettingError::new(KEY, error)))?;
     let start = |before| {
         definitions::start_with(broker, config, file.as_ref(), before, now).map_err(ServeError::Setting)
     };
     let Some(path) = path else {
-        tracing::warn!("data_dir is off: all data is in memory and lost on exit");
+        tracing::warn!("data_dir is off: all data is kept in memory only and lost on exit");
         start(Before::Nothing)?;
         return Ok(None);
     };
-    let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
+    let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
     let opened = open(&path, config.disk_free_limit.0).map_err(at_fault)?;
     let Opened { lock, store, rounds, recovered } = opened;
     let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
@@ -55,22 +55,22 @@ pub(crate) fn fill(
     start(Before::of(broker, store.catalogue()))?;
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
-    tracing::info!(folder = %path.display(), messages, "recovered definitions and persistent messages");
-    Ok(Some(DataFolder { pagers: None, running: Some(running), _lock: lock }))
+    tracing::info!(directory = %path.display(), messages, "recovered definitions and persistent messages");
+    Ok(Some(DataDirectory { pagers: None, running: Some(running), _lock: lock }))
 }
 
-/// Loads the broker of a spool, whose folder has nothing else. All of it is on disk on return.
+/// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return.
 ///
 /// # Errors
 ///
-/// The folder cannot be used.
+/// The directory cannot be used.
 pub(crate) fn fill_spool(
     broker: &Broker,
     path: &Path,
     disk_free_limit: u64,
     now: Timestamp,
-) -> Result<DataFolder, ServeError> {
-    let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
+) -> Result<DataDirectory, ServeError> {
+    let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
     let Opened { lock, store, rounds, recovered } = open(path, disk_free_limit).map_err(at_fault)?;
     let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
     if store.catalogue().was_empty() {
@@ -78,34 +78,34 @@ pub(crate) fn fill_spool(
     }
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
-    tracing::info!(folder = %path.display(), messages, "recovered spooled messages");
-    Ok(DataFolder { pagers: None, running: Some(running), _lock: lock })
+    tracing::info!(directory = %path.display(), messages, "recovered spooled messages");
+    Ok(DataDirectory { pagers: None, running: Some(running), _lock: lock })
 }
 
-impl DataFolder {
-    /// Keeps the paging threads running until the folder is dropped.
+impl DataDirectory {
+    /// Keeps the paging threads running until the directory is dropped.
     pub(crate) fn keep(&mut self, pagers: Pagers) {
         self.pagers = Some(pagers);
     }
 }
 
-impl Drop for DataFolder {
+impl Drop for DataDirectory {
     fn drop(&mut self) {
         drop(self.pagers.take());
         if let Some(Err(error)) = self.running.take().map(RunningStore::close) {
-            tracing::error!(%error, "failed to write the last changes, none of which was confirmed");
+            tracing::error!(%error, "cannot write last changes: unconfirmed ones lost");
         }
     }
 }
 
 struct Opened {
-    lock: FolderLock,
+    lock: DirectoryLock,
     store: Arc<Store>,
     rounds: Rounds,
     recovered: Recovered,
 }
 
-/// The error of a folder that cannot be opened, with a remedy.
+/// The error of a directory that cannot be opened, with a remedy.
 fn unusable(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -122,7 +122,7 @@ fn unusable(error: &io::Error) -> String {
 
 fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Send + Sync>> {
     let disk = RealDisk::new(path).map_err(|error| unusable(&error))?;
-    let lock = FolderLock::take(path).map_err(|error| match error {
+    let lock = DirectoryLock::take(path).map_err(|error| match error {
         LockError::Taken { .. } => {
             format!("{error}: stop that one, or give this one a directory of its own with --data-dir")
         }

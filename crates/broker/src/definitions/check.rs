@@ -1,0 +1,44 @@
+//! Looks for mistakes in definitions without a broker to load them into.
+
+use std::collections::HashSet;
+
+use super::Definitions;
+use super::error::DefinitionsError;
+use super::load::PolicyTrial;
+use super::loaded::LoadedDefinitions;
+use crate::broker::{Broker, BrokerConfig};
+use crate::compatibility::Compatibility;
+use crate::time::Timestamp;
+use crate::users::{UserLimits, UserSpec};
+
+impl Definitions {
+    /// Looks for a mistake that keeps every broker that follows `release` from loading them, whatever it has already. The
+    /// broker may have the users and virtual hosts that an entry names, and the file does not define. It may have the queues
+    /// and exchanges, too, of which a load does not look at the arguments then: queues, exchanges and bindings are not checked.
+    ///
+    /// # Errors
+    /// The first such mistake.
+    pub fn check(&self, release: Compatibility) -> Result<(), DefinitionsError> {
+        let broker =
+            Broker::new(BrokerConfig { defaults: false, compatibility: release, ..Default::default() });
+        let Self { file } = self;
+        let of_permissions = file.permissions.iter().map(|entry| (&entry.user, &entry.vhost));
+        let of_topics = file.topic_permissions.iter().map(|entry| (&entry.user, &entry.vhost));
+        let (users, vhosts): (HashSet<&String>, HashSet<&String>) = of_permissions.chain(of_topics).unzip();
+        for name in users {
+            broker.put_user(UserSpec {
+                name: name.clone(),
+                password: None,
+                loopback_only: false,
+                tags: Vec::new(),
+                limits: UserLimits::default(),
+            });
+        }
+        let of_parameters = file.parameters.iter().map(|entry| &entry.vhost);
+        let of_policies = file.policies.iter().map(|entry| &entry.vhost);
+        let vhosts: HashSet<&String> = vhosts.into_iter().chain(of_parameters).chain(of_policies).collect();
+        vhosts.into_iter().for_each(|name| drop(broker.add_vhost(name)));
+        let (trial, now) = (PolicyTrial::Omitted, Timestamp::default());
+        broker.load_all_but_topology(file, release, trial, now, &mut LoadedDefinitions::default())
+    }
+}

@@ -1,0 +1,224 @@
+//! Limits on the channels of a user (`max-channels`), as far as brokers have told them (P2).
+//!
+//! RabbitMQ counts the channels of a user on all connections, and closes the whole connection on which one too many is
+//! opened, with 530 NOT_ALLOWED. The channels that were open there continue on another connection, those that were being
+//! opened are refused, and for a while the pool itself opens no more than the broker had let it.
+//!
+//! # Example
+//! User `u` may have 6 channels. Five clients use one each, on a shared connection where another channel rests in confirm
+//! mode. A sixth client needs one to consume, and the broker closes the connection. As one channel only rested, all six
+//! clients get one on the next connection. A seventh client is refused by the pool, with the broker's text. When it
+//! returns while a channel rests, that one is closed first.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use amqp::{Fault, ReplyCode};
+use sync::{Mutex, Rank};
+
+use super::Pool;
+use crate::upstream::{ChannelCounts, Lease, Placed, Role, Upstream};
+
+/// The limits that brokers have told, by user.
+#[derive(Debug, Default)]
+pub(super) struct ChannelLimits {
+    of_users: Mutex<HashMap<String, ChannelLimit>, { Rank::Leaf as u8 }>,
+    /// Whether there may be any.
+    any: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+struct ChannelLimit {
+    /// The broker's refusal.
+    fault: Fault,
+    /// Number of channels that the broker has let the user have.
+    most: usize,
+    ends_at: Instant,
+    /// Number of channels that were lost with the connection, and that their clients are about to open again.
+    to_resume: usize,
+    /// Later ones are not waited for: their clients may be gone, or need none until they send something.
+    resumed_by: Instant,
+}
+
+/// The number of channels that a user may have, if a broker has closed a connection over it. RabbitMQ's text ends with `(6)`
+/// in 3.10 and with `6` in 4.3 (`rabbit_reader`).
+pub(crate) fn channel_limit(fault: &Fault, user: &str) -> Option<usize> {
+    let rest = fault.text.strip_prefix("number of channels opened for user '")?.strip_prefix(user)?;
+    let most = rest.strip_prefix("' has reached the maximum allowed user limit of ")?;
+    let in_brackets = most.strip_prefix('(').and_then(|most| most.strip_suffix(')'));
+    in_brackets.unwrap_or(most).parse().ok().filter(|_| fault.code == ReplyCode::NotAllowed)
+}
+
+impl Pool {
+    /// Leases a channel, within the limit of its user if that is known. [`Placed::Limited`] is returned while channels that
+    /// were lost are expected back: then it is to be tried again shortly.
+    ///
+    /// # Errors
+    /// The broker's refusal of one channel too many.
+    pub(crate) fn lease(
+        &self,
+        upstream: &Upstream,
+        lease: Lease,
+        confirm: bool,
+        role: Role,
+    ) -> Result<Placed, Fault> {
+        if !self.channel_limits.any.load(Ordering::Acquire) {
+            return Ok(upstream.lease(lease, confirm, role, true));
+        }
+        let user = upstream.credentials().username.clone();
+        let (link, again, now) = (lease.link.clone(), lease.again, lease.opened_at);
+        // Locked until the channel is leased, so that no other client counts the same.
+        let connections = self.connections.lock();
+        let Some(limit) = self.channel_limits.of(&user, now) else {
+            return Ok(upstream.lease(lease, confirm, role, true));
+        };
+        let of_user = connections.get(&user).map_or(&[][..], |of_user| of_user);
+        let used: usize = of_user.iter().map(|other| other.channels_at_broker()).sum();
+        let reserved = if again || now >= limit.resumed_by { 0 } else { limit.to_resume };
+        match upstream.lease(lease, confirm, role, used + reserved < limit.most) {
+            Placed::Limited if of_user.iter().any(|other| other.close_one_for(&link)) => Ok(Placed::Soon),
+            Placed::Limited if reserved == 0 => Err(limit.fault),
+            placed => {
+                if again && matches!(placed, Placed::On(_)) {
+                    self.channel_limits.resumed(&user);
+                }
+                Ok(placed)
+            }
+        }
+    }
+
+    /// Learns a user's limit from the fault with which a broker has closed a connection. Returns whether the channels that
+    /// were being opened there are to be refused: all that the user may have are in use.
+    pub(crate) fn learn_channel_limit(&self, upstream: &Upstream, fault: &Fault, now: Instant) -> bool {
+        let user = &upstream.credentials().username;
+        let Some(told) = channel_limit(fault, user) else { return false };
+        let connections = self.connections.lock();
+        let of_user = connections.get(user).into_iter().flatten();
+        let all = of_user.fold(ChannelCounts::default(), |all, other| all + other.channel_counts());
+        let lost = upstream.channel_counts();
+        self.channel_limits.learn(user, told, fault, (all, lost), now)
+    }
+}
+
+impl ChannelLimits {
+    fn of(&self, user: &str, now: Instant) -> Option<ChannelLimit> {
+        let mut of_users = self.of_users.lock();
+        let limit = of_users.get(user).filter(|limit| now < limit.ends_at).cloned();
+        if limit.is_none() {
+            of_users.remove(user);
+            self.any.store(!of_users.is_empty(), Ordering::Release);
+        }
+        limit
+    }
+
+    /// Counts a channel that was lost as opened again.
+    fn resumed(&self, user: &str) {
+        if let Some(limit) = self.of_users.lock().get_mut(user) {
+            limit.to_resume = limit.to_resume.saturating_sub(1);
+        }
+    }
+
+    /// Sets a user's limit. `all` are the channels of all connections, `lost` those of the one that ends.
+    fn learn(
+        &self,
+        user: &str,
+        told: usize,
+        fault: &Fault,
+        (all, lost): (ChannelCounts, ChannelCounts),
+        now: Instant,
+    ) -> bool {
+        let mut of_users = self.of_users.lock();
+        of_users.retain(|_, limit| now < limit.ends_at);
+        let before = of_users.remove(user);
+        // Clients of other pools may have the rest. While channels are opened again, the broker may still count those that
+        // were lost.
+        let most = match &before {
+            Some(limit) if all.reopening > 0 => limit.most.min(told),
+            _ if all.reopening > 0 => told,
+            _ => told.min(all.open.max(1)),
+        };
+        let expected = before.filter(|limit| now < limit.resumed_by).map_or(0, |limit| limit.to_resume);
+        if of_users.len() < USERS_MAX {
+            let limit = ChannelLimit {
+                fault: fault.clone(),
+                most,
+                ends_at: now + LIMIT_HOLDS,
+                to_resume: expected + lost.used + lost.reopening,
+                resumed_by: now + RESUMED_WITHIN,
+            };
+            of_users.insert(user.to_owned(), limit);
+            self.any.store(true, Ordering::Release);
+        }
+        all.used + all.reopening >= most
+    }
+}
+
+/// How long a limit is kept to without asking. A user that is given more waits no longer for it, and one that keeps asking
+/// for more than it may have costs the others a connection no more often.
+const LIMIT_HOLDS: Duration = Duration::from_secs(30);
+/// How long channels that were lost are expected to be opened again: a handshake with a busy broker takes less.
+const RESUMED_WITHIN: Duration = Duration::from_secs(3);
+/// Users whose limits are remembered; few have too many channels at the same time.
+const USERS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over(most: usize) -> Fault {
+        let text = format!(
+            "number of channels opened for user 'u' has reached the maximum allowed user limit of ({most})"
+        );
+        Fault::new(ReplyCode::NotAllowed, text).on_connection()
+    }
+
+    fn counts(open: usize, used: usize, reopening: usize) -> ChannelCounts {
+        ChannelCounts { open, used, reopening }
+    }
+
+    #[test]
+    fn only_the_limit_of_the_user_is_one() {
+        assert_eq!(channel_limit(&over(6), "u"), Some(6));
+        let text = "number of channels opened for user 'u' has reached the maximum allowed user limit of 6";
+        assert_eq!(channel_limit(&Fault::new(ReplyCode::NotAllowed, text), "u"), Some(6));
+        assert_eq!(channel_limit(&over(6), "v"), None);
+        for text in [
+            "number of channels opened (6) has reached the negotiated channel_max (6)",
+            "number of channels opened for user 'u' has reached the maximum allowed user limit of (x)",
+        ] {
+            assert_eq!(channel_limit(&Fault::new(ReplyCode::NotAllowed, text), "u"), None);
+        }
+    }
+
+    #[test]
+    fn new_channels_are_refused_if_those_in_use_are_as_many_as_the_broker_allows() {
+        let (limits, now) = (ChannelLimits::default(), Instant::now());
+        // One of six rests.
+        assert!(!limits.learn("u", 6, &over(6), (counts(6, 5, 0), counts(6, 5, 0)), now));
+        assert_eq!(limits.of("u", now).map(|limit| (limit.most, limit.to_resume)), Some((6, 5)));
+        (0..5).for_each(|_| limits.resumed("u"));
+        assert!(limits.learn("u", 6, &over(6), (counts(6, 6, 0), counts(4, 4, 0)), now));
+        assert_eq!(limits.of("u", now).map(|limit| (limit.most, limit.to_resume)), Some((6, 4)));
+        assert!(limits.of("v", now).is_none() && limits.of("u", now + LIMIT_HOLDS).is_none());
+    }
+
+    #[test]
+    fn a_user_has_what_others_leave_but_channels_that_are_opened_again_leave_the_limit_as_it_was() {
+        let (limits, now) = (ChannelLimits::default(), Instant::now());
+        assert!(limits.learn("u", 6, &over(6), (counts(4, 4, 0), counts(4, 4, 0)), now));
+        assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));
+        // The broker has still counted those that were lost.
+        assert!(limits.learn("u", 6, &over(6), (counts(1, 1, 3), counts(1, 1, 3)), now));
+        assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));
+    }
+
+    #[test]
+    fn the_users_that_are_remembered_are_bounded() {
+        let (limits, now) = (ChannelLimits::default(), Instant::now());
+        for n in 0..=USERS_MAX {
+            limits.learn(&n.to_string(), 1, &over(1), (counts(1, 1, 0), counts(1, 1, 0)), now);
+        }
+        assert_eq!(limits.of_users.lock().len(), USERS_MAX);
+    }
+}
