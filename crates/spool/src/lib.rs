@@ -36,4 +36,4 @@ pub use backlogs::{BacklogId, BacklogName};
 pub use confirms::{Answer, ClientConfirms};
 pub use envelope::{Envelope, EnvelopeError, SpooledMessage};
 pub use forwarding::{Forwarding, ForwardingChannel, ForwardingLimits, Settled};
-pub use refusal::{FaultCertainty, MessageRefusal};
+pub use refusal::{FaultCertainty, MessageRefusal, is_backend_error};

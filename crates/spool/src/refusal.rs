@@ -47,6 +47,17 @@ impl MessageRefusal {
     pub fn is_permanent(&self) -> bool {
         // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
         matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
+            && !self.is_backend_error()
+    }
+
+    /// Whether the broker could not find out if the user has the permission.
+    fn is_backend_error(&self) -> bool {
+        self.code == ACCESS_REFUSED && is_backend_error(&self.text)
+    }
+
+    /// Whether it is for want of a permission, which other credentials of the same user may give.
+    pub fn is_of_permissions(&self) -> bool {
+        self.code == ACCESS_REFUSED
     }
 
     /// Whether a message may be the reason of a connection.close with this code.
@@ -90,5 +101,36 @@ impl MessageRefusal {
             ACCESS_REFUSED => Some(false),
             _ => None,
         }
+    }
+}
+
+/// Whether a text of RabbitMQ's `rabbit_access_control` says that the service which decides about a permission has failed, or
+/// that a token has expired: "… refused for user 'edge', backend rabbit_auth_backend_http returned an error: …". A denial ends
+/// with the user's name. Texts are cut at 255 bytes, so that the beginning of this has to suffice; one that is cut before that
+/// counts as a denial.
+pub fn is_backend_error(text: &str) -> bool {
+    let Some((_, rest)) = text.rsplit_once(" refused for user '") else { return false };
+    ["', b", "': b"].iter().any(|start| rest.contains(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permission_that_could_not_be_looked_up_is_not_denied() {
+        let refused = |text: &str| MessageRefusal { code: ACCESS_REFUSED, text: text.to_owned() };
+        let denial = "ACCESS_REFUSED - access to exchange 'orders' in vhost '/' refused for user 'edge'";
+        assert!(refused(denial).is_permanent());
+        for rest in [
+            ", backend rabbit_auth_backend_oauth2 returned an error: \"Provided JWT token has expired\"",
+            ", backend rabbit_auth_back...",
+            ": backend rabbit_auth_backend_http returned an error: 'timeout'",
+        ] {
+            assert!(!refused(&format!("{denial}{rest}")).is_permanent(), "{rest}");
+        }
+        let named = "access to exchange ', backend x returned an error' in vhost '/' refused for user 'edge'";
+        assert!(refused(named).is_permanent());
+        assert!(MessageRefusal { code: NOT_FOUND, text: format!("{denial}, backend") }.is_permanent());
     }
 }

@@ -116,13 +116,7 @@ fn remark_what_waits(api: &Api, output: &Output) -> Result<(), Failure> {
     for queue in queues(api)?.iter().filter(|queue| queue["messages"] != 0) {
         let text = |key: &str| queue[key].as_str().unwrap_or_default().to_owned();
         let (messages, user, vhost) = (&queue["messages"], text("user"), text("vhost"));
-        let reason = match (queue["waits_for"].as_str(), queue["deferred_messages"].as_u64()) {
-            (Some(reason), _) => format!(": {reason}"),
-            (None, Some(deferred)) if deferred > 0 => {
-                format!(", {deferred} of them because the upstream does not take them")
-            }
-            _ => String::new(),
-        };
+        let reason = queue["waits_for"].as_str().map(|reason| format!(": {reason}")).unwrap_or_default();
         output.remark(&format!(
             "{messages} messages of user '{user}' in virtual host '{vhost}' are left{reason}"
         ))?;

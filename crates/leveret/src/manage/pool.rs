@@ -58,8 +58,15 @@ pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
         "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),
         "accept_rate": status.accept_rate, "forward_rate": status.forward_rate,
         "accepted": status.accepted, "forwarded": status.forwarded,
-        "refused": status.parked, "waits_for": status.trouble,
+        "refused": status.parked, "waits_for": waits_for(status),
     })
+}
+
+/// The reason why messages are not forwarded: all of them, or else those that the upstream does not take.
+fn waits_for(status: &SpoolStatus) -> Option<String> {
+    let refused = || format!("{} messages wait for their destination (nacked or refused)", status.deferred);
+    let of_all = status.trouble.as_deref().map(str::to_owned);
+    of_all.or_else(|| (status.deferred > 0).then(refused))
 }
 
 /// A message that the upstream has refused permanently.

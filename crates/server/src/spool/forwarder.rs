@@ -53,6 +53,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// An upstream that answers no publish for this time is reported: others may still work, so that nothing else is done.
 const SILENT: Duration = Duration::from_secs(10);
 
+/// A connection is replaced after this time if a client has logged in with other credentials since: a token may expire. A user
+/// with many clients, each with a token of its own, would cost connections all the time otherwise.
+const RENEW_AFTER: Duration = Duration::from_secs(30);
+
 /// Why nothing is forwarded before a client of the user has logged in.
 const NO_LOGIN: &str = "no client of this user has logged in since the start";
 const NO_ANSWER: &str = "no upstream reachable";
@@ -76,8 +80,23 @@ pub(super) struct Forwarder {
     failure: Option<Fault>,
     /// When the upstream has answered last, or no answer was outstanding.
     heard_at: Instant,
+    /// Set while there is a connection.
+    login: Option<ConnectionLogin>,
+    /// Whether nothing more is to be published on the connection, as newer credentials are known. Looked at once a turn.
+    is_renewing: bool,
+    /// Set when the upstream has refused a message and newer credentials are known: the next connection uses them.
+    renews: bool,
     /// Wakes the task.
     waiter: Arc<dyn Waiter>,
+}
+
+/// With which credentials a connection was opened.
+struct ConnectionLogin {
+    credentials: Arc<Credentials>,
+    opened_at: Instant,
+    /// Whether that was because a message was refused under older ones. Another refusal is final then: with logins all the time
+    /// there would be newer ones each time.
+    is_renewal: bool,
 }
 
 /// A message that was taken from a local queue.
@@ -158,6 +177,9 @@ impl Forwarder {
             has_settled: false,
             failure: None,
             heard_at: transport::now(),
+            login: None,
+            is_renewing: false,
+            renews: false,
             waiter,
         }
     }
@@ -260,8 +282,14 @@ impl Forwarder {
         self.queue.set_status_reason(None);
         self.logged_in(asked);
         self.share = Some(self.local.loaded().connected());
+        let is_renewal = std::mem::take(&mut self.renews);
+        let (credentials, opened_at) = (Arc::clone(asked), transport::now());
+        self.login = Some(ConnectionLogin { credentials, opened_at, is_renewal });
+        if is_renewal {
+            self.forwarding.forget_refusals();
+        }
         let fault = self.drive(client).await.err();
-        self.share = None;
+        (self.share, self.login, self.is_renewing) = (None, None, false);
         if let Some(fault) = &fault
             && matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
         {
@@ -343,6 +371,24 @@ impl Forwarder {
         }
     }
 
+    /// The upstream has refused a message for want of a permission. Returns whether it is to be published again on a connection
+    /// with newer credentials, which is the next one: the present one ends.
+    pub(super) fn renews_after_refusal(&mut self) -> bool {
+        let is_outdated = |login: &ConnectionLogin| !login.is_renewal && self.is_outdated(login);
+        self.renews |= self.login.as_ref().is_some_and(is_outdated);
+        self.is_renewing |= self.renews;
+        self.renews
+    }
+
+    /// Whether the connection is to end now so that the next one uses newer credentials.
+    pub(super) fn is_to_be_renewed(&self) -> bool {
+        self.renews || (self.is_renewing && self.forwarding.in_flight() == 0)
+    }
+
+    fn is_outdated(&self, login: &ConnectionLogin) -> bool {
+        self.queue.credentials().is_some_and(|newest| newest != login.credentials)
+    }
+
     /// The upstream has answered something.
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard_at = now;
@@ -351,6 +397,8 @@ impl Forwarder {
     /// Does what is due at the beginning of a turn. The time without an answer begins again as long as none is outstanding.
     pub(super) fn begin_turn(&mut self, is_open: bool, now: Instant) {
         self.forwarding.handle_deadline(now);
+        let is_due = |login: &&ConnectionLogin| now.saturating_duration_since(login.opened_at) >= RENEW_AFTER;
+        self.is_renewing = self.login.as_ref().filter(is_due).is_some_and(|login| self.is_outdated(login));
         if is_open && self.forwarding.in_flight() == 0 {
             self.heard_at = now;
         }

@@ -50,7 +50,7 @@ pub(super) enum SpoolStep {
     Idle,
     /// It has more to do than fits into one turn.
     TurnOver,
-    /// There has been nothing to forward for a while.
+    /// There has been nothing to forward for a while, or other credentials are to be used.
     Unused,
 }
 
@@ -89,6 +89,10 @@ impl SpoolLink {
         forwarder.begin_turn(self.is_open(), now);
         loop {
             let handled = self.receive(forwarder, now)?;
+            if forwarder.is_to_be_renewed() {
+                // Before a channel is opened again that the upstream has closed: its messages count as in flight.
+                return Ok(SpoolStep::Unused);
+            }
             forwarder.settle(now);
             self.open_channels(forwarder);
             let mut published = 0;
@@ -209,6 +213,9 @@ fn closed(
     now: Instant,
 ) -> Result<(), Fault> {
     let refusal = MessageRefusal { code: close.reply_code, text: close.reply_text.to_owned() };
+    if refusal.is_of_permissions() && forwarder.renews_after_refusal() {
+        return Ok(());
+    }
     if refusal.is_permanent() && forwarder.refused(channel, refusal, now) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use amqp::{Fault, ReplyCode};
 /// node, or if a service that it asks about permissions is away.
 pub(super) fn is_permanent(fault: &Fault, vhost: &str) -> bool {
     match fault.code {
-        ReplyCode::AccessRefused => true,
+        ReplyCode::AccessRefused => !spool::is_backend_error(&fault.text),
         ReplyCode::NotAllowed => denies_vhost(&fault.text, vhost),
         _ => false,
     }
@@ -47,6 +47,13 @@ mod tests {
             assert!(!not_allowed(text), "{text}");
         }
         assert!(is_permanent(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
+<<<<<<< HEAD
+        let text = "access to exchange 'x' in vhost 'orders' refused for user 'edge', backend rabbit_auth_backend_http \
+                    returned an error: timeout";
+        assert!(!is_permanent(&Fault::new(ReplyCode::AccessRefused, text), "orders"));
+        assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
+=======
         assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream reachable"), "orders"));
+>>>>>>> pre-rename
     }
 }

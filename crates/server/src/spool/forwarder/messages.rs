@@ -161,7 +161,7 @@ impl Forwarder {
         channel: ForwardingChannel,
         now: Instant,
     ) -> Option<Envelope> {
-        if self.is_draining() || self.is_paused() || self.failure.is_some() {
+        if self.is_draining() || self.is_paused() || self.failure.is_some() || self.is_renewing {
             return None;
         }
         loop {
@@ -279,7 +279,17 @@ impl Forwarder {
         }
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {
             Ok(()) => {
-                self.queue.parked.fetch_add(1, Ordering::Relaxed);
+                if self.queue.parked.fetch_add(1, Ordering::Relaxed) == 0 {
+                    let (vhost, user) = (self.queue.vhost(), self.queue.user());
+                    let (code, reason) = (refusal.code, &*refusal.text);
+                    tracing::warn!(
+                        vhost,
+                        user,
+                        code,
+                        reason,
+                        "the first spooled message of a user is parked"
+                    );
+                }
                 self.local.left(&self.queue, bytes);
                 self.local.can_park(&self.queue);
             }

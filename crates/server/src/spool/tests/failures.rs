@@ -322,3 +322,44 @@ async fn a_password_that_a_forwarder_was_refused_counts_for_no_virtual_host() {
         assert!(!local.logins().are_remembered(Some(vhost), &credentials, now).await, "{vhost}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn newer_credentials_replace_a_connection_after_a_while_without_copies() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    // Something to do all the time, so that the connection stays.
+    site.declare("full", &super::deferring::limited(0));
+    spool_some(&site.spool, &local, "", "full", 10..11);
+    for number in 0..10 {
+        if number == 2 {
+            local.logged_in(Arc::new(Credentials::plain(USER, "new")));
+        }
+        let connections = site.isolated.lock().len();
+        assert_eq!(connections, if number > 6 { 2 } else { connections.min(1) }, "at {number}");
+        spool_some(&site.spool, &local, "", "q", number..number + 1);
+        site.pass(Duration::from_secs(5)).await;
+    }
+    assert_eq!((take(&upstream).0, site.isolated.lock().len()), (numbers(0..10), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_is_parked_if_newer_credentials_are_refused_as_well() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    spool_some(&site.spool, &local, "", "q", 0..1);
+    site.pass(Duration::from_secs(1)).await;
+    let permissions = broker::Permissions { write: "^(?!amq.fanout)".into(), ..broker::Permissions::all() };
+    site.upstream.vhost().set_permissions(USER, Some(&permissions)).unwrap();
+    local.logged_in(Arc::new(Credentials::plain(USER, "new")));
+    spool_some(&site.spool, &local, "amq.fanout", "k", 1..2);
+    spool_some(&site.spool, &local, "", "q", 2..3);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!((site.isolated.lock().len(), site.spool.parked(), site.status().messages), (2, 1, 0));
+    let mut bodies = take(&upstream).0;
+    bodies.dedup();
+    assert_eq!(bodies, ["0", "2"]);
+    // Nothing newer is known: that holds for the next one.
+    spool_some(&site.spool, &local, "amq.fanout", "k", 3..4);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!((site.isolated.lock().len(), site.spool.parked()), (2, 2));
+}
