@@ -47,13 +47,9 @@ mod tests {
             assert!(!not_allowed(text), "{text}");
         }
         assert!(is_permanent(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
-<<<<<<< HEAD
         let text = "access to exchange 'x' in vhost 'orders' refused for user 'edge', backend rabbit_auth_backend_http \
                     returned an error: timeout";
         assert!(!is_permanent(&Fault::new(ReplyCode::AccessRefused, text), "orders"));
-        assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
-=======
         assert!(!is_permanent(&Fault::new(ReplyCode::ConnectionForced, "no upstream reachable"), "orders"));
->>>>>>> pre-rename
     }
 }
