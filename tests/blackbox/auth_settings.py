@@ -21,7 +21,7 @@ from harness.leveret import run
         (["--auth-backends", "oauth2"], "oauth2_resource_server_id"),
         (["--auth-backends", "oauth2", "--oauth2-resource-server-id", "r"], "oauth2_jwks"),
         (["--oauth2-resource-server-id", "r"], "has no effect unless auth_backends has oauth2"),
-        (["--upstream", "amqp://127.0.0.1:1", "--auth-backends", "oauth2"], "is for the embedded broker"),
+        (["--upstream", "amqp://127.0.0.1:1", "--auth-backends", "oauth2"], "applies to the embedded broker only"),
     ],
 )
 def test_a_setting_that_cannot_be_obeyed_is_refused(arguments, complaint):

@@ -60,7 +60,7 @@ def test_the_first_user_is_made_once_and_a_changed_password_stays_changed(tmp_pa
         server.stop()
     with leveret(tmp_path / "second", *data, env=first) as server:
         assert may_log_in(server, "ann", "better") and not may_log_in(server, "ann", SECRET)
-        server.child.wait_line('WARN.*default_password has no effect.*user="ann"')
+        server.child.wait_line('WARN.*default_password ignored.*user="ann"')
         server.stop()
     with leveret(tmp_path / "third", *data, env=first | {"LEVERET_DEFAULT_USER": "bob"}) as server:
         server.child.wait_line('WARN.*default_user ignored.*leveret ctl add_user.*user="bob"')

@@ -136,7 +136,7 @@ def test_an_upstream_whose_port_is_of_another_kind_or_whose_ca_is_unknown_is_tol
 def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
     with leveret(tmp_path / "broker", "--data-dir", str(tmp_path / "data")) as broker:
         broker.child.wait_line("INFO.*mode: broker, as RabbitMQ 3.10.8; no upstream is set")
-        broker.child.wait_line(f"INFO.*recovered definitions and persistent messages folder={tmp_path / 'data'}")
+        broker.child.wait_line(f"INFO.*recovered definitions and persistent messages directory={tmp_path / 'data'}")
         broker.stop()
     url = f"amqp://127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path / "pool", "--upstream", url) as pool:
