@@ -36,7 +36,7 @@ pub(crate) struct Appended {
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
     /// The backlog grows though consumers could take more: their publisher has used up its credit
-    /// ([`PublisherLoad`](super::Overdraft)).
+    /// ([`PublisherLoad`](super::PublisherLoad)).
     pub(crate) holds: bool,
 }
 
