@@ -257,10 +257,10 @@ fn what_exists_is_neither_changed_nor_deleted() {
     assert!(!broker.exists("q") && !broker.exists("e"), "a round deletes what it has made");
     broker.create("e");
     let error = round(&["--exchange", "e"]).unwrap_err().to_string();
-    assert!(error.contains("exchange 'e' exists") && !broker.exists("q"), "{error}");
+    assert!(error.contains("exchange 'e' already exists") && !broker.exists("q"), "{error}");
     broker.create("q");
     let error = round(&[]).unwrap_err().to_string();
-    assert!(error.contains("queue 'q' exists"), "{error}");
+    assert!(error.contains("queue 'q' already exists"), "{error}");
     round(&["--predeclared", "--exchange", "e"]).unwrap();
     assert!(broker.exists("q") && broker.exists("e"));
 }

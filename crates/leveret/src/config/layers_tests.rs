@@ -200,7 +200,7 @@ fn variables_of_rabbitmq_name_the_first_user_unless_something_of_leverets_own_do
     let (effective, _) = given.effective().unwrap();
     assert_eq!((&*effective.config.default_user.0, effective.ignored), ("guest", None));
     let given = Given { flags: given.flags, ..Given::variables(&[("LEVERET_DEFAULT_VHOST", "v")]) };
-    assert!(given.error().starts_with("LEVERET_DEFAULT_VHOST: is for the embedded broker"));
+    assert!(given.error().starts_with("LEVERET_DEFAULT_VHOST: applies to the embedded broker only"));
 }
 
 #[test]

@@ -44,7 +44,7 @@ const USUAL: [(&str, &[&str]); 8] = [
         &["rabbitmq", "rabbit", "broker", "backend", "server", "url", "uri", "amqp_url", "amqp_uri"],
     ),
     ("http", &["management", "management_port", "http_port", "http_address", "api", "dashboard", "admin"]),
-    ("data_dir", &["data", "data_dir", "dir", "datadir", "storage"]),
+    ("data_dir", &["data", "data_folder", "dir", "datadir", "storage"]),
     ("tls_cert", &["cert", "certificate", "certfile", "cert_file", "tls"]),
     ("tls_key", &["key", "keyfile", "key_file", "private_key"]),
     ("log", &["log_level", "loglevel", "verbose", "debug", "level"]),

@@ -74,5 +74,5 @@ fn amqp_begins_with_its_header_and_tells_who_does_not_speak_it() {
     let (mut client, out) = begun("amqp");
     assert_eq!(out, b"AMQP\0\0\x09\x01");
     let error = reported(&mut *client, b"AMQP\0\x01\0\0").unwrap_err().to_string();
-    assert!(error.contains("another protocol"), "{error}");
+    assert!(error.contains("not an AMQP 0-9-1 server"), "{error}");
 }
