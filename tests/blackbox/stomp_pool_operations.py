@@ -235,7 +235,7 @@ def test_no_password_of_a_client_is_told(tmp_path, targets):
             # The user's login is refused when it is tried again.
             upstream.control("change_password", "secretive", "another")
             upstream.control("close_all_user_connections", "secretive", "changed")
-            server.child.wait_line("multiplexed subscriptions refused by the upstream")
+            server.child.wait_line("upstream refused multiplexed subscriptions")
             client.close()
             server.stop()
             shown.append(server.child.output())

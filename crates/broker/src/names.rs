@@ -102,6 +102,11 @@ pub fn generated_name(prefix: &str) -> String {
     name
 }
 
+/// Whether this is what [`generated_name`] puts behind its prefix.
+pub(crate) fn is_generated(digits: &str) -> bool {
+    digits.len() == RANDOM_DIGITS && digits.bytes().all(|digit| BASE64_URL.contains(&digit))
+}
+
 const GENERATED_PREFIX: &str = "amq.gen-";
 
 /// The digits of 128 bits in base 64.
@@ -119,7 +124,7 @@ mod tests {
         assert_ne!(one, other);
         let digits = one.strip_prefix("amq.gen-").unwrap();
         assert_eq!(digits.len(), 22);
-        assert!(digits.bytes().all(|digit| BASE64_URL.contains(&digit)), "{one}");
+        assert!(is_generated(digits) && !is_generated(&digits[1..]), "{one}");
     }
 
     #[test]

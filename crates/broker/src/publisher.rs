@@ -27,7 +27,7 @@ use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
 use crate::queue::{Load, PublisherLoad, Queue, Sender, ThrottledPublisher};
 use crate::rates::ExchangeFlow;
-use crate::replies::{is_reply_name, with_reply_queue};
+use crate::replies::{is_reply_name, may_have_been_reply_queue, with_reply_queue};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 use crate::users::Identity;
@@ -489,7 +489,10 @@ impl Publisher {
             keys.dedup();
             routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
         }
-        let counts = counts || replies && self.vhost.compatibility().reveals_reply_queues();
+        let counts = counts
+            || replies
+                && self.vhost.compatibility().reveals_reply_queues()
+                && keys.iter().any(|key| may_have_been_reply_queue(key));
         // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
             _ if keys.len() > 1 || routes.by_message || replies => RouteScope::Once,

@@ -12,7 +12,7 @@ use sync::{Rank, RwLock};
 
 use crate::arguments::{Overflow, QueueArguments};
 use crate::error::BrokerError;
-use crate::names::generated_name;
+use crate::names::{generated_name, is_generated};
 use crate::queue::{NewQueue, Queue, QueueProperties};
 use crate::vhost::VirtualHost;
 
@@ -76,6 +76,12 @@ impl VirtualHost {
 /// Whether the name is [`REPLY_QUEUE`] or has the form of a reply queue's, whether or not that exists.
 pub fn is_reply_name(name: &str) -> bool {
     name == REPLY_QUEUE || name.starts_with(REPLY_PREFIX)
+}
+
+/// Whether a reply queue may have had this name: RabbitMQ takes a message to one that is gone for routed, and others for
+/// unroutable.
+pub(crate) fn may_have_been_reply_queue(name: &str) -> bool {
+    name.strip_prefix(REPLY_PREFIX).is_some_and(is_generated)
 }
 
 /// The properties with [`REPLY_QUEUE`] replaced by the publisher's own reply queue; `None` if they need no
