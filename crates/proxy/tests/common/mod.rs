@@ -709,6 +709,13 @@ impl Client {
         assert_eq!(self.expect("channel.open-ok").await.channel, number);
     }
 
+    /// Opens a channel and has a method answered on it: until then the pool leases none for it.
+    pub(crate) async fn use_channel(&mut self, number: u16) {
+        self.open_channel(number).await;
+        self.send(number, basic::Qos::default()).await;
+        self.expect("basic.qos-ok").await;
+    }
+
     pub(crate) async fn publish(&mut self, number: u16, body: &[u8]) {
         self.write(&message(number, body, 131_072)).await;
     }

@@ -75,9 +75,7 @@ async fn p2_one_channel_too_many_ends_its_client_and_nobody_else() {
     neighbour.send(1, channel::Close::default()).await;
     neighbour.expect("channel.close-ok").await;
     let mut patient = Client::connect(&pool).await;
-    patient.open_channel(1).await;
-    patient.send(1, basic::Qos::default()).await;
-    patient.expect("basic.qos-ok").await;
+    patient.use_channel(1).await;
     for name in ["channel.close", "channel.open", "basic.qos"] {
         next.expect(name).await;
     }
@@ -96,9 +94,7 @@ async fn p2_a_limit_that_was_raised_is_noticed() {
     expect_consumer(&mut next).await;
     tokio::time::sleep(std::time::Duration::from_secs(31)).await;
     let mut client = Client::connect(&pool).await;
-    client.open_channel(1).await;
-    client.send(1, basic::Qos::default()).await;
-    client.expect("basic.qos-ok").await;
+    client.use_channel(1).await;
 }
 
 /// Publishes in confirm mode on channel 1, and closes it.
@@ -139,9 +135,7 @@ async fn p2_channels_that_rest_cost_no_client_its_own() {
     client.expect("channel.close-ok").await;
     // From now on the pool closes one first.
     publish_and_close(&mut client, &mut next).await;
-    client.open_channel(1).await;
-    client.send(1, basic::Qos::default()).await;
-    client.expect("basic.qos-ok").await;
+    client.use_channel(1).await;
     for name in ["channel.close", "channel.open", "basic.qos"] {
         next.expect(name).await;
     }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use amqp::method::basic;
 use amqp::{Capabilities, Credentials};
 use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use std::sync::Arc;
@@ -60,9 +59,7 @@ async fn a_dead_connection_vouches_for_nobody() {
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let connection = broker.next_connection().await;
-    client.open_channel(1).await;
-    client.send(1, basic::Qos::default()).await;
-    client.expect("basic.qos-ok").await;
+    client.use_channel(1).await;
     drop(connection);
     until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
     Client::connect(&pool).await;

@@ -33,9 +33,7 @@ async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
 
     // A client that does something else receives it with its first message.
     let mut other = Client::connect(&pool).await;
-    other.open_channel(1).await;
-    other.send(1, basic::Qos::default()).await;
-    other.expect("basic.qos-ok").await;
+    other.use_channel(1).await;
     other.publish(1, b"x").await;
     other.expect("connection.blocked").await;
     for _ in 0..3 {

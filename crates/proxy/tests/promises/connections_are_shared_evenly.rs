@@ -42,9 +42,7 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
     assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
     // Clients that do not publish get the same number of separate connections (P10).
     let mut client = Client::connect(&pool).await;
-    client.open_channel(1).await;
-    client.send(1, basic::Qos::default()).await;
-    client.expect("basic.qos-ok").await;
+    client.use_channel(1).await;
     assert_eq!(pool.metrics().upstream_connections, 3);
     flooding.abort();
 }
@@ -56,9 +54,7 @@ async fn p3_many_channels_are_spread_over_connections() {
     let mut clients = Vec::new();
     let mut connect = async || {
         let mut client = Client::connect(&pool).await;
-        client.open_channel(1).await;
-        client.send(1, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
+        client.use_channel(1).await;
         clients.push(client);
     };
     for _ in 0..=100 {
@@ -78,9 +74,7 @@ async fn p2_a_user_whose_next_connection_is_slow_to_open_holds_up_no_other_user(
     let mut clients = Vec::new();
     let mut connect = async |user: &str| {
         let mut client = Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
-        client.open_channel(1).await;
-        client.send(1, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
+        client.use_channel(1).await;
         clients.push(client);
     };
     connect("slow").await;
@@ -104,9 +98,7 @@ async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
     let pool = Pool::new(config);
     let mut client = Client::connect(&pool).await;
     for number in 1..=2 {
-        client.open_channel(number).await;
-        client.send(number, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
+        client.use_channel(number).await;
     }
     // Publishers get the same number (P10).
     for number in 3..=4 {
@@ -134,9 +126,7 @@ async fn idle_connections_are_closed_but_for_those_that_are_kept() {
         let mut client = Client::connect(&pool).await;
         let mut ends = Vec::new();
         for number in 1..=3 {
-            client.open_channel(number).await;
-            client.send(number, basic::Qos::default()).await;
-            client.expect("basic.qos-ok").await;
+            client.use_channel(number).await;
             ends.push(broker.next_connection().await);
         }
         assert_eq!(pool.metrics().upstream_connections, 3);
@@ -153,9 +143,7 @@ async fn those_who_publish_first_at_the_same_time_open_one_connection() {
     let mut clients = Vec::new();
     for _ in 0..20 {
         let mut client = Client::connect(&pool).await;
-        client.open_channel(1).await;
-        client.send(1, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
+        client.use_channel(1).await;
         clients.push(client);
     }
     for client in &mut clients {

@@ -138,9 +138,7 @@ async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_a
         if user == "third" {
             expect_end(connections.remove(0)).await;
         }
-        client.open_channel(1).await;
-        client.send(1, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
+        client.use_channel(1).await;
         client.send(1, channel::Close::default()).await;
         client.expect("channel.close-ok").await;
         connections.push(broker.next_connection().await);
@@ -148,9 +146,7 @@ async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_a
         clients.push(client);
     }
     let first = &mut clients[0];
-    first.open_channel(1).await;
-    first.send(1, basic::Qos::default()).await;
-    first.expect("basic.qos-ok").await;
+    first.use_channel(1).await;
     expect_end(connections.remove(0)).await;
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use amqp::method::{basic, connection};
+use amqp::method::connection;
 use amqp::{Capabilities, FieldTable, Negotiated};
 use proxy::{ClientSide, Pool, PoolConfig, Refusal};
 use tokio::task::JoinSet;
@@ -24,9 +24,7 @@ fn side() -> ClientSide {
 }
 
 async fn use_channel(client: &mut Client) {
-    client.open_channel(1).await;
-    client.send(1, basic::Qos::default()).await;
-    client.expect("basic.qos-ok").await;
+    client.use_channel(1).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,9 +20,7 @@ async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
     let mut shared = broker.next_connection().await;
     // Another client keeps the warm connection from being taken over.
     let mut neighbour = Client::connect(&pool).await;
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
+    neighbour.use_channel(1).await;
     shared.expect("channel.open").await;
     shared.expect("basic.qos").await;
 

@@ -127,9 +127,7 @@ async fn p1_a_client_that_has_moved_away_need_not_have_the_secret_of_those_who_s
     let pool = Pool::new(broker.config());
     let (mut moving, mut staying) = (Client::connect(&pool).await, Client::connect(&pool).await);
     let mut shared = broker.next_connection().await;
-    moving.open_channel(1).await;
-    moving.send(1, basic::Qos::default()).await;
-    moving.expect("basic.qos-ok").await;
+    moving.use_channel(1).await;
     let left = shared.expect("channel.open").await.channel;
     shared.expect("basic.qos").await;
     let number = consume(&mut staying, &mut shared).await;
@@ -149,9 +147,7 @@ async fn p1_what_needs_the_rights_of_a_new_secret_leaves_a_connection_of_the_for
     let mut new = broker.next_connection().await;
     // A channel that only acknowledges stays, a new one does not.
     is_served(&mut one, &mut shared, on_one, 1).await;
-    one.open_channel(2).await;
-    one.send(2, basic::Qos::default()).await;
-    one.expect("basic.qos-ok").await;
+    one.use_channel(2).await;
     for name in ["channel.open", "basic.qos"] {
         new.expect(name).await;
     }
@@ -165,9 +161,7 @@ async fn p1_what_needs_the_rights_of_a_new_secret_leaves_a_connection_of_the_for
     is_served(&mut other, &mut shared, on_other, 1).await;
     // Those of the former secret stay there.
     let mut late = Client::over(&pool, login(&pool, "user", "right").await.unwrap()).await;
-    late.open_channel(1).await;
-    late.send(1, basic::Qos::default()).await;
-    late.expect("basic.qos-ok").await;
+    late.use_channel(1).await;
     shared.expect("channel.open").await;
 }
 
@@ -179,9 +173,7 @@ async fn p1_a_channel_that_waits_for_a_number_gets_one_with_the_new_secret() {
     let mut leaving = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
     // The neighbour has used the connection, which therefore keeps the old secret.
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
+    neighbour.use_channel(1).await;
     neighbour.send(1, channel::Close::default()).await;
     neighbour.expect("channel.close-ok").await;
     for name in ["channel.open", "basic.qos"] {
@@ -217,9 +209,7 @@ async fn p1_a_new_secret_that_the_broker_refuses_ends_its_client_alone() {
     let _upstream = broker.next_connection().await;
     update_secret(&mut client, b"wrong").await;
     client.expect_close(530, "NOT_ALLOWED - New secret was refused by one of the backends").await;
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
+    neighbour.use_channel(1).await;
 }
 
 #[tokio::test(start_paused = true)]

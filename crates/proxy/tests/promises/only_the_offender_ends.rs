@@ -227,9 +227,7 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let mut neighbour = Client::connect(&pool).await;
-        neighbour.open_channel(1).await;
-        neighbour.send(1, basic::Qos::default()).await;
-        neighbour.expect("basic.qos-ok").await;
+        neighbour.use_channel(1).await;
         let _shared = broker.next_connection().await;
 
         let mut client = Client::connect(&pool).await;
@@ -297,9 +295,7 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
 /// A client on a shared connection, and the broker's end of that.
 async fn neighbour(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
     let mut neighbour = Client::connect(pool).await;
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
+    neighbour.use_channel(1).await;
     let mut shared = broker.next_connection().await;
     shared.expect("channel.open").await;
     shared.expect("basic.qos").await;
