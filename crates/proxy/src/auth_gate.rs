@@ -163,9 +163,9 @@ impl AuthGate {
     }
 }
 
-/// Waits until `end`, and [`LEAST_WAIT`] in any case.
+/// Waits until `end`, and [`MIN_WAIT`] in any case.
 async fn within<T>(end: tokio::time::Instant, entering: impl Future<Output = T>) -> Result<T, Refusal> {
-    let end = end.max(tokio::time::Instant::now() + LEAST_WAIT);
+    let end = end.max(tokio::time::Instant::now() + MIN_WAIT);
     let entered = tokio::time::timeout_at(end, entering).await;
     entered.map_err(|_| Refusal::unreachable("other logins take too long"))
 }
@@ -184,7 +184,7 @@ pub(crate) const HANDSHAKES_TO_VHOST: usize = HANDSHAKES_AT_ONCE / 2;
 /// Those of them that may go to the same one of several nodes, likewise.
 pub(crate) const HANDSHAKES_TO_NODE: usize = HANDSHAKES_TO_VHOST / 2;
 /// How long permission is waited for at least, as clients that are in try again at once.
-const LEAST_WAIT: Duration = Duration::from_secs(1);
+const MIN_WAIT: Duration = Duration::from_secs(1);
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
 pub(crate) const REFUSAL_TTL: Duration = Duration::from_secs(1);
@@ -247,7 +247,7 @@ mod tests {
         assert!(enter(&gate, &known, &to("hangs")).is_none());
         assert!(enter(&gate, &known, &to("answers")).is_some());
         // Nobody waits beyond the client's end.
-        let end = tokio::time::Instant::now() + 3 * LEAST_WAIT;
+        let end = tokio::time::Instant::now() + 3 * MIN_WAIT;
         let refusal = gate.enter(&known, &to("hangs"), end).await.unwrap_err();
         assert!(refusal.is_outage() && tokio::time::Instant::now() == end, "{refusal:?}");
         taken.pop();

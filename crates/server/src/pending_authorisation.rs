@@ -7,9 +7,6 @@ use transport::Outbox;
 
 use crate::client::BackendRequest;
 
-/// The text of the refusal of a commit during which all answers of the user's auth backend were forgotten.
-pub(crate) const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten during the commit";
-
 /// The question of a session to the auth backend of its user, if one is open.
 ///
 /// An operation whose permission has not been asked for yet fails, and has changed nothing. The session then discards that

@@ -62,7 +62,7 @@ impl Pair {
         Outcome::Different(difference)
     }
 
-    /// What the program does on RabbitMQ, and on Leveret.
+    /// Runs the program on RabbitMQ and on Leveret.
     fn stories(&mut self, program: &Program, pace: Pace) -> (Story, Story) {
         (self.rabbitmq.story(program, pace), self.leveret.story(program, pace))
     }

@@ -139,13 +139,13 @@ impl ChannelLimits {
             _ => told.min(all.open.max(1)),
         };
         let expected = before.filter(|limit| now < limit.resumed_by).map_or(0, |limit| limit.to_resume);
-        if of_users.len() < USERS_MAX {
+        if of_users.len() < MAX_USERS {
             let limit = ChannelLimit {
                 fault: fault.clone(),
                 most,
-                ends_at: now + LIMIT_HOLDS,
+                ends_at: now + LIMIT_TTL,
                 to_resume: expected + lost.used + lost.reopening,
-                resumed_by: now + RESUMED_WITHIN,
+                resumed_by: now + RESUME_TIMEOUT,
             };
             of_users.insert(user.to_owned(), limit);
             self.any.store(true, Ordering::Release);
@@ -156,11 +156,11 @@ impl ChannelLimits {
 
 /// How long a limit is kept to without asking. A user that is given more waits no longer for it, and one that keeps asking
 /// for more than it may have costs the others a connection no more often.
-const LIMIT_HOLDS: Duration = Duration::from_secs(30);
+const LIMIT_TTL: Duration = Duration::from_secs(30);
 /// How long channels that were lost are expected to be opened again: a handshake with a busy broker takes less.
-const RESUMED_WITHIN: Duration = Duration::from_secs(3);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(3);
 /// Users whose limits are remembered; few have too many channels at the same time.
-const USERS_MAX: usize = 1024;
+const MAX_USERS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -200,7 +200,7 @@ mod tests {
         (0..5).for_each(|_| limits.resumed("u"));
         assert!(limits.learn("u", 6, &over(6), (counts(6, 6, 0), counts(4, 4, 0)), now));
         assert_eq!(limits.of("u", now).map(|limit| (limit.most, limit.to_resume)), Some((6, 4)));
-        assert!(limits.of("v", now).is_none() && limits.of("u", now + LIMIT_HOLDS).is_none());
+        assert!(limits.of("v", now).is_none() && limits.of("u", now + LIMIT_TTL).is_none());
     }
 
     #[test]
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn the_users_that_are_remembered_are_bounded() {
         let (limits, now) = (ChannelLimits::default(), Instant::now());
-        for n in 0..=USERS_MAX {
+        for n in 0..=MAX_USERS {
             limits.learn(&n.to_string(), 1, &over(1), (counts(1, 1, 0), counts(1, 1, 0)), now);
         }
-        assert_eq!(limits.of_users.lock().len(), USERS_MAX);
+        assert_eq!(limits.of_users.lock().len(), MAX_USERS);
     }
 }

@@ -206,7 +206,7 @@ impl Forwarder {
                 return Poll::Pending;
             }
             let Some(credentials) = self.queue.credentials() else {
-                if self.queue.set_status_reason(Some(NO_LOGIN)) {
+                if self.queue.set_trouble(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
                     tracing::warn!(
                         vhost,
@@ -255,7 +255,7 @@ impl Forwarder {
 
     /// Reports a fault, and waits before the next attempt. `logins` were counted when this one began.
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
-        if self.queue.set_status_reason(Some(&fault.reply_text())) {
+        if self.queue.set_trouble(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
             tracing::warn!(vhost, user, %fault, "forwarding paused");
         }
@@ -279,7 +279,7 @@ impl Forwarder {
 
     /// Forwards over a connection until it is unused or lost. If it is not isolated, its fault may be another client's.
     async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>, is_isolated: bool) -> Lost {
-        self.queue.set_status_reason(None);
+        self.queue.set_trouble(None);
         self.logged_in(asked);
         self.share = Some(self.local.loaded().connected());
         let is_renewal = std::mem::take(&mut self.renews);
@@ -413,7 +413,7 @@ impl Forwarder {
             _ if silent_for >= SILENT => Some(NO_CONFIRM),
             _ => return,
         };
-        if self.queue.set_status_reason(trouble)
+        if self.queue.set_trouble(trouble)
             && let Some(trouble) = trouble
         {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());

@@ -372,7 +372,7 @@ impl SpoolQueue {
     }
 
     /// Remembers why nothing is being forwarded, or that nothing prevents it. Returns whether that is news.
-    pub(in crate::spool) fn set_status_reason(&self, trouble: Option<&str>) -> bool {
+    pub(in crate::spool) fn set_trouble(&self, trouble: Option<&str>) -> bool {
         let mut login = self.login.lock();
         let is_new = login.trouble.as_deref() != trouble;
         if is_new {

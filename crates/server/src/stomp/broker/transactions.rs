@@ -13,7 +13,6 @@ use stomp::server::{Settle, TransactionId};
 use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
 use crate::amqp::deliveries::{ChannelTeardown, Deliveries, Unsettled};
-use crate::pending_authorisation::RIGHTS_FORGOTTEN;
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
 
@@ -135,3 +134,6 @@ impl BrokerStompSession {
         Some(transaction)
     }
 }
+
+/// The text of the refusal of a commit during which all answers of the user's auth backend were forgotten.
+const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten during the commit";
