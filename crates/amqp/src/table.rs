@@ -294,6 +294,28 @@ impl<'a> RawTable<'a> {
         check_entries(self.0, MAX_TABLE_DEPTH).unwrap_or_default()
     }
 
+    /// Its bytes with an entry behind all others, which replaces those with the same name. The others stay as they are, also
+    /// entries whose name an earlier one has, which a [`FieldTable`] leaves out.
+    pub fn with_entry(&self, name: &str, value: &FieldValue) -> Vec<u8> {
+        let name = truncate_to_short(name);
+        let (mut bytes, mut reader) = (Vec::with_capacity(self.0.len()), Reader::new(self.0));
+        let mut from = reader.rest();
+        // `check` has validated every byte, so that only the end of the table ends this.
+        while let Ok(other) = reader.read::<&str>()
+            && skip_value(&mut reader).is_ok()
+        {
+            let (entry, rest) = from.split_at(from.len() - reader.rest().len());
+            if other != name {
+                bytes.extend_from_slice(entry);
+            }
+            from = rest;
+        }
+        let mut writer = Writer::new(&mut bytes);
+        writer.write(&name);
+        value.write(&mut writer);
+        bytes
+    }
+
     /// Decodes the bytes into a table of its own.
     pub fn decode(&self) -> FieldTable {
         // `check` has validated every byte, so this cannot fail.

@@ -3,7 +3,7 @@
 use amqp::content::write_content;
 use amqp::method::basic;
 use amqp::properties::NO_PROPERTIES;
-use amqp::{Frame, FrameKind, Method, Properties, RawTable, frame};
+use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method, Properties, RawTable, frame};
 use proptest::prelude::*;
 
 use crate::bodies;
@@ -54,6 +54,25 @@ proptest! {
         let bytes = table.encode();
         prop_assert_eq!(RawTable::check(&bytes).unwrap().decode(), table);
         bodies::table(&bytes);
+    }
+
+    #[test]
+    fn an_entry_that_is_set_leaves_the_bytes_of_all_others(
+        tables in prop::collection::vec((any_table(), any::<bool>()), 0..4),
+    ) {
+        // Names that occur several times, with what is replaced between them.
+        let (mut bytes, mut others) = (Vec::new(), Vec::new());
+        let set = |value: i32| FieldTable::from_iter([("set", FieldValue::I32(value))]).encode();
+        for (mut table, is_twice) in tables {
+            table.remove("set");
+            let table = table.encode().repeat(1 + usize::from(is_twice));
+            others.extend_from_slice(&table);
+            bytes.extend_from_slice(&table);
+            bytes.extend_from_slice(&set(1));
+        }
+        others.extend_from_slice(&set(2));
+        let with_entry = RawTable::check(&bytes).unwrap().with_entry("set", &FieldValue::I32(2));
+        prop_assert_eq!(with_entry, others);
     }
 
     #[test]

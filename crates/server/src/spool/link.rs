@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm};
-use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable};
+use amqp::{Fault, FieldValue, Method, Properties, RawTable};
 use spool::{Envelope, ForwardingChannel, MessageRefusal};
 use sync::work;
 
@@ -227,9 +227,8 @@ fn with_id(envelope: &Envelope) -> Cow<'_, [u8]> {
     let bytes = envelope.properties();
     // Checked when it was spooled.
     let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
-    let mut headers = properties.headers.map_or_else(FieldTable::new, |headers| headers.decode());
-    headers.insert(ID_HEADER, FieldValue::text(hexadecimal(envelope.id())));
-    let encoded = headers.encode();
+    let id = FieldValue::text(hexadecimal(envelope.id()));
+    let encoded = properties.headers.unwrap_or_default().with_entry(ID_HEADER, &id);
     properties.headers = RawTable::check(&encoded).ok();
     let mut out = Vec::with_capacity(bytes.len() + encoded.len());
     properties.encode(&mut out);

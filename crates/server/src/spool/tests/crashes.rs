@@ -228,7 +228,8 @@ impl Run {
         let random = &mut self.random;
         let bodies = (first..self.next)
             .map(|number| format!("{number:06}{}", "x".repeat(random.below(3000) as usize)).into_bytes());
-        spool_bodies(spool, queue, destination, spool.local.timestamp(transport::now()).0, bodies);
+        let accepted_at = spool.local.timestamp(transport::now()).0;
+        spool_bodies(spool, queue, destination, accepted_at, amqp::properties::NO_PROPERTIES, bodies);
         self.published.resize(self.next as usize, to);
         first..self.next
     }

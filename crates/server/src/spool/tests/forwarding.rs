@@ -62,6 +62,24 @@ pub(super) fn disk() -> SimDisk {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_id_leaves_all_other_headers_as_they_were_published() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let entry = |name: &str, value: i32| FieldTable::from_iter([(name, FieldValue::I32(value))]).encode();
+    let headers = [("twice", 1), ("other", 2), ("twice", 3)].map(|(name, value)| entry(name, value)).concat();
+    let mut properties = Vec::new();
+    let published = Properties::default().with_headers(RawTable::check(&headers).unwrap());
+    published.with_correlation_id(amqp::properties::ShortBytes(&[0xff])).encode(&mut properties);
+    spool_bodies(&site.spool, &local, ("", "q"), 0, &properties, [b"0".to_vec()].into_iter());
+    site.pass(LONG).await;
+    let got = upstream.get(true, Timestamp::default()).unwrap();
+    let found = Properties::decode(got.delivery.message().properties()).unwrap();
+    assert_eq!(found.correlation_id, Some(amqp::properties::ShortBytes(&[0xff])));
+    let found = found.headers.unwrap();
+    assert!(found.bytes().starts_with(&headers) && found.decode().get("x-leveret-spool-id").is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_arrive_in_order_each_with_an_id_of_its_own() {
     let mut site = Simulated::new(&disk(), config());
     let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));

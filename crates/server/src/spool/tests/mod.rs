@@ -162,6 +162,7 @@ fn spool_at(
         queue,
         (exchange, routing_key),
         accepted_at,
+        amqp::properties::NO_PROPERTIES,
         numbers.map(|number| number.to_string().into()),
     );
 }
@@ -169,7 +170,8 @@ fn spool_at(
 /// Spools a message of this number of bytes.
 fn spool_large(spool: &Spool, queue: &SpoolQueue, exchange: &str, bytes: usize) {
     let accepted_at = spool.local.timestamp(transport::now()).0;
-    spool_bodies(spool, queue, (exchange, "k"), accepted_at, [vec![b'x'; bytes]].into_iter());
+    let properties = amqp::properties::NO_PROPERTIES;
+    spool_bodies(spool, queue, (exchange, "k"), accepted_at, properties, [vec![b'x'; bytes]].into_iter());
 }
 
 fn spool_bodies(
@@ -177,6 +179,7 @@ fn spool_bodies(
     queue: &SpoolQueue,
     (exchange, routing_key): (&str, &str),
     accepted_at: u64,
+    properties: &[u8],
     bodies: impl Iterator<Item = Vec<u8>>,
 ) {
     let local = &spool.local;
@@ -190,7 +193,7 @@ fn spool_bodies(
             routing_key,
             accepted_at,
             id: local.next_id(),
-            properties: amqp::properties::NO_PROPERTIES,
+            properties,
             body: &body,
         }
         .encode(&mut record)
