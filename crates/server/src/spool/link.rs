@@ -102,10 +102,15 @@ impl SpoolLink {
             let has_settled = forwarder.settle(now);
             self.open_channels(forwarder);
             self.client.flush(now)?;
+            let is_busy = handled + published > 0 || has_settled;
+            if is_busy {
+                // Also if the turn ends here, or the answer comes within it: nothing is left to show that by the next one.
+                self.idle_since = None;
+            }
             if work::is_turn_over() {
                 return Ok(SpoolStep::TurnOver);
             }
-            if handled + published == 0 && !has_settled {
+            if !is_busy {
                 break;
             }
         }

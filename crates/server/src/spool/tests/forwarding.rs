@@ -95,6 +95,21 @@ async fn messages_arrive_in_order_each_with_an_id_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_is_used_now_and_then_stays() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    for number in 0..12 {
+        spool_some(&site.spool, &local, "", "q", number..number + 1);
+        site.pass(Duration::from_secs(3)).await;
+        assert_eq!((upstream.message_count(), site.isolated.lock().len()), (u64::from(number) + 1, 1));
+    }
+    site.pass(LONG).await;
+    spool_some(&site.spool, &local, "", "q", 12..13);
+    site.pass(Duration::from_secs(3)).await;
+    assert_eq!(site.isolated.lock().len(), 2, "an unused one is closed");
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_wait_until_somebody_logs_in_and_while_no_upstream_answers() {
     let mut site = Simulated::new(&disk(), config());
     let upstream = site.declare("q", &FieldTable::new());
