@@ -134,7 +134,18 @@ impl Queue {
     /// Takes the next message. If it is on disk, or behind very many dead letters, `waiter` is woken when it is worth asking
     /// again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
-        match self.take_next(no_ack, now, Some(waiter)) {
+        Self::fetched(self.take_next((no_ack, true), now, Some(waiter)))
+    }
+
+    /// Takes the next message as [`Queue::fetch`] does, to be acknowledged, without a record in the store: after a restart it
+    /// counts as not delivered by this. For callers that take the same messages again and again, and to whom that makes no
+    /// difference: as long as the disk fails, the records would accumulate in memory.
+    pub fn fetch_unrecorded(&self, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
+        Self::fetched(self.take_next((false, false), now, Some(waiter)))
+    }
+
+    fn fetched(taken: Option<Option<Got>>) -> Fetched {
+        match taken {
             Some(got) => got.map_or(Fetched::Later, Fetched::Got),
             None => Fetched::Empty,
         }
@@ -142,13 +153,13 @@ impl Queue {
 
     /// Takes the next message; `None` if none is in memory. With paging, use [`Queue::fetch`] instead.
     pub fn get(&self, no_ack: bool, now: Timestamp) -> Option<Got> {
-        self.take_next(no_ack, now, None).flatten()
+        self.take_next((no_ack, true), now, None).flatten()
     }
 
     /// `None` if the queue is empty, and `Some(None)` if the next message is on disk or behind dead letters.
     fn take_next(
         &self,
-        no_ack: bool,
+        (no_ack, is_recorded): (bool, bool),
         now: Timestamp,
         waiter: Option<&Arc<dyn Waiter>>,
     ) -> Option<Option<Got>> {
@@ -188,7 +199,9 @@ impl Queue {
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
                 state.passing.add(0, DequeueCounts::got(no_ack, got.delivery.redelivered()), now);
-                got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
+                if is_recorded {
+                    got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
+                }
                 self.context.metrics.messages_got.add(1);
                 self.context.metrics.messages_got_auto_ack.add(usize::from(no_ack));
                 self.context.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));

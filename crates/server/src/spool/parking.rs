@@ -277,7 +277,7 @@ impl ParkedQueue {
         let waiter: Arc<dyn Waiter> = Arc::clone(&loaded) as _;
         let (mut taken, mut size) = (Vec::new(), 0);
         while taken.len() < messages && size < bytes {
-            match self.queue.fetch(false, now, &waiter) {
+            match self.queue.fetch_unrecorded(now, &waiter) {
                 Fetched::Got(got) => {
                     size += got.delivery.message().body_len() as u64;
                     self.read_bytes.store(size, Ordering::Relaxed);

@@ -58,7 +58,7 @@ impl Forwarder {
     pub(super) fn fill(&mut self, now: Instant) -> usize {
         let (mut count, at) = (0, self.local.timestamp(now));
         while self.forwarding.wants_more() && (self.may_load() || self.free_memory(now)) {
-            let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
+            let Fetched::Got(got) = self.queue.queue().fetch_unrecorded(at, &self.waiter) else { break };
             count += 1;
             work::charge(READ, 1);
             let bytes = got.delivery.message().body().to_bytes();
@@ -85,7 +85,7 @@ impl Forwarder {
             && let Some(backlog) = self.forwarding.poll_load()
         {
             let Some(queue) = self.backlogs.get(&backlog) else { break };
-            let Fetched::Got(got) = queue.fetch(false, at, &self.waiter) else {
+            let Fetched::Got(got) = queue.fetch_unrecorded(at, &self.waiter) else {
                 missing += 1;
                 continue;
             };

@@ -126,6 +126,27 @@ async fn parked_messages_that_take_half_of_the_spool_stop_their_user_alone_until
     assert!(site.spool.local.block(&local, &outbox).is_none());
 }
 
+/// On a disk that fails, what is written for it would be in memory until that is over.
+#[tokio::test(start_paused = true)]
+async fn messages_that_are_published_again_and_again_are_written_once() {
+    let mut site = Simulated::new(&disk(), config());
+    let local = site.queue();
+    spool_some(&site.spool, &local, "gone", "k", 0..3);
+    site.pass(LONG).await;
+    site.upstream.falls_silent();
+    spool_some(&site.spool, &local, "", "q", 0..200);
+    site.pass(LONG).await;
+    let (store, connections) = (Arc::clone(site.spool.store().unwrap()), site.isolated.lock().len());
+    let end = store.end();
+    for _ in 0..5 {
+        site.upstream.lose();
+        site.pass(LONG).await;
+        assert_eq!(site.spool.parked_messages().len(), 3);
+    }
+    assert!(site.isolated.lock().len() >= connections + 5 && site.status().messages == 200);
+    assert_eq!(store.end(), end);
+}
+
 #[tokio::test(start_paused = true)]
 async fn publishers_go_on_once_nothing_waits_that_could_not_be_parked() {
     let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 100_000, ..config() });
