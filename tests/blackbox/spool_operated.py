@@ -10,7 +10,7 @@ from harness.disks import FailingDisk
 from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
-from harness.spool import count, spooling, take, waiting
+from harness.spool import count, spooling, take, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker"]
@@ -76,6 +76,27 @@ def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, c
     channel.basic_publish("", QUEUE, "spooled")
     wait_until(lambda: count(direct, QUEUE) == 1)
     assert take(direct, QUEUE) == ("spooled", True)
+
+
+def test_messages_of_a_user_whom_no_rule_matches_any_more_are_forwarded_after_its_next_login(tmp_path, broker, direct):
+    upstream, data = f"amqp://127.0.0.1:{broker.port}", tmp_path / "data"
+    with spooling(tmp_path, upstream, data=data) as server:
+        Ctl(server.http)("spool", "pause")
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", QUEUE, "spooled")
+        server.stop()
+    with spooling(tmp_path, upstream, rule='{user = "^nobody$"}', data=data) as server:
+        wait_until(lambda: waits_for(server) == "no client of this user has logged in since the start")
+        assert "no spool rule matches the user of these spooled messages" in server.tail()
+        assert (waiting(server), count(direct, QUEUE)) == (1, 0)
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            connection.channel().basic_publish("", QUEUE, "direct")
+            wait_until(lambda: count(direct, QUEUE) == 2)
+        assert sorted(take(direct, QUEUE) for _ in range(2)) == [("direct", False), ("spooled", True)]
+        wait_until(lambda: waiting(server) == 0)
+        server.stop()
 
 
 def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, broker, direct):

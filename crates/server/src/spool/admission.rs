@@ -117,7 +117,16 @@ impl Shared {
             }
             _ => {
                 let login = login.asking.await.map_err(LoginError::into_fault)?;
-                self.backend.open_upstream(login, request, outbox).await
+                let credentials = Arc::clone(login.credentials());
+                let session = self.backend.open_upstream(login, request, outbox).await?;
+                // The user may have messages of the time when a rule matched.
+                let queue = self.spool().and_then(|spool| {
+                    spool.local.existing_queue(&request.virtual_host, &credentials.username)
+                });
+                if let Some(queue) = queue {
+                    queue.logged_in(credentials);
+                }
+                Ok(session)
             }
         }
     }

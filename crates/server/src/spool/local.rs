@@ -220,6 +220,11 @@ impl LocalSpool {
         Ok((new, true))
     }
 
+    /// The queue of a user in a virtual host, if there is one.
+    pub(super) fn existing_queue(&self, vhost: &str, user: &str) -> Option<Arc<SpoolQueue>> {
+        self.queues.lock().get(&(Box::from(vhost), Box::from(user))).cloned()
+    }
+
     /// Removes the queues that have had no message and no client for [`UNUSED_MAX`], so that those of users that are gone do
     /// not accumulate. Their forwarders end. To be called now and then.
     pub(super) fn remove_unused(&self, now: Instant) {

@@ -159,6 +159,7 @@ impl Spool {
             offline_logins: AtomicU64::new(0),
         });
         for queue in spool.local.queues() {
+            spool.warn_of_unmatched(&queue);
             spool.forward(queue);
         }
         let watched = Arc::downgrade(&spool.local);
@@ -287,6 +288,21 @@ impl Spool {
         // Forwarders of removed queues, and those that have panicked, which is reported already.
         forwarders.retain(|forwarder| !forwarder.is_finished());
         forwarders.push(self.runtime.spawn(task));
+    }
+
+    /// Reports messages from the time of other rules: the clients of their user publish directly to the upstream now.
+    fn warn_of_unmatched(&self, queue: &SpoolQueue) {
+        let (vhost, user) = (queue.vhost(), queue.user());
+        if self.local.rules().exchanges_of(vhost, user).is_none() {
+            let messages = queue.messages();
+            tracing::warn!(
+                vhost,
+                user,
+                messages,
+                "no spool rule matches the user of these spooled messages: \
+                 they are forwarded once an AMQP client of this user logs in"
+            );
+        }
     }
 
     /// The local queue for these publishers, and its forwarder.
