@@ -2,6 +2,7 @@
 
 import pika
 import pytest
+from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
@@ -183,6 +184,43 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
                 wait_until(lambda: direct.process_data_events(0.05) or len(set(found)) == 150)
             wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
         wait_until(lambda: waiting(server) == 0)
+        server.stop()
+
+
+def test_a_user_whose_queue_is_full_blocks_no_other_user(tmp_path):
+    with (
+        leveret(tmp_path / "broker", "--data-dir", "off") as upstream,
+        spooling(tmp_path, upstream.uri, "--spool-max-bytes", "1MiB") as server,
+    ):
+        ctl = Ctl(upstream.http)
+        ctl("add_user", "other", LEVERET_CTL_NEW_PASSWORD="other")
+        ctl("set_permissions", "other", ".*", ".*", ".*")
+        with (
+            pika.BlockingConnection(pika.URLParameters(server.uri)) as client,
+            pika.BlockingConnection(pika.URLParameters(server.uri.replace("guest:guest", "other:other"))) as other,
+        ):
+            heard = []
+            client.add_on_connection_blocked_callback(lambda _, frame: heard.append(frame.method.reason))
+            client.add_on_connection_unblocked_callback(lambda *_: heard.append("unblocked"))
+            channel = client.channel()
+            channel.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+            channel.queue_declare("free")
+            for _ in range(150):
+                channel.basic_publish("", "full", bytes(10_000))
+            wait_until(lambda: client.process_data_events(0.05) or heard == ["spool has reached a limit"])
+            free = other.channel()
+            free.confirm_delivery()
+            for number in range(50):
+                free.basic_publish("", "free", f"{number}".encode() + bytes(10_000))
+            wait_until(lambda: free.queue_declare("free", passive=True).method.message_count == 50)
+            rows = {row["user"]: row for row in Ctl(server.http).json("spool", "list", "user", "bytes", "max_bytes")}
+            assert rows["guest"]["bytes"] > rows["guest"]["max_bytes"] >= (1 << 20) / 4 * 3
+            assert rows["other"]["bytes"] == 0 < rows["other"]["max_bytes"]
+            assert heard == ["spool has reached a limit"]
+            # Unroutable messages are confirmed.
+            with pika.BlockingConnection(pika.URLParameters(upstream.uri)) as direct:
+                direct.channel().queue_delete("full")
+            wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
         server.stop()
 
 

@@ -21,6 +21,8 @@ pub enum Resource {
     Disk,
     /// The room that its limits leave a spool.
     Spool,
+    /// The room in a spool that the others leave a user.
+    SpoolShare,
     /// A spool that an operator empties.
     Draining,
 }
@@ -105,6 +107,7 @@ const MEMORY: u8 = 1;
 const DISK: u8 = 2;
 const SPOOL: u8 = 4;
 const DRAINING: u8 = 8;
+const SPOOL_SHARE: u8 = 16;
 
 fn bit(resource: Resource) -> u8 {
     match resource {
@@ -112,11 +115,12 @@ fn bit(resource: Resource) -> u8 {
         Resource::Disk => DISK,
         Resource::Spool => SPOOL,
         Resource::Draining => DRAINING,
+        Resource::SpoolShare => SPOOL_SHARE,
     }
 }
 
 fn reason(raised: u8) -> Option<&'static str> {
-    if raised & SPOOL != 0 {
+    if raised & (SPOOL | SPOOL_SHARE) != 0 {
         return Some("spool has reached a limit");
     }
     if raised & DRAINING != 0 {

@@ -407,8 +407,9 @@ settings! {
         spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
 
         /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
-        /// less. Parked messages count, and may take half of it. The free space of the disk limits it as well
-        /// (`disk_free_limit`).
+        /// less. Parked messages count, and may take half of it. A user in a virtual host may take three quarters of what
+        /// parked messages and the other users leave, so that none of them blocks the others. The free space of the disk
+        /// limits it as well (`disk_free_limit`).
         spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
 
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.

@@ -51,12 +51,13 @@ pub(super) struct Purge {
     yes: bool,
 }
 
-const QUEUE: [&str; 9] = [
+const QUEUE: [&str; 10] = [
     "user",
     "vhost",
     "state",
     "messages",
     "bytes",
+    "max_bytes",
     "oldest_seconds",
     "accept_rate",
     "forward_rate",

@@ -55,7 +55,7 @@ pub(super) fn multiplexed_queue(status: &MultiplexedQueueStatus) -> Value {
 pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
     json!({
         "user": status.user, "vhost": status.vhost, "messages": status.messages, "bytes": status.bytes,
-        "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),
+        "max_bytes": status.max_bytes, "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),
         "accept_rate": status.accept_rate, "forward_rate": status.forward_rate,
         "accepted": status.accepted, "forwarded": status.forwarded,
         "refused": status.parked, "waits_for": waits_for(status),

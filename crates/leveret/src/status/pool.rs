@@ -134,7 +134,7 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
 type SpoolValue = fn(&SpoolStatus) -> u64;
 
 /// The metrics of each user and virtual host that has spooled messages: name, help, kind and value.
-const SPOOL_FAMILIES: [(&str, &str, MetricKind, SpoolValue); 8] = [
+const SPOOL_FAMILIES: [(&str, &str, MetricKind, SpoolValue); 9] = [
     (
         "leveret_spool_messages",
         "Spooled messages not yet confirmed by the upstream.",
@@ -146,6 +146,12 @@ const SPOOL_FAMILIES: [(&str, &str, MetricKind, SpoolValue); 8] = [
         "Bytes of spooled messages not yet confirmed by the upstream.",
         MetricKind::Gauge,
         |queue| queue.bytes,
+    ),
+    (
+        "leveret_spool_max_bytes",
+        "Bytes of spooled messages at which publishers are blocked: three quarters of what others leave of spool_max_bytes.",
+        MetricKind::Gauge,
+        |queue| queue.max_bytes,
     ),
     (
         "leveret_spool_oldest_seconds",

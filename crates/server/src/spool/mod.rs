@@ -158,6 +158,7 @@ impl Spool {
             ask,
             offline_logins: AtomicU64::new(0),
         });
+        spool.local.check_limits();
         for queue in spool.local.queues() {
             spool.warn_of_unmatched(&queue);
             spool.forward(queue);

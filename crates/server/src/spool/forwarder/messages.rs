@@ -265,7 +265,7 @@ impl Forwarder {
             self.local.can_park(&self.queue);
         }
         if has_changed {
-            self.local.changed();
+            self.local.changed(&self.queue);
         }
         has_changed
     }

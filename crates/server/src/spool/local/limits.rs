@@ -25,6 +25,11 @@ const MARGIN: u64 = 20;
 /// takes.
 const PARKED_SHARE: u64 = 2;
 
+/// The share that the messages of a user in a virtual host may take of what parked messages and those of the others leave of
+/// the limit in bytes: three quarters. So one whose messages are not forwarded takes 75% at most, two of them 43% each, and
+/// there is some left for any number of others.
+const USER_SHARE: (u64, u64) = (3, 4);
+
 /// The memory for messages on their way. Forwarders without a connection have one message each.
 #[derive(Default)]
 pub(in crate::spool) struct LoadedBytes {
@@ -73,6 +78,13 @@ impl LocalSpool {
     fn all_bytes(&self) -> u64 {
         let waiting = self.bytes.load(Ordering::Relaxed);
         u64::try_from(waiting).unwrap_or(0) + self.parked().bytes()
+    }
+
+    /// Bytes that the messages of a queue may take before its publishers are blocked, while the others have what they have.
+    pub(super) fn max_bytes(&self, queue: &SpoolQueue) -> u64 {
+        let others = self.all_bytes().saturating_sub(bytes_of(queue));
+        let (numerator, denominator) = USER_SHARE;
+        self.config().max_bytes.saturating_sub(others) / denominator * numerator
     }
 
     /// Whether another message may be parked.
@@ -138,12 +150,14 @@ impl LocalSpool {
         }
     }
 
-    /// Called after each change of the bytes: checks what they may change. Ages are checked now and then.
-    pub(in crate::spool) fn changed(&self) {
+    /// Called after each change of the bytes of a queue: checks what they may change. Ages, and the shares of the others, are
+    /// checked now and then.
+    pub(in crate::spool) fn changed(&self, queue: &SpoolQueue) {
         let is_full = self.all_bytes() >= self.config().max_bytes;
         if is_full || self.alarms.is_raised(Resource::Spool) || self.alarms.is_raised(Resource::Draining) {
             self.check_bytes();
         }
+        self.check_share(queue);
     }
 
     /// Messages return to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for
@@ -159,6 +173,7 @@ impl LocalSpool {
         for queue in self.queues() {
             self.check_parking(&queue);
             self.check_age(&queue);
+            self.check_share(&queue);
         }
         self.check_bytes();
     }
@@ -201,6 +216,34 @@ impl LocalSpool {
                 vhost,
                 user,
                 "spool_max_age no longer exceeded, parking possible: publishers unblocked"
+            );
+        }
+    }
+
+    /// Blocks the publishers of a queue whose messages take more than its share, or lets them continue.
+    fn check_share(&self, queue: &SpoolQueue) {
+        let (bytes, max) = (bytes_of(queue), self.max_bytes(queue));
+        let (vhost, user) = (queue.vhost(), queue.user());
+        if bytes > max {
+            if !queue.alarms.is_raised(Resource::SpoolShare) && queue.alarms.raise(Resource::SpoolShare) {
+                tracing::warn!(
+                    vhost,
+                    user,
+                    bytes,
+                    max,
+                    "a user has three quarters of what others leave of spool_max_bytes: publishers blocked"
+                );
+            }
+        } else if bytes <= max - max / MARGIN
+            && queue.alarms.is_raised(Resource::SpoolShare)
+            && queue.alarms.clear(Resource::SpoolShare)
+        {
+            tracing::info!(
+                vhost,
+                user,
+                bytes,
+                max,
+                "user below its share of the spool: publishers unblocked"
             );
         }
     }
@@ -254,6 +297,11 @@ impl LocalSpool {
             forwarded.measure(queue.forwarded.load(Ordering::Relaxed), interval);
         }
     }
+}
+
+/// Bytes of the records of a queue.
+fn bytes_of(queue: &SpoolQueue) -> u64 {
+    u64::try_from(queue.bytes()).unwrap_or(0)
 }
 
 #[cfg(test)]

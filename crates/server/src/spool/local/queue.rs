@@ -55,7 +55,7 @@ pub(crate) struct SpoolQueue {
     /// Set when the forwarder is to give back all messages and to begin with what the local queues have, until it does.
     begins_anew: AtomicBool,
     login: Mutex<ForwarderLogin>,
-    /// Raised while its oldest message is too old.
+    /// Raised while its oldest message is too old, one cannot be parked, or its messages take more than their share.
     pub(in crate::spool) alarms: Arc<Alarms>,
     /// How fast messages are accepted, and forwarded.
     pub(super) rates: Mutex<(Rate, Rate)>,

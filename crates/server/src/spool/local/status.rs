@@ -15,6 +15,8 @@ pub struct SpoolStatus {
     pub messages: u64,
     /// Bytes of their records.
     pub bytes: u64,
+    /// Bytes that they may take before publishers are blocked, as long as the others have what they have.
+    pub max_bytes: u64,
     /// Seconds since the oldest of them was accepted.
     pub oldest_seconds: Option<u64>,
     /// Messages among them that wait for their destination, as the upstream has nacked one for it, or refused one permanently.
@@ -42,6 +44,7 @@ impl LocalSpool {
             user: queue.user().into(),
             messages: queue.messages(),
             bytes: u64::try_from(queue.bytes()).unwrap_or(0),
+            max_bytes: self.max_bytes(queue),
             oldest_seconds: self.age(queue).map(|age| age / 1000),
             deferred: count(&queue.deferred),
             accept_rate: accept_rate.get(),

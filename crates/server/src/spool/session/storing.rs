@@ -24,7 +24,7 @@ impl SpoolingSession {
         }
         let publishes = std::mem::take(&mut self.unflushed);
         self.queue.waker().wake();
-        self.local.changed();
+        self.local.changed(&self.queue);
         match (flushed.until, self.local.store()) {
             (Some(until), Some(store)) => {
                 self.waiting.push_back((until, publishes));

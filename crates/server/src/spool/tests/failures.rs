@@ -317,7 +317,7 @@ async fn ages_are_not_looked_at_with_each_message_that_leaves() {
     let site = Simulated::new(&disk(), SpoolConfig { max_bytes: 5_000, ..config() });
     let (old, local) = (site.spool.queue("/", "old").unwrap(), &site.spool.local);
     spool_at(&site.spool, &old, ("", "q"), 1, 0..200);
-    local.changed();
+    local.changed(&old);
     assert!(site.spool.alarms().is_raised(Resource::Spool) && !old.alarms.is_raised(Resource::Spool));
     local.check_limits();
     assert!(old.alarms.is_raised(Resource::Spool));

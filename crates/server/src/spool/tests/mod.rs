@@ -5,6 +5,7 @@ mod deferring;
 mod dying_disk;
 mod failures;
 mod forwarding;
+mod limits;
 mod parking;
 mod provisional;
 mod unused;
