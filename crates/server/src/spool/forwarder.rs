@@ -22,6 +22,7 @@ use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
 use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
+use crate::upstream::retry::RETRY;
 use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::sharing::task::OpenError;
 
@@ -37,11 +38,7 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     nacked_max: None,
 };
 
-/// First pause before the upstream is tried again. Each attempt that fails doubles it.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause while the upstream is unreachable.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after it has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
+/// Pause after the upstream has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time limit for the upstream's answer when the connection is closed.
@@ -109,7 +106,7 @@ struct Taken {
 /// Forwards the messages of a user until the spool is drained.
 pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) {
     let mut forwarder = Forwarder::new(local, queue, Arc::clone(&upstream));
-    let (mut pause, mut is_isolated) = (MIN_PAUSE, false);
+    let (mut back_off, mut is_isolated) = (RETRY, false);
     while let Some(work) = forwarder.wait_for_work().await {
         let (opened_at, logins) = (transport::now(), forwarder.queue.logins());
         let login = match work {
@@ -123,7 +120,7 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
         let Some(connected) = forwarder.unless_drained(upstream.connect(login, is_isolated)).await else {
             break;
         };
-        let (fault, wait) = match connected {
+        let (fault, is_permanent) = match connected {
             Ok(client) => {
                 let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
                 let lost = forwarder.serve(client, &asked, is_isolated).await;
@@ -133,20 +130,21 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 // An upstream that fails whatever it is sent needs time.
                 let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);
                 let is_searching = is_message_sought && !is_failure;
-                if is_searching || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
-                    pause = MIN_PAUSE;
+                back_off.reset_after(transport::now() - opened_at);
+                if is_searching || has_forwarded {
+                    back_off.reset();
                 }
                 let Some(fault) = fault else { continue };
-                (fault, if is_local { LONG_PAUSE } else { pause })
+                (fault, is_local)
             }
             Err(OpenError::Refused(fault)) => {
                 let is_permanent = forwarder.login_refused(&asked, &fault);
-                (fault, if is_permanent { LONG_PAUSE } else { pause })
+                (fault, is_permanent)
             }
-            Err(OpenError::Unreachable(fault)) => (fault, pause),
+            Err(OpenError::Unreachable(fault)) => (fault, false),
         };
-        forwarder.wait_after(&fault, wait, logins).await;
-        pause = MAX_PAUSE.min(2 * pause);
+        let pause = back_off.pause();
+        forwarder.wait_after(&fault, if is_permanent { LONG_PAUSE } else { pause }, logins).await;
     }
 }
 

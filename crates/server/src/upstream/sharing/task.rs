@@ -15,12 +15,7 @@ use super::inbox::SubscriberInbox;
 use super::link::{LinkEnd, LinkStep};
 use super::queue::{MultiplexedQueue, SLOTS_AT_ONCE, UpstreamLogin};
 use crate::upstream::client::AmqpClient;
-
-/// First pause before a lost connection is opened again. The pool itself waits for an upstream that does not answer.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-
-/// Longest pause. Each attempt after it has failed doubles the pause, until a connection has lasted longer than this.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+use crate::upstream::retry::RETRY;
 
 /// Time limit for the upstream's answer when the connection is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -88,7 +83,7 @@ pub(super) async fn run(queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstrea
 
 /// Opens connections until `queue` is given up. Returns the fault with which the upstream has refused it.
 pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
-    let mut pause = MIN_PAUSE;
+    let mut back_off = RETRY;
     loop {
         let opened = unless_unused(&**queue, upstream.open()).await?;
         let fault = match opened {
@@ -101,9 +96,7 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
                     return None;
                 };
                 queue.handle_lost();
-                if transport::now() - opened_at > MAX_PAUSE {
-                    pause = MIN_PAUSE;
-                }
+                back_off.reset_after(transport::now() - opened_at);
                 match end {
                     LinkEnd::Refused(fault) => return Some(fault),
                     LinkEnd::Lost(fault) => fault,
@@ -114,8 +107,7 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
         };
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
         tracing::info!(user, %vhost, %fault, "no upstream connection for {}", Q::NAME);
-        unless_unused(&**queue, tokio::time::sleep(pause)).await?;
-        pause = MAX_PAUSE.min(2 * pause);
+        unless_unused(&**queue, tokio::time::sleep(back_off.pause())).await?;
     }
 }
 
