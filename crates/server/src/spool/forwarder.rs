@@ -24,7 +24,7 @@ use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::retry::RETRY;
 use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::OpenError;
+use crate::upstream::sharing::task::{CLOSE_TIMEOUT, OpenError, close_in_time};
 
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
 /// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the
@@ -40,9 +40,6 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
 
 /// Pause after the upstream has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
-
-/// Time limit for the upstream's answer when the connection is closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval at which a connection without an answer is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -328,14 +325,7 @@ impl Forwarder {
             // No answer is to be expected, and the messages are on disk.
             return Ok(());
         }
-        let closed =
-            poll_fn(
-                |cx| {
-                    if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending }
-                },
-            );
-        // Past the limit it is given up.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+        close_in_time(CLOSE_TIMEOUT, |waker, now| link.close(waker, now)).await;
         Ok(())
     }
 

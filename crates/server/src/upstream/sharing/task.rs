@@ -18,7 +18,7 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::retry::RETRY;
 
 /// Time limit for the upstream's answer when the connection is closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens upstream connections for one shared queue.
 pub(crate) trait OpenUpstream: Send + Sync + 'static {
@@ -92,7 +92,7 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
                 let mut link = queue.link(client, opened_at);
                 let end = drive(&**queue, &mut link).await;
                 let Some(end) = end else {
-                    close(&mut link).await;
+                    close_in_time(CLOSE_TIMEOUT, |waker, now| link.close(waker, now)).await;
                     return None;
                 };
                 queue.handle_lost();
@@ -183,12 +183,12 @@ pub(crate) async fn unless_unused<R>(queue: &impl LinkedQueue, future: impl Futu
     .await
 }
 
-/// Closes a connection that nobody needs.
-async fn close(link: &mut impl UpstreamLink) {
+/// Closes a connection that nobody needs: calls `close`, which wakes the waker, until it returns true or the time is over.
+pub(crate) async fn close_in_time(limit: Duration, mut close: impl FnMut(&Waker, Instant) -> bool) {
     let closed =
-        poll_fn(|cx| if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
+        poll_fn(|cx| if close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
     // Past the limit it is given up.
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    let _ = tokio::time::timeout(limit, closed).await;
 }
 
 /// Notifies the subscribers of a queue that was given up, over as many turns as that takes.
