@@ -172,7 +172,8 @@ impl VirtualHost {
         Ok(self.remove_binding(topology, key_of(source, destination, binding, &arguments)))
     }
 
-    /// Removes a binding, if there is one. Unlocks `topology`, and then removes exchanges that are deleted with their last binding.
+    /// Removes a binding, if there is one. Unlocks `topology` before exchanges are removed that are deleted with their last
+    /// binding.
     pub(super) fn remove_binding(
         &self,
         mut topology: impl DerefMut<Target = Topology>,

@@ -1,4 +1,4 @@
-//! What is done with a SEND on every backend before its message is published.
+//! The steps of a SEND before its message is published, the same for every backend.
 
 use std::borrow::Cow;
 

@@ -10,7 +10,7 @@ use super::link::{LinkEnd, LinkStep};
 use super::task::UpstreamLink;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
-/// What is said on a connection.
+/// The conversation on a connection.
 pub(crate) trait Dialogue: Send {
     /// Does what is due by `now` whatever the upstream says.
     fn expire(&mut self, now: Instant);
@@ -24,7 +24,7 @@ pub(crate) trait Dialogue: Send {
     fn next_deadline(&self) -> Option<Instant>;
 }
 
-/// A connection, and what is said on it.
+/// A connection and its conversation.
 pub(crate) struct DialogueLink<D> {
     pub(crate) client: AmqpClient,
     pub(crate) dialogue: D,
