@@ -12,6 +12,7 @@ use std::{fmt, io, mem};
 
 use axum::body::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
+use serde::Serialize;
 use sync::pace::pace;
 
 /// Bytes of a piece, except the last: a few writes to a socket.
@@ -48,6 +49,12 @@ impl Pieces {
             bytes = rest;
         }
         self.last.extend_from_slice(bytes);
+    }
+
+    /// Adds a value as JSON.
+    pub(crate) fn add_json(&mut self, value: &impl Serialize) {
+        // Cannot fail: values of the API can be serialised, and writes to memory succeed.
+        let _ = serde_json::to_writer(self, value);
     }
 
     /// Adds another's pieces at the end, as they are.

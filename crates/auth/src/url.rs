@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use transport::{HostAndPort, parse_port, split_host_and_port};
+
 /// An `http://` or `https://` URL, without user and fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceUrl {
@@ -51,34 +53,18 @@ impl ServiceUrl {
         if authority.contains('@') {
             return Err(ServiceUrlError::User);
         }
-        let (host, port) = host_and_port(authority).ok_or(ServiceUrlError::Host)?;
-        let port = port.unwrap_or(if tls { 443 } else { 80 });
+        let address = split_host_and_port(authority).filter(|(host, _)| !host.is_empty());
+        let (host, port) = address.ok_or(ServiceUrlError::Host)?;
+        let port = port.map_or(Some(if tls { 443 } else { 80 }), parse_port).filter(|port| *port != 0);
+        let port = port.ok_or(ServiceUrlError::Host)?;
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Self { tls, host: host.to_owned(), port, path })
     }
 
     /// Host and port as the header Host has them.
     pub(crate) fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+        HostAndPort(&self.host, self.port).to_string()
     }
-}
-
-/// Splits `host:port` or `[::1]:port`; `None` if either is malformed.
-fn host_and_port(authority: &str) -> Option<(&str, Option<u16>)> {
-    let (host, rest) = match authority.strip_prefix('[') {
-        Some(inner) => inner.split_once(']')?,
-        None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
-    };
-    let port = match rest.strip_prefix(':') {
-        Some(digits) => Some(digits.parse().ok().filter(|port| *port != 0)?),
-        None if rest.is_empty() => None,
-        None => return None,
-    };
-    (!host.is_empty()).then_some((host, port))
 }
 
 impl fmt::Display for ServiceUrl {

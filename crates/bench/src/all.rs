@@ -241,7 +241,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::stream::fake_broker::{FakeBroker, Fate};
+    use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 
     #[derive(Parser)]
     struct Cli {
@@ -255,7 +255,8 @@ mod tests {
 
     #[test]
     fn the_studies_that_are_wanted_become_one_report() {
-        let (broker, directory) = (FakeBroker::start(|_| Fate::Delivered), tempfile::tempdir().unwrap());
+        let (broker, directory) =
+            (FakeBroker::start(|_| ScriptedFate::Delivered), tempfile::tempdir().unwrap());
         let path = directory.path().to_str().unwrap();
         let system = format!("fake={}", broker.uri());
         let arguments =
@@ -280,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_study_is_told_its_own_options_and_what_is_expected_of_it() {
-        let broker = FakeBroker::start(|_| Fate::Delivered);
+        let broker = FakeBroker::start(|_| ScriptedFate::Delivered);
         let system = format!("fake={}", broker.uri());
         let arguments =
             ["all", "--system", &system, "--quick", "--only", "strategies,churn", "--rounds", "2"];
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_study_that_fails_does_not_take_the_others_with_it() {
-        let broker = FakeBroker::start(|_| Fate::Delivered);
+        let broker = FakeBroker::start(|_| ScriptedFate::Delivered);
         let directory = tempfile::tempdir().unwrap();
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (system, web) = (format!("fake={}", broker.uri()), format!("gone=amqp+ws://{nobody}/"));

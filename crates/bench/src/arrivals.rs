@@ -78,13 +78,13 @@ fn watch(mailbox: &mut Mailbox, expected: &Receiver<u64>) -> Result<Arrivals, Cl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::fake_broker::{FakeBroker, Fate};
+    use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
     use crate::uri::Uri;
 
     #[test]
     fn what_never_arrives_is_waited_for_a_while_and_a_failure_is_not() {
         // This broker never reports a message in its queue.
-        let broker = FakeBroker::start(|_| Fate::Dropped);
+        let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
         let mut mailbox = Mailbox::open(&Uri::parse(&broker.uri()).unwrap()).unwrap();
         let published = watched(&mut mailbox, || Ok::<_, ClientError>(("done", 3))).unwrap();
         assert_eq!(published, ("done", 3, Arrivals { count: 0, rate: None }));

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
+use transport::{HostAndPort, parse_port, split_host_and_port};
 
 /// The ports of AMQP, plain and over TLS.
 const DEFAULT_PORTS: [u16; 2] = [5672, 5671];
@@ -64,7 +65,10 @@ impl Uri {
             Some(login) => login.split_once(':').unwrap_or((login, "")),
             None => ("guest", "guest"),
         };
-        let (host, port) = split_address(address).ok_or_else(|| fail("its port is not a number"))?;
+        let (host, port) =
+            split_host_and_port(address).ok_or_else(|| fail("it has no valid host and port"))?;
+        let port = port.map_or(Some(DEFAULT_PORTS[usize::from(secure)]), parse_port);
+        let port = port.ok_or_else(|| fail("its port is not a number"))?;
         let tls = if secure { Some(Tls::from_query(query).map_err(fail)?) } else { None };
         let decode = |part: &str| {
             percent_decode_str(part)
@@ -74,7 +78,7 @@ impl Uri {
         };
         Ok(Self {
             host: if host.is_empty() { "localhost".into() } else { decode(host)? },
-            port: port.unwrap_or(DEFAULT_PORTS[usize::from(secure)]),
+            port,
             user: decode(user)?,
             password: decode(password)?,
             vhost: path.map_or(Ok("/".into()), decode)?,
@@ -123,9 +127,8 @@ impl Tls {
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let vhost = if self.vhost == "/" { "%2f" } else { &self.vhost };
-        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
         let scheme = if self.tls.is_some() { "amqps" } else { "amqp" };
-        write!(f, "{scheme}://{}@{open}{}{close}:{}/{vhost}", self.user, self.host, self.port)
+        write!(f, "{scheme}://{}@{}/{vhost}", self.user, HostAndPort(&self.host, self.port))
     }
 }
 
@@ -142,19 +145,6 @@ impl fmt::Debug for Uri {
 pub struct UriError {
     uri: String,
     reason: &'static str,
-}
-
-/// Splits host and port, if a port is given; `None` if the port is not a number.
-fn split_address(address: &str) -> Option<(&str, Option<u16>)> {
-    let (host, port) = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
-        None => match address.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (address, None),
-        },
-    };
-    Some((host, port.map(str::parse).transpose().ok()?))
 }
 
 /// Everything up to the last `@` may contain a secret, even if the URI is malformed.

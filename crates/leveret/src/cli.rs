@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
+use transport::parse_port;
 
-use crate::config::{
-    FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials, parse_port, setting_meant,
-};
+use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials, setting_meant};
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
 use crate::http_address;

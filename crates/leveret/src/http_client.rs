@@ -13,9 +13,9 @@ use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use tokio::runtime::{self, Runtime};
 use transport::tls::{ClientTls, ClientTlsConfig};
-use transport::{ConnectOptions, Stream};
+use transport::{ConnectOptions, HostAndPort, Stream, parse_port, split_host_and_port};
 
-use crate::config::{ValueError, host_and_port, parse_port, unix_path, write_host_and_port};
+use crate::config::{ValueError, unix_path};
 
 /// Sends requests to one server.
 pub(crate) struct HttpClient {
@@ -110,7 +110,7 @@ impl Endpoint {
         if !rest.bytes().all(fits) {
             return Err(fault("is not plain"));
         }
-        let (host, port) = host_and_port(authority).ok_or("has no valid host and port")?;
+        let (host, port) = split_host_and_port(authority).ok_or("has no valid host and port")?;
         let port = port.map_or(Some(default_port), parse_port).filter(|port| *port != 0);
         let port = port.ok_or("has no valid port (1 to 65535)")?;
         if host.is_empty() {
@@ -146,14 +146,6 @@ impl fmt::Display for Endpoint {
             }
             Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
         }
-    }
-}
-
-struct HostAndPort<'a>(&'a str, u16);
-
-impl fmt::Display for HostAndPort<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_host_and_port(formatter, self.0, self.1)
     }
 }
 

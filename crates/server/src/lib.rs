@@ -13,6 +13,7 @@
 //! - `stomp`: STOMP clients of the embedded broker or the upstream.
 //! - [`Migration`]: the messages of all queues move to another broker, or from there.
 //! - `upstream`: what sessions of other protocols need in front of an upstream, as AMQP through the pool.
+//! - [`replace_private_file`]: small files in the data directory.
 //! - [`OpenConnection`]: a connection as operators see and close it.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session on a backend.
 //!
@@ -34,6 +35,7 @@ mod mqtt;
 mod network;
 mod pending_authorisation;
 mod preface;
+mod private_file;
 mod protocols;
 mod registry;
 mod relay;
@@ -64,6 +66,7 @@ pub use mqtt::{
 };
 pub use network::{Network, ParseNetworkError};
 pub use preface::{Preface, TrustedProxies};
+pub use private_file::replace_private_file;
 pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, ClientSession, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};

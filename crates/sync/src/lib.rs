@@ -12,10 +12,11 @@
 //! Counters that many threads add to are [`ShardedCounters`].
 //!
 //! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
-//! waiting. [`pace`] does so for threads that serve no connection.
+//! waiting. [`pace`] does so for threads that serve no connection. [`BackOff`] has the pauses between attempts that fail.
 //!
 //! Out of scope: anything that is not needed both with and without loom.
 
+mod back_off;
 #[cfg(feature = "loom")]
 mod loom_primitives;
 pub mod pace;
@@ -47,6 +48,7 @@ use profile as measuring;
 #[cfg(all(any(debug_assertions, feature = "loom"), not(feature = "lock-profile")))]
 use unmeasured as measuring;
 
+pub use back_off::BackOff;
 #[cfg(feature = "loom")]
 pub use loom;
 #[cfg(feature = "loom")]

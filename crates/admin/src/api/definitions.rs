@@ -88,13 +88,12 @@ fn written(file: Map<String, Value>, with_queue_types: bool) -> Pieces {
     for (section, value) in file {
         out.add(before.as_bytes());
         before = ",";
-        // Cannot fail: any `Value` can be serialised, and writes to memory succeed.
-        let _ = serde_json::to_writer(&mut out, &section);
+        out.add_json(&section);
         out.add(b":");
         let entries = match value {
             Value::Array(entries) => entries,
             value => {
-                let _ = serde_json::to_writer(&mut out, &value);
+                out.add_json(&value);
                 continue;
             }
         };
@@ -106,7 +105,7 @@ fn written(file: Map<String, Value>, with_queue_types: bool) -> Pieces {
             if with_queue_types && section == "queues" {
                 add_queue_type(&mut entry);
             }
-            let _ = serde_json::to_writer(&mut out, &entry);
+            out.add_json(&entry);
             drop(entry);
             pace(FREED);
         }

@@ -142,8 +142,7 @@ impl<'c> Asked<'c> {
                 None => item,
                 Some(columns) => select(&item, columns),
             };
-            // Cannot fail: any `Value` can be serialised, and writes to memory succeed.
-            let _ = serde_json::to_writer(&mut out, &item);
+            out.add_json(&item);
             pace(SHOWN);
         }
         out.add(b"]");

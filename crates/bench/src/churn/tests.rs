@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::metric::Metric;
-use crate::stream::fake_broker::{FakeBroker, Fate};
+use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<ChurnPlan, Error> {
@@ -11,7 +11,7 @@ fn plan(arguments: &[&str]) -> Result<ChurnPlan, Error> {
 
 #[test]
 fn connections_and_queues_come_and_go() {
-    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let arguments =
         ["--quick", "--time", "0.05", "--kind", "connection", "--kind", "queue", "--uri", &broker.uri()];
     let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();

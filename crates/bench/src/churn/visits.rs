@@ -211,7 +211,7 @@ impl ShortConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::fake_broker::{FakeBroker, Fate};
+    use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 
     fn shift(workers: usize, time: Duration) -> WorkerConfig {
         WorkerConfig { workers, time, fewest: 1 }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_visitor_comes_at_least_once_and_they_come_again_while_there_is_time() {
-        let broker = FakeBroker::start(|_| Fate::Dropped);
+        let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
         let uri = Uri::parse(&broker.uri()).unwrap();
         let done = work(&uri, "visits", shift(5, Duration::ZERO)).unwrap();
         assert_eq!((done.count, done.states.len()), (5, 5));

@@ -1,7 +1,7 @@
 //! The study against brokers that accept all messages, or drop them.
 
 use super::*;
-use crate::stream::fake_broker::{FakeBroker, Fate as Script};
+use crate::stream::fake_broker::{FakeBroker, ScriptedFate as Script};
 use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<ProxyPlan, Error> {

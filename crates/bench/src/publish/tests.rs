@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::metric::LatencyPoint;
-use crate::stream::fake_broker::{FakeBroker, Fate};
+use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<PublishPlan, Error> {
@@ -11,7 +11,7 @@ fn plan(arguments: &[&str]) -> Result<PublishPlan, Error> {
 
 #[test]
 fn every_style_is_measured_with_more_publishers_and_farther_away() {
-    let (a, b) = (FakeBroker::start(|_| Fate::Dropped), FakeBroker::start(|_| Fate::Dropped));
+    let (a, b) = (FakeBroker::start(|_| ScriptedFate::Dropped), FakeBroker::start(|_| ScriptedFate::Dropped));
     let own = std::process::id();
     let (a, b) = (format!("a={},pid={own}", a.uri()), format!("b={}", b.uri()));
     let arguments = ["--quick", "--time", "0.05", "--latency", "20", "--publishers", "2", "--size", "4000"];

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::stream::fake_broker::{FakeBroker, Fate};
+use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> RoutingPlan {
@@ -12,7 +12,7 @@ fn plan(arguments: &[&str]) -> RoutingPlan {
 
 #[test]
 fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
-    let (a, b) = (FakeBroker::start(|_| Fate::Dropped), FakeBroker::start(|_| Fate::Dropped));
+    let (a, b) = (FakeBroker::start(|_| ScriptedFate::Dropped), FakeBroker::start(|_| ScriptedFate::Dropped));
     let (a, b) = (format!("a={},pid={}", a.uri(), std::process::id()), format!("b={}", b.uri()));
     for mode in [&[][..], &["--pipelined"]] {
         let arguments =
@@ -46,7 +46,7 @@ fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
 
 #[test]
 fn files_are_written_for_each_figure() {
-    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let directory = std::env::temp_dir().join(format!("leveret-bench-routing-{}", std::process::id()));
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "topic", "--pipelined"]);
     write_figures(&run(&plan, &mut |_, _| {}).unwrap(), &directory).unwrap();
@@ -61,7 +61,7 @@ fn files_are_written_for_each_figure() {
 
 #[test]
 fn what_would_take_too_long_is_left_out_and_told() {
-    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "direct", "--limit-seconds", "0"]);
     let report = run(&plan, &mut |_, _| {}).unwrap();
     assert_eq!(report.series.len(), 1, "the first point of all has no forecast");
@@ -72,7 +72,7 @@ fn what_would_take_too_long_is_left_out_and_told() {
 
 #[test]
 fn a_message_that_reaches_no_queue_ends_the_study() {
-    let broker = FakeBroker::start(|_| Fate::Returned);
+    let broker = FakeBroker::start(|_| ScriptedFate::Returned);
     let plan = plan(&["--quick", "--uri", &broker.uri()]);
     let error = run(&plan, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("unroutable"), "{error}");
@@ -80,7 +80,7 @@ fn a_message_that_reaches_no_queue_ends_the_study() {
 
 #[test]
 fn deletion_is_timed_while_another_connection_publishes() {
-    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--study", "deletion", "--exchange", "headers"]);
     let report = run(&plan, &mut |_, _| {}).unwrap();
     let result = &report.bulk[0];

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use super::*;
-use crate::stream::fake_broker::{FakeBroker, Fate as Script};
+use crate::stream::fake_broker::{FakeBroker, ScriptedFate as Script};
 use crate::uri::Uri;
 use crate::usage::parse;
 

@@ -15,7 +15,7 @@ use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
 /// The fate of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ScriptedFate {
     Delivered,
     Dropped,
     Repeated,
@@ -32,7 +32,7 @@ pub(crate) enum Fate {
 }
 
 /// Decides by the number of the message, from 0 in the order of arrival, over all producers.
-pub(crate) type Script = fn(u64) -> Fate;
+pub(crate) type Script = fn(u64) -> ScriptedFate;
 
 /// A listening broker; its threads end with the process.
 pub(crate) struct FakeBroker {
@@ -282,10 +282,10 @@ impl Session {
         *tag += 1;
         let (delivery_tag, multiple) = (*tag, false);
         match fate {
-            Fate::Delivered => self.deliver(state, 1),
-            Fate::Repeated => self.deliver(state, 2),
-            Fate::Late => state.late = Some(self.body.clone()),
-            Fate::Returned => {
+            ScriptedFate::Delivered => self.deliver(state, 1),
+            ScriptedFate::Repeated => self.deliver(state, 2),
+            ScriptedFate::Late => state.late = Some(self.body.clone()),
+            ScriptedFate::Returned => {
                 self.reply(
                     self.channel,
                     basic::Return { reply_code: 312, reply_text: "NO_ROUTE", ..Default::default() },
@@ -293,22 +293,24 @@ impl Session {
                 write_content_header(&mut self.replies, self.channel, self.body.len() as u64, NO_PROPERTIES);
                 write_body(&mut self.replies, self.channel, &self.body);
             }
-            Fate::Forced => {
+            ScriptedFate::Forced => {
                 let reply_text = "CONNECTION_FORCED - told to";
                 self.reply(0, connection::Close { reply_code: 320, reply_text, ..Default::default() });
             }
-            Fate::Stalled => self.stalled = true,
-            Fate::Dropped | Fate::Nacked | Fate::Forgotten => {}
+            ScriptedFate::Stalled => self.stalled = true,
+            ScriptedFate::Dropped | ScriptedFate::Nacked | ScriptedFate::Forgotten => {}
         }
-        if !matches!(fate, Fate::Late)
+        if !matches!(fate, ScriptedFate::Late)
             && let Some(late) = state.late.take()
         {
             self.body = late;
             self.deliver(state, 1);
         }
         match fate {
-            _ if !self.confirming || fate == Fate::Forgotten => {}
-            Fate::Nacked => self.reply(self.channel, basic::Nack { delivery_tag, multiple, requeue: false }),
+            _ if !self.confirming || fate == ScriptedFate::Forgotten => {}
+            ScriptedFate::Nacked => {
+                self.reply(self.channel, basic::Nack { delivery_tag, multiple, requeue: false })
+            }
             _ => self.reply(self.channel, basic::Ack { delivery_tag, multiple }),
         }
     }

@@ -1,6 +1,6 @@
 //! The whole load generator against a broker that misbehaves on purpose.
 
-use super::fake_broker::{FakeBroker, Fate, Script};
+use super::fake_broker::{FakeBroker, Script, ScriptedFate};
 use super::*;
 use crate::metric;
 use crate::report::{Counts, Round};
@@ -17,8 +17,8 @@ fn one_round(script: Script, arguments: &[&str]) -> Round {
     report.systems[0].rounds.remove(0)
 }
 
-fn honest(_: u64) -> Fate {
-    Fate::Delivered
+fn honest(_: u64) -> ScriptedFate {
+    ScriptedFate::Delivered
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn an_honest_broker_loses_and_repeats_nothing() {
 
 #[test]
 fn losses_are_counted() {
-    let script = |n| if n % 1000 == 7 { Fate::Dropped } else { Fate::Delivered };
+    let script = |n| if n % 1000 == 7 { ScriptedFate::Dropped } else { ScriptedFate::Delivered };
     let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
     assert_eq!(counts, Counts { published: 10_000, consumed: 9_990, lost: 10, ..Counts::default() });
 }
@@ -39,9 +39,9 @@ fn losses_are_counted() {
 #[test]
 fn repeats_do_not_hide_losses() {
     let script = |n| match n % 1000 {
-        1 => Fate::Repeated,
-        2 => Fate::Dropped,
-        _ => Fate::Delivered,
+        1 => ScriptedFate::Repeated,
+        2 => ScriptedFate::Dropped,
+        _ => ScriptedFate::Delivered,
     };
     let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
     let expected =
@@ -53,7 +53,7 @@ fn repeats_do_not_hide_losses() {
 fn copies_of_a_message_in_several_queues_are_no_duplicates() {
     let copied = ["--exchange", "e", "--exchange-type", "fanout", "--queues", "2"];
     let arguments = [&["--messages", "1000"], &copied[..]].concat();
-    let broker = FakeBroker::start(|_| Fate::Repeated);
+    let broker = FakeBroker::start(|_| ScriptedFate::Repeated);
     let report = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
     let counts = report.systems[0].rounds[0].counts;
     assert_eq!(counts, Counts { published: 1000, consumed: 2000, copied: true, ..Counts::default() });
@@ -64,14 +64,14 @@ fn copies_of_a_message_in_several_queues_are_no_duplicates() {
 
 #[test]
 fn reordering_is_neither_loss_nor_repetition() {
-    let script = |n| if n % 1000 == 500 { Fate::Late } else { Fate::Delivered };
+    let script = |n| if n % 1000 == 500 { ScriptedFate::Late } else { ScriptedFate::Delivered };
     let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
     assert_eq!(counts, Counts { published: 10_000, consumed: 10_000, reordered: 10, ..Counts::default() });
 }
 
 #[test]
 fn producers_are_told_apart() {
-    let script = |n| if n == 3000 { Fate::Repeated } else { Fate::Delivered };
+    let script = |n| if n == 3000 { ScriptedFate::Repeated } else { ScriptedFate::Delivered };
     let counts = one_round(script, &["--messages", "1000", "--producers", "5", "--consumers", "1"]).counts;
     assert_eq!(counts, Counts { published: 5_000, consumed: 5_001, duplicated: 1, ..Counts::default() });
 }
@@ -79,9 +79,9 @@ fn producers_are_told_apart() {
 #[test]
 fn nacks_and_returns_are_counted_and_are_no_losses() {
     let script = |n| match n % 1000 {
-        1 => Fate::Nacked,
-        2 | 3 => Fate::Returned,
-        _ => Fate::Delivered,
+        1 => ScriptedFate::Nacked,
+        2 | 3 => ScriptedFate::Returned,
+        _ => ScriptedFate::Delivered,
     };
     let arguments = ["--messages", "10000", "--auto-ack", "--confirms", "100", "--mandatory"];
     let round = one_round(script, &arguments);
@@ -100,10 +100,10 @@ fn nacks_and_returns_are_counted_and_are_no_losses() {
 #[test]
 fn channels_confirm_deliver_and_keep_order_each_for_itself() {
     let script = |n| match n % 1000 {
-        1 => Fate::Nacked,
-        2 => Fate::Dropped,
-        3 => Fate::Repeated,
-        _ => Fate::Delivered,
+        1 => ScriptedFate::Nacked,
+        2 => ScriptedFate::Dropped,
+        3 => ScriptedFate::Repeated,
+        _ => ScriptedFate::Delivered,
     };
     let arguments = ["--messages", "5000", "--producers", "2", "--channels", "3", "--confirms", "50"];
     let counts = one_round(script, &arguments).counts;
@@ -115,7 +115,7 @@ fn channels_confirm_deliver_and_keep_order_each_for_itself() {
 
 #[test]
 fn a_producer_that_waits_for_each_confirm_gets_them_all() {
-    let script = |n| if n == 7 { Fate::Nacked } else { Fate::Delivered };
+    let script = |n| if n == 7 { ScriptedFate::Nacked } else { ScriptedFate::Delivered };
     let round = one_round(script, &["--messages", "300", "--confirms", "1"]);
     let expected = Counts { published: 300, consumed: 299, confirmed: 299, nacked: 1, ..Counts::default() };
     assert_eq!(round.counts, expected);
@@ -165,7 +165,7 @@ fn bodies_of_all_sizes_arrive() {
 
 #[test]
 fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
-    let (a, b) = (FakeBroker::start(honest), FakeBroker::start(|_| Fate::Dropped));
+    let (a, b) = (FakeBroker::start(honest), FakeBroker::start(|_| ScriptedFate::Dropped));
     let (a, b) = (format!("a={},pid={}", a.uri(), std::process::id()), format!("b={}", b.uri()));
     let mut arguments = vec!["--system", &a, "--system", &b, "--rounds", "2"];
     arguments.extend(["--warmup", "0.05", "--time", "0.2", "--rate", "2000", "--auto-ack"]);
@@ -184,7 +184,7 @@ fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
 
 #[test]
 fn a_stall_that_lasts_until_the_end_counts_against_all_that_was_due() {
-    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let arguments = ["--rate", "1000", "--warmup", "0", "--time", "1", "--limit-backlog", "5", "--auto-ack"];
     let report = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
     let round = &report.systems[0].rounds[0];
@@ -201,7 +201,7 @@ fn a_stall_that_lasts_until_the_end_counts_against_all_that_was_due() {
 #[test]
 fn a_system_that_stops_reading_ends_the_run() {
     // The second message is larger than all buffers between the two.
-    let broker = FakeBroker::start(|_| Fate::Stalled);
+    let broker = FakeBroker::start(|_| ScriptedFate::Stalled);
     let arguments = ["--size", "16000000", "--time", "2", "--warmup", "0"];
     let error = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap_err();
     assert!(error.to_string().contains("the system reads no more"), "{error}");
@@ -218,14 +218,14 @@ fn a_system_that_stops_ends_a_round_that_is_counted_in_messages() {
         // It reads the first message, and of the next one, which is larger, what fits into the buffers.
         scope.spawn(|| {
             let arguments = ["--messages", "5", "--size", "16000000", "--consumers", "0"];
-            let error = failure(|_| Fate::Stalled, &arguments);
+            let error = failure(|_| ScriptedFate::Stalled, &arguments);
             assert!(error.starts_with(&format!("{begin} 5 messages ")), "{error}");
             assert!(error.ends_with(" published"), "{error}");
         });
         // Each of them is confirmed, in the end none.
         for window in ["1", "10"] {
             scope.spawn(move || {
-                let script = |n| if n < 20 { Fate::Delivered } else { Fate::Forgotten };
+                let script = |n| if n < 20 { ScriptedFate::Delivered } else { ScriptedFate::Forgotten };
                 let error = failure(script, &["--messages", "500", "--confirms", window]);
                 let published = 20 + window.parse::<u64>().unwrap();
                 let done = format!("{published} published, 20 confirmed, 20 delivered");
@@ -235,7 +235,7 @@ fn a_system_that_stops_ends_a_round_that_is_counted_in_messages() {
         // Publishers wait for consumers.
         scope.spawn(|| {
             let arguments = ["--messages", "500", "--limit-backlog", "5", "--auto-ack"];
-            let error = failure(|_| Fate::Dropped, &arguments);
+            let error = failure(|_| ScriptedFate::Dropped, &arguments);
             assert_eq!(error, format!("{begin} 500 messages 5 published, 0 delivered"));
         });
     });
@@ -277,7 +277,7 @@ fn a_system_that_cannot_be_reached_is_named() {
 
 #[test]
 fn a_connection_closed_by_the_broker_ends_the_run_in_its_words() {
-    let broker = FakeBroker::start(|n| if n == 500 { Fate::Forced } else { Fate::Delivered });
+    let broker = FakeBroker::start(|n| if n == 500 { ScriptedFate::Forced } else { ScriptedFate::Delivered });
     let error = run(&plan(&broker.uri(), &["--time", "60"]), |_, _, _| {}).unwrap_err();
     assert_eq!(error.to_string(), "system default: closed by the server: 320 CONNECTION_FORCED - told to");
 }

@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use transport::HostAndPort;
 
 use super::companion::ManagedProcess;
 use crate::error::Error;
@@ -130,8 +131,7 @@ impl SystemArguments {
 /// The address at which a pool finds its broker; clients bring their own credentials.
 fn upstream(uri: &Uri) -> Result<String, Error> {
     check(uri.tls.is_none(), "--with pool: the first system is reached over TLS; start the pool yourself")?;
-    let (open, close) = if uri.host.contains(':') { ("[", "]") } else { ("", "") };
-    Ok(format!("amqp://{open}{}{close}:{}", uri.host, uri.port))
+    Ok(format!("amqp://{}", HostAndPort(&uri.host, uri.port)))
 }
 
 /// Parses the systems of a command line: `given`, or else the one at `uri`.

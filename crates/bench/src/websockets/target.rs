@@ -4,6 +4,7 @@ use std::fmt;
 
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use transport::{HostAndPort, parse_port, split_host_and_port};
 
 use crate::error::Error;
 use crate::usage::check;
@@ -90,15 +91,16 @@ impl Target {
             None => ("guest:guest", authority),
         };
         let (user, password) = login.split_once(':').unwrap_or((login, ""));
-        let (host, port) = address.rsplit_once(':').ok_or_else(|| fail("there is no port"))?;
+        let (host, port) = split_host_and_port(address).ok_or_else(|| fail("no valid host and port"))?;
+        let port = port.ok_or_else(|| fail("there is no port"))?;
         let decode = |part: &str| {
             let decoded = percent_decode_str(part).decode_utf8();
             decoded.map(String::from).map_err(|_| fail("percent-encoding that is not UTF-8"))
         };
         Ok(Self {
             protocol,
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: port.parse().map_err(|_| fail("the port is not a number"))?,
+            host: host.to_owned(),
+            port: parse_port(port).ok_or_else(|| fail("the port is not a number"))?,
             user: decode(user)?,
             password: decode(password)?,
             path: path.to_owned(),
@@ -110,8 +112,7 @@ impl Target {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { protocol, host, port, user, path, .. } = self;
-        let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
-        write!(f, "{}+ws://{user}@{open}{host}{close}:{port}{path}", protocol.name())
+        write!(f, "{}+ws://{user}@{}{path}", protocol.name(), HostAndPort(host, *port))
     }
 }
 

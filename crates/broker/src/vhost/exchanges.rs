@@ -1,6 +1,7 @@
 //! Exchanges and the bindings between them, and the binding code that queues share.
 
 use std::borrow::Cow;
+use std::ops::DerefMut;
 use std::sync::OnceLock;
 
 use amqp::{FieldTable, RawTable};
@@ -161,29 +162,34 @@ impl VirtualHost {
         let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&destination)?;
         check_not_default(&source)?;
-        let mut topology = self.topology.write();
+        let topology = self.topology.write();
         let slots = topology.exchange(&source).zip(topology.exchange(&destination));
         // The deletion of an exchange deletes its bindings, and may not be on disk yet.
         let Some(((source, exchange), (destination, _))) = slots else { return Ok(self.ticket(true)) };
         may_unbind(exchange.kind)?;
         let destination = Destination::exchange(destination);
-        let is_recorded = topology.is_recorded(source, destination);
         let arguments = canonical(binding.arguments);
+        Ok(self.remove_binding(topology, key_of(source, destination, binding, &arguments)))
+    }
+
+    /// Removes a binding, if there is one. Unlocks `topology` before exchanges are removed that are deleted with their last
+    /// binding.
+    pub(super) fn remove_binding(
+        &self,
+        mut topology: impl DerefMut<Target = Topology>,
+        key: BindingKey<'_>,
+    ) -> Ticket {
+        let is_recorded = topology.is_recorded(key.source, key.destination);
         let mut doomed = Vec::new();
-        let removed = topology.unbind(key_of(source, destination, binding, &arguments), &mut doomed);
+        let removed = topology.unbind(key, &mut doomed);
         if removed {
             self.topology_changed();
         }
         drop(topology);
-        self.after_unbind(removed, doomed);
-        Ok(self.ticket(is_recorded))
-    }
-
-    /// Updates the counters, and removes exchanges that were deleted with their last binding.
-    pub(super) fn after_unbind(&self, removed: bool, doomed: Vec<Destination>) {
         self.metrics.bindings.sub(usize::from(removed));
         self.metrics.exchanges.sub(doomed.len());
         self.delete_in_steps(doomed);
+        self.ticket(is_recorded)
     }
 
     pub(super) fn find_exchange(&self, topology: &Topology, name: &str) -> Result<u32, BrokerError> {

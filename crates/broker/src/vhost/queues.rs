@@ -257,7 +257,7 @@ impl VirtualHost {
         let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&source)?;
         let arguments = canonical(binding.arguments);
-        let mut topology = self.topology.write();
+        let topology = self.topology.write();
         // The deletion of an exchange or a queue deletes its bindings, and may not be on disk yet.
         let Some((source, exchange)) = topology.exchange(&source) else { return Ok(self.ticket(true)) };
         may_unbind(exchange.kind)?;
@@ -265,19 +265,11 @@ impl VirtualHost {
             drop(topology);
             return Ok(self.ticket_of_gone(&name));
         };
-        let is_recorded = topology.is_recorded(source, Destination::queue(slot));
         let key = key_of(source, Destination::queue(slot), binding, &arguments);
         if topology.is_bound(key) {
             queue.check_access(session)?;
         }
-        let mut doomed = Vec::new();
-        let removed = topology.unbind(key, &mut doomed);
-        if removed {
-            self.topology_changed();
-        }
-        drop(topology);
-        self.after_unbind(removed, doomed);
-        Ok(self.ticket(is_recorded))
+        Ok(self.remove_binding(topology, key))
     }
 
     /// Drops the ready messages of a queue, and returns their number, and the log position to wait for so

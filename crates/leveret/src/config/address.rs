@@ -4,6 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use transport::{HostAndPort, parse_port, split_host_and_port};
+
+use super::choice::list;
 use super::settings::Config;
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
@@ -88,7 +91,7 @@ impl Value for ListenAddr {
             let texts: Vec<String> = text.split(',').map(|text| text.trim().to_owned()).collect();
             return Self::parse_all(&texts);
         }
-        let (host, port) = host_and_port(text)
+        let (host, port) = split_host_and_port(text)
             .filter(|(host, _)| {
                 !host.contains(|character: char| character.is_whitespace() || character == '/')
             })
@@ -129,10 +132,7 @@ impl Value for ListenAddr {
 
     fn to_toml(&self) -> String {
         match self {
-            Self::Several(all) => {
-                let all: Vec<String> = all.iter().map(Self::to_toml).collect();
-                format!("[{}]", all.join(", "))
-            }
+            Self::Several(all) => list(all.iter().map(Self::to_toml)),
             one => quoted(&one.to_string()),
         }
     }
@@ -142,7 +142,7 @@ impl fmt::Display for ListenAddr {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => formatter.write_str("off"),
-            Self::Tcp { host, port } => write_host_and_port(formatter, host, *port),
+            Self::Tcp { host, port } => write!(formatter, "{}", HostAndPort(host, *port)),
             Self::Several(all) => {
                 let all: Vec<String> = all.iter().map(ToString::to_string).collect();
                 formatter.write_str(&all.join(","))
@@ -198,7 +198,7 @@ impl UpstreamUrl {
             rest.split_once('/').map_or((rest, ""), |(authority, vhost)| (authority, vhost));
         let (user, address) =
             authority.rsplit_once('@').map_or(("", authority), |(user, address)| (user, address));
-        let (host, port) = host_and_port(address).ok_or("has no valid host and port")?;
+        let (host, port) = split_host_and_port(address).ok_or("has no valid host and port")?;
         if host.is_empty() || host.contains(|character: char| character.is_whitespace() || character == ',') {
             return Err(fault("has no valid host"));
         }
@@ -212,7 +212,7 @@ impl UpstreamUrl {
 impl fmt::Display for UpstreamUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(if self.tls { "amqps://" } else { "amqp://" })?;
-        write_host_and_port(formatter, &self.host, self.port)
+        write!(formatter, "{}", HostAndPort(&self.host, self.port))
     }
 }
 
@@ -250,8 +250,7 @@ impl Value for Vec<UpstreamUrl> {
     }
 
     fn to_toml(&self) -> String {
-        let urls: Vec<String> = self.iter().map(|url| quoted(&url.to_string())).collect();
-        format!("[{}]", urls.join(", "))
+        list(self.iter().map(|url| quoted(&url.to_string())))
     }
 }
 
@@ -272,27 +271,6 @@ pub(crate) fn mask_credentials(text: &str) -> String {
     masked
 }
 
-/// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` if the brackets or colons are invalid.
-pub(crate) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']')?;
-        host.parse::<std::net::Ipv6Addr>().ok()?;
-        return match rest {
-            "" => Some((host, None)),
-            _ => Some((host, Some(rest.strip_prefix(':')?))),
-        };
-    }
-    match text.split_once(':') {
-        None => Some((text, None)),
-        Some((_, port)) if port.contains(':') => None,
-        Some((host, port)) => Some((host, Some(port))),
-    }
-}
-
-pub(crate) fn parse_port(text: &str) -> Option<u16> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
 pub(crate) fn unix_path(path: &str) -> Result<PathBuf, ValueError> {
     if !path.starts_with('/') {
         return Err(ValueError::text(&format!("unix:{path}"), "needs an absolute path (unix:/path)"));
@@ -301,10 +279,6 @@ pub(crate) fn unix_path(path: &str) -> Result<PathBuf, ValueError> {
         return Err("the path of a Unix socket is at most 107 bytes".into());
     }
     Ok(PathBuf::from(path))
-}
-
-pub(crate) fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
-    if host.contains(':') { write!(formatter, "[{host}]:{port}") } else { write!(formatter, "{host}:{port}") }
 }
 
 #[cfg(test)]

@@ -329,6 +329,7 @@ pub(super) fn parse_list<T>(
     Ok(lists.into_iter().flatten().collect())
 }
 
+/// An array of TOML.
 pub(super) fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }

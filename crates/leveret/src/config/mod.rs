@@ -22,9 +22,7 @@ mod value_error;
 mod vhost_mapping;
 mod watermark;
 
-pub(crate) use address::{
-    ListenAddr, UpstreamUrl, host_and_port, mask_credentials, parse_port, unix_path, write_host_and_port,
-};
+pub(crate) use address::{ListenAddr, UpstreamUrl, mask_credentials, unix_path};
 pub(crate) use choice::{
     DefinitionsIf, HttpMethodName, InboundHeader, LimitsMode, OutboundHeader, VerifyClient,
 };

@@ -2,6 +2,7 @@
 
 use websocket::handshake::{OriginPattern, OriginRules};
 
+use super::choice::list;
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
@@ -29,8 +30,7 @@ impl Value for Origins {
     }
 
     fn to_toml(&self) -> String {
-        let rules: Vec<String> = self.0.0.iter().map(|rule| quoted(&rule.to_string())).collect();
-        format!("[{}]", rules.join(", "))
+        list(self.0.0.iter().map(|rule| quoted(&rule.to_string())))
     }
 }
 

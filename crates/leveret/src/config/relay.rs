@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use server::TextRule;
+use transport::{HostAndPort, parse_port, split_host_and_port};
 
-use super::address::{ListenAddr, host_and_port, parse_port, unix_path, write_host_and_port};
-use super::choice::{HostName, OutboundHeader, Switch};
+use super::address::{ListenAddr, unix_path};
+use super::choice::{HostName, OutboundHeader, Switch, list};
 use super::file;
 use super::origins::Origins;
 use super::suggestion::nearest;
@@ -210,8 +211,8 @@ impl RelayEntry {
             self.connect_timeout != default.connect_timeout,
         );
         add("proxy_protocol", self.proxy_protocol.to_toml(), self.proxy_protocol != default.proxy_protocol);
-        let subprotocols: Vec<_> = self.subprotocols.iter().map(|name| quoted(name)).collect();
-        add("subprotocols", format!("[{}]", subprotocols.join(", ")), !subprotocols.is_empty());
+        let subprotocols = list(self.subprotocols.iter().map(|name| quoted(name)));
+        add("subprotocols", subprotocols, !self.subprotocols.is_empty());
         let origins = self.origins.as_ref().map(Value::to_toml);
         add("origins", origins.clone().unwrap_or_default(), origins.is_some());
         add(
@@ -253,8 +254,7 @@ impl Value for RelayList {
     }
 
     fn to_toml(&self) -> String {
-        let relays: Vec<_> = self.0.iter().map(RelayEntry::to_toml).collect();
-        format!("[{}]", relays.join(", "))
+        list(self.0.iter().map(RelayEntry::to_toml))
     }
 }
 
@@ -278,7 +278,7 @@ impl RelayUrl {
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let wrong = || ValueError::Url { fault: "upstream has no valid host and port", expected };
-        let (host, port) = host_and_port(rest).ok_or_else(wrong)?;
+        let (host, port) = split_host_and_port(rest).ok_or_else(wrong)?;
         let port = port.and_then(parse_port).filter(|port| *port != 0).ok_or_else(wrong)?;
         if host.is_empty()
             || host.contains(|character: char| character.is_whitespace() || "/@,?#".contains(character))
@@ -293,8 +293,8 @@ impl fmt::Display for RelayUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host { host, port, tls } => {
-                formatter.write_str(if *tls { "tls://" } else { "tcp://" })?;
-                write_host_and_port(formatter, host, *port)
+                let scheme = if *tls { "tls" } else { "tcp" };
+                write!(formatter, "{scheme}://{}", HostAndPort(host, *port))
             }
             Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
         }

@@ -4,6 +4,7 @@
 
 use server::SpoolRule;
 
+use super::choice::list;
 use super::file;
 use super::suggestion::nearest;
 use super::value::{Value, quoted};
@@ -78,8 +79,7 @@ impl Value for SpoolRules {
     }
 
     fn to_toml(&self) -> String {
-        let rules: Vec<_> = self.0.iter().map(to_toml).collect();
-        format!("[{}]", rules.join(", "))
+        list(self.0.iter().map(to_toml))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use super::choice::list;
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
@@ -30,8 +31,7 @@ fn parse_all<K: PartialEq + Display>(
 }
 
 fn to_toml<K: Display>(entries: &[(K, String)]) -> String {
-    let entries: Vec<String> = entries.iter().map(|(key, vhost)| quoted(&format!("{key}={vhost}"))).collect();
-    format!("[{}]", entries.join(", "))
+    list(entries.iter().map(|(key, vhost)| quoted(&format!("{key}={vhost}"))))
 }
 
 fn port_entry(text: &str) -> Result<(u16, String), ValueError> {

@@ -1,8 +1,7 @@
 //! The record of a move in the data directory: whose messages these are, and where they have moved to.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -69,13 +68,7 @@ impl RecordFile {
 
     /// Writes it, for its owner alone. It is on disk on return, whole or as before.
     pub(super) fn write(&self, record: &MoveRecord) -> io::Result<()> {
-        let draft = self.0.with_extension("new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        file.write_all(&serde_json::to_vec_pretty(record)?)?;
-        file.sync_all()?;
-        fs::rename(&draft, &self.0)?;
-        let directory = self.0.parent().unwrap_or(Path::new("/"));
-        File::open(directory)?.sync_all()
+        server::replace_private_file(&self.0, &serde_json::to_vec_pretty(record)?)
     }
 }
 

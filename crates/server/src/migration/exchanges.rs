@@ -22,6 +22,7 @@ use super::MoveContext;
 use super::counting::ANSWER_TIMEOUT;
 use super::origin::exchange_for;
 use super::run::{CHANNEL, CHECK_INTERVAL, close};
+use crate::private_file::{MODE, remove_private_file, replace_private_file, sync_dir};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
 use crate::upstream::open_refusal::OpenRefusal;
 use crate::upstream::sharing::task::OpenError;
@@ -73,7 +74,7 @@ impl ExchangeRecord {
 
     /// Adds a line, which is on disk on return.
     fn append(path: &Path, line: &RecordedExchanges) -> io::Result<()> {
-        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
         // A line before it that is not whole ends here.
         let mut bytes = vec![b'\n'];
         serde_json::to_writer(&mut bytes, line)?;
@@ -87,22 +88,14 @@ impl ExchangeRecord {
     /// Replaces all lines.
     fn write(path: &Path, lines: &[RecordedExchanges]) -> io::Result<()> {
         if lines.is_empty() {
-            return match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            };
+            return remove_private_file(path);
         }
         let mut bytes = Vec::new();
         for line in lines {
             serde_json::to_writer(&mut bytes, line)?;
             bytes.push(b'\n');
         }
-        let draft = path.with_extension("new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&draft, path)?;
-        sync_dir(path)
+        replace_private_file(path, &bytes)
     }
 
     /// Does something with the file, if there is one, in a thread of its own. Returns `None` after a failure, which is logged:
@@ -136,10 +129,6 @@ impl ExchangeRecord {
             self.with_file(move |path| Self::write(path, &rest)).await;
         }
     }
-}
-
-fn sync_dir(path: &Path) -> io::Result<()> {
-    fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 /// Deletes the exchanges that earlier moves have left at the other broker. None of this move may be there yet.

@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 
 use broker::{Broker, Queue, VirtualHost};
 use parking_lot::Mutex;
+use sync::BackOff;
 
 use super::run::RunEnd;
+use crate::upstream::retry::RETRY;
 
-/// First pause after a full queue or a lost connection; each that brings nothing doubles it.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-/// Longest such pause.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a queue was empty there, or only what clients hold was left.
 pub(super) const EMPTY_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a message was refused, unless an operator asks for it earlier.
@@ -87,7 +85,7 @@ struct QueueProgress {
     /// When it may be tried again; unset while a run is under way.
     due: Option<Instant>,
     /// Pause before it, if the next run brings nothing.
-    pause: Duration,
+    back_off: BackOff,
     /// `moved` when the run began.
     moved_before: u64,
     care: Concurrency,
@@ -132,7 +130,7 @@ impl ProgressTable {
                 cause: None,
             },
             due: None,
-            pause: MIN_PAUSE,
+            back_off: RETRY,
             moved_before: 0,
             care: Concurrency::default(),
             leaves_exchange: false,
@@ -178,16 +176,14 @@ impl ProgressTable {
         let mut known = self.0.lock();
         let Some(progress) = known.get_mut(&key(vhost, queue)) else { return };
         if progress.shown.moved != progress.moved_before {
-            progress.pause = MIN_PAUSE;
+            progress.back_off.reset();
         }
         let (state, pause) = match &end {
             RunEnd::Empty | RunEnd::Stopped => (MovedQueueState::Empty, EMPTY_PAUSE),
             RunEnd::Refused(_) => (MovedQueueState::Refused, REFUSED_PAUSE),
             RunEnd::Suspect(_) | RunEnd::Limited => (MovedQueueState::Waiting, Duration::ZERO),
             RunEnd::Full | RunEnd::Missing | RunEnd::Lost(_) | RunEnd::OtherConsumers => {
-                let pause = progress.pause;
-                progress.pause = MAX_PAUSE.min(2 * pause);
-                (MovedQueueState::Waiting, pause)
+                (MovedQueueState::Waiting, progress.back_off.pause())
             }
         };
         let messages = match end {
@@ -229,7 +225,8 @@ impl ProgressTable {
     /// Refused messages may be tried at once.
     pub(super) fn retry(&self) {
         for progress in self.0.lock().values_mut().filter(|progress| progress.due.is_some()) {
-            (progress.due, progress.pause) = (Some(transport::now()), MIN_PAUSE);
+            progress.due = Some(transport::now());
+            progress.back_off.reset();
             if progress.shown.state == MovedQueueState::Refused {
                 progress.shown.state = MovedQueueState::Waiting;
             }

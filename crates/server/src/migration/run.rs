@@ -12,6 +12,7 @@ use sync::work;
 use super::MovingQueue;
 use super::progress::Concurrency;
 use crate::upstream::client::AmqpClient;
+use crate::upstream::sharing::task::close_in_time;
 
 /// After this time a run ends, and its queue is behind those that wait for their turns.
 pub(super) const MAX_RUN: Duration = Duration::from_secs(10);
@@ -183,12 +184,7 @@ impl MovingQueue {
 
 /// Closes a connection in order, as far as the other broker answers.
 pub(super) async fn close(mut client: AmqpClient) {
-    let closed = poll_fn(|cx| match client.close_unread(cx.waker(), transport::now()) {
-        true => Poll::Ready(()),
-        false => Poll::Pending,
-    });
-    // Past the limit it is given up.
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    close_in_time(CLOSE_TIMEOUT, |waker, now| client.close_unread(waker, now)).await;
     client.discard(transport::now());
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use websocket::{CloseCode, CloseFrame, WebSocketFault, encode};
+use websocket::{CloseCode, WebSocketFault, encode};
 
 /// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to send
 /// something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen.
@@ -13,12 +13,6 @@ pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.
 pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
-
-/// The fault for text messages on a relay that refuses them.
-pub(super) const TEXT_REFUSED: WebSocketFault = WebSocketFault {
-    code: CloseCode::UNSUPPORTED,
-    reason: "text is not accepted here: send binary messages",
-};
 
 /// Why a pair ended, for the log.
 #[derive(Debug)]
@@ -73,14 +67,4 @@ impl RelayEnd {
         encode::close(&mut frame, None, code, text);
         frame
     }
-}
-
-/// The answer to a client's close frame.
-pub(super) fn close_answer(frame: Option<&CloseFrame>) -> Vec<u8> {
-    let mut answer = Vec::new();
-    match frame {
-        Some(frame) => encode::close(&mut answer, None, frame.code, ""),
-        None => encode::empty_close(&mut answer, None),
-    }
-    answer
 }

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use ::websocket::handshake::OriginRules;
 use proxy_protocol::ProxyVersion;
+use transport::HostAndPort;
 use transport::tls::ClientTls;
 
 use crate::limits::{ConnectionCounter, ConnectionLimits};
@@ -112,10 +113,6 @@ impl fmt::Display for RelayUpstream {
             Self::Tls { host, port, .. } => ("tls", host, port),
             Self::Unix(path) => return write!(f, "unix:{}", path.display()),
         };
-        if host.contains(':') {
-            write!(f, "{scheme}://[{host}]:{port}")
-        } else {
-            write!(f, "{scheme}://{host}:{port}")
-        }
+        write!(f, "{scheme}://{}", HostAndPort(host, *port))
     }
 }

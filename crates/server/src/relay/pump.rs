@@ -12,15 +12,13 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
-use websocket::{
-    DecoderLimits, Deflate, FrameDecoder, MessageKind, Role, WebSocketEvent, WebSocketFault, encode,
-};
+use websocket::{Deflate, WebSocketFault, encode};
 
 use super::TextRule;
-use super::close::{CLOSE_ANSWER, HALF_CLOSED, RelayEnd, TEXT_REFUSED, close_answer};
+use super::close::{CLOSE_ANSWER, HALF_CLOSED, RelayEnd};
 use super::framer::Framer;
 use super::pending::Pending;
-use crate::websocket::{MAX_WAITING_CONTROL, PingAction, Pings};
+use crate::websocket::{ClientFrames, DecodeStop, PeerEnd, PingAction, Pings, close_answer};
 
 /// Bytes per read. Bounds what a pair holds for each side that does not accept it.
 const READ: usize = 64 * 1024;
@@ -52,7 +50,7 @@ pub(super) struct Pump<C, U> {
     pub(super) upstream: U,
     inward: ToUpstream,
     outward: ToClient,
-    decoder: FrameDecoder,
+    frames: ClientFrames,
     /// Input that the decoder has left: the beginning of a header or a control frame, or the bytes after those
     /// that it is still inflating.
     left: Vec<u8>,
@@ -61,8 +59,6 @@ pub(super) struct Pump<C, U> {
     framer: Framer,
     to_upstream: Pending,
     to_client: Pending,
-    /// Control frames to send after the bytes that wait for the client.
-    control: Vec<u8>,
     text: TextRule,
     pings: Pings,
     write_timeout: Duration,
@@ -117,13 +113,12 @@ where
             upstream,
             inward: ToUpstream::Open,
             outward: ToClient::Open,
-            decoder: FrameDecoder::new(Role::Server, DecoderLimits::NONE),
+            frames: ClientFrames::new(false),
             left: Vec::new(),
             more: false,
             framer: Framer::default(),
             to_upstream: Pending::default(),
             to_client: Pending::default(),
-            control: Vec::new(),
             text,
             pings: Pings::new(ping_interval, now),
             write_timeout,
@@ -140,7 +135,7 @@ where
     /// Enables compressed messages in both directions, if negotiated.
     pub(super) fn deflate(&mut self, deflate: Option<Deflate>) {
         self.framer.deflate = deflate;
-        self.decoder = FrameDecoder::new(Role::Server, DecoderLimits::NONE).with_deflate(deflate.is_some());
+        self.frames = ClientFrames::new(deflate.is_some());
     }
 
     /// Moves bytes until both sides are done, and returns the reason of the end.
@@ -201,7 +196,7 @@ where
         }
         self.outward = ToClient::Closing;
         self.since = Instant::now();
-        let mut last = std::mem::take(&mut self.control);
+        let mut last = std::mem::take(&mut self.frames.control);
         self.framer.finish(&mut last);
         last.extend(self.answer.clone().unwrap_or_else(|| reason.close_frame()));
         self.to_client.push(&last);
@@ -286,46 +281,22 @@ where
 
     /// Appends the payload in `input` to `payload` and answers control frames.
     fn decode(&mut self, input: &[u8], payload: &mut Vec<u8>) -> Option<WebSocketFault> {
-        let mut taken = 0;
-        loop {
-            let good = payload.len();
-            let step = match self.decoder.decode(&input[taken..], payload) {
-                Ok(step) => step,
-                Err(fault) => {
-                    payload.truncate(good);
-                    return Some(fault);
-                }
-            };
-            taken += step.taken;
-            match step.event {
-                None | Some(WebSocketEvent::More) => {
-                    self.more = step.event.is_some();
-                    self.left = input[taken..].to_vec();
-                    return None;
-                }
-                Some(WebSocketEvent::MessageStart(MessageKind::Text)) if self.text == TextRule::Refuse => {
-                    return Some(TEXT_REFUSED);
-                }
-                Some(WebSocketEvent::Ping(ping)) => self.answer_ping(ping.payload()),
-                Some(WebSocketEvent::Close(frame)) => {
-                    self.left = Vec::new();
-                    self.answer = Some(close_answer(frame.as_ref()));
-                    self.inward = ToUpstream::Ending;
-                    self.since = Instant::now();
-                    return None;
-                }
-                Some(
-                    WebSocketEvent::MessageStart(_) | WebSocketEvent::MessageEnd | WebSocketEvent::Pong(_),
-                ) => {}
+        let (taken, stop) = self.frames.decode(input, payload, self.text != TextRule::Refuse);
+        match stop {
+            DecodeStop::InputUsedUp | DecodeStop::More => {
+                self.more = matches!(stop, DecodeStop::More);
+                self.left = input[taken..].to_vec();
+                None
             }
+            DecodeStop::End(PeerEnd::Closed(frame)) => {
+                self.left = Vec::new();
+                self.answer = Some(close_answer(frame.as_ref()));
+                self.inward = ToUpstream::Ending;
+                self.since = Instant::now();
+                None
+            }
+            DecodeStop::End(PeerEnd::Fault(fault)) => Some(fault),
         }
-    }
-
-    fn answer_ping(&mut self, payload: &[u8]) {
-        if self.control.len() >= MAX_WAITING_CONTROL {
-            self.control = Vec::new();
-        }
-        encode::pong(&mut self.control, None, payload);
     }
 
     /// The upstream accepts no more bytes. Bytes that it sent before may still be readable, and often tell why.
@@ -349,9 +320,9 @@ where
             Poll::Ready(Ok(())) => {}
         }
         match self.outward {
-            ToClient::Open if self.control.is_empty() => self.read_upstream(cx),
+            ToClient::Open if self.frames.control.is_empty() => self.read_upstream(cx),
             ToClient::Open => {
-                let control = std::mem::take(&mut self.control);
+                let control = std::mem::take(&mut self.frames.control);
                 self.send_to_client(cx, &control);
                 true
             }
@@ -479,7 +450,7 @@ where
         }
         match self.pings.poll(now) {
             PingAction::None => return false,
-            PingAction::Ping => encode::ping(&mut self.control, None, b""),
+            PingAction::Ping => encode::ping(&mut self.frames.control, None, b""),
             PingAction::PeerDead => self.reason = Some(RelayEnd::ClientSilent),
         }
         true

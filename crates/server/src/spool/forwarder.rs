@@ -22,8 +22,9 @@ use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
 use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
+use crate::upstream::retry::RETRY;
 use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::OpenError;
+use crate::upstream::sharing::task::{CLOSE_TIMEOUT, OpenError, close_in_time};
 
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
 /// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the
@@ -37,15 +38,8 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     nacked_max: None,
 };
 
-/// First pause before the upstream is tried again. Each attempt that fails doubles it.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause while the upstream is unreachable.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after it has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
+/// Pause after the upstream has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
-
-/// Time limit for the upstream's answer when the connection is closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval at which a connection without an answer is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -109,7 +103,7 @@ struct Taken {
 /// Forwards the messages of a user until the spool is drained.
 pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) {
     let mut forwarder = Forwarder::new(local, queue, Arc::clone(&upstream));
-    let (mut pause, mut is_isolated) = (MIN_PAUSE, false);
+    let (mut back_off, mut is_isolated) = (RETRY, false);
     while let Some(work) = forwarder.wait_for_work().await {
         let (opened_at, logins) = (transport::now(), forwarder.queue.logins());
         let login = match work {
@@ -123,7 +117,7 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
         let Some(connected) = forwarder.unless_drained(upstream.connect(login, is_isolated)).await else {
             break;
         };
-        let (fault, wait) = match connected {
+        let (fault, is_permanent) = match connected {
             Ok(client) => {
                 let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
                 let lost = forwarder.serve(client, &asked, is_isolated).await;
@@ -133,20 +127,21 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 // An upstream that fails whatever it is sent needs time.
                 let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);
                 let is_searching = is_message_sought && !is_failure;
-                if is_searching || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
-                    pause = MIN_PAUSE;
+                back_off.reset_after(transport::now() - opened_at);
+                if is_searching || has_forwarded {
+                    back_off.reset();
                 }
                 let Some(fault) = fault else { continue };
-                (fault, if is_local { LONG_PAUSE } else { pause })
+                (fault, is_local)
             }
             Err(OpenError::Refused(fault)) => {
                 let is_permanent = forwarder.login_refused(&asked, &fault);
-                (fault, if is_permanent { LONG_PAUSE } else { pause })
+                (fault, is_permanent)
             }
-            Err(OpenError::Unreachable(fault)) => (fault, pause),
+            Err(OpenError::Unreachable(fault)) => (fault, false),
         };
-        forwarder.wait_after(&fault, wait, logins).await;
-        pause = MAX_PAUSE.min(2 * pause);
+        let pause = back_off.pause();
+        forwarder.wait_after(&fault, if is_permanent { LONG_PAUSE } else { pause }, logins).await;
     }
 }
 
@@ -330,14 +325,7 @@ impl Forwarder {
             // No answer is to be expected, and the messages are on disk.
             return Ok(());
         }
-        let closed =
-            poll_fn(
-                |cx| {
-                    if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending }
-                },
-            );
-        // Past the limit it is given up.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+        close_in_time(CLOSE_TIMEOUT, |waker, now| link.close(waker, now)).await;
         Ok(())
     }
 

@@ -27,6 +27,7 @@ use tokio::sync::OnceCell;
 pub(super) use self::hashing::Fingerprint;
 use self::hashing::{HashParameters, Hasher, can_be_remembered};
 use self::record::{Known, Unhashed, UserLogins};
+use crate::private_file::{remove_private_file, replace_private_file};
 
 /// The file is written again for a mere change of the time once this share of the limit has passed.
 const REWRITTEN_AFTER: u32 = 16;
@@ -83,8 +84,11 @@ impl RememberedLogins {
     pub(super) fn open(path: Option<PathBuf>, max_age: Duration, now: Timestamp) -> Self {
         let mut state = LoginState::default();
         if let Some(path) = &path {
-            let outcome =
-                if max_age.is_zero() { file::remove(path).map(|()| Vec::new()) } else { file::read(path) };
+            let outcome = if max_age.is_zero() {
+                remove_private_file(path).map(|()| Vec::new())
+            } else {
+                file::read(path)
+            };
             let lines = outcome.unwrap_or_else(|error| {
                 tracing::warn!(path = %path.display(), %error, "cannot read login cache");
                 Vec::new()
@@ -329,7 +333,7 @@ impl RememberedLogins {
             state.is_dirty = false;
             state.users.iter_mut().for_each(|(name, user)| user.append_to(name, &mut text));
         }
-        let Err(error) = file::replace(path, &text) else { return true };
+        let Err(error) = replace_private_file(path, text.as_bytes()) else { return true };
         tracing::warn!(path = %path.display(), %error, "cannot write login cache: lost on restart");
         self.state.lock().is_dirty = true;
         false

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
 use parking_lot::Mutex;
@@ -17,11 +16,7 @@ use super::local::SpoolQueue;
 use super::logins::Fingerprint;
 use super::refusals::is_permanent;
 use crate::backend::LoginError;
-
-/// First pause before the upstream is asked again. Each answer that decides nothing doubles it.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+use crate::upstream::retry::RETRY;
 
 /// Such a client, as its session knows it.
 pub(super) struct ProvisionalLogin {
@@ -116,7 +111,7 @@ async fn verify(
     mut asking: Asking<()>,
     ask: &AskUpstream,
 ) {
-    let mut pause = MIN_PAUSE;
+    let mut back_off = RETRY;
     let decision = loop {
         match asking.await {
             Ok(()) => break Ok(()),
@@ -129,8 +124,7 @@ async fn verify(
         if logins.end_if_unused(key) {
             return;
         }
-        tokio::time::sleep(pause).await;
-        pause = MAX_PAUSE.min(2 * pause);
+        tokio::time::sleep(back_off.pause()).await;
         asking = ask(Arc::clone(credentials), queue.vhost().into());
     };
     if decision.is_ok() {

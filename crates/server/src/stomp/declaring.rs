@@ -49,6 +49,11 @@ impl Declaration {
             arguments: arguments(headers)?,
         })
     }
+
+    /// For replies to a connection's requests.
+    pub(super) fn of_replies() -> Self {
+        Self { durable: false, auto_delete: true, exclusive: true, arguments: FieldTable::new() }
+    }
 }
 
 /// Whether the headers ask for a subscription that outlives its connection.

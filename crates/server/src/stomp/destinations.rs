@@ -1,14 +1,15 @@
-//! Checks of destinations that every backend needs.
+//! Checks of destinations and subscriptions that every backend needs.
 
 use amqp::error::ReplyCode;
 use stomp::destination::Destination;
+use stomp::server::MessageForm;
 use stomp::{Headers, StompFault};
 
 use super::properties::check_short;
 use super::session::of_fault;
 
 /// Reply queues that one connection may have: the client chooses their names.
-pub(super) const MAX_REPLIES: usize = 1024;
+const MAX_REPLIES: usize = 1024;
 
 /// Parses a destination, and checks that its names fit AMQP.
 pub(super) fn parse(destination: &str) -> Result<Destination<'_>, StompFault> {
@@ -19,6 +20,11 @@ pub(super) fn parse(destination: &str) -> Result<Destination<'_>, StompFault> {
     Ok(parsed)
 }
 
+/// Checks that the tag of a subscription fits AMQP.
+pub(super) fn check_tag(form: &MessageForm) -> Result<(), StompFault> {
+    check_short("the id of a subscription, or a destination that stands for it,", form.tag())
+}
+
 /// The fault for a valid destination that the command does not support.
 pub(super) fn not_for(destination: &str, command: &str) -> StompFault {
     StompFault::new(
@@ -27,10 +33,13 @@ pub(super) fn not_for(destination: &str, command: &str) -> StompFault {
     )
 }
 
-/// The fault for more temporary queues than [`MAX_REPLIES`].
-pub(super) fn too_many_replies() -> StompFault {
+/// Refuses a new reply queue to a connection that has [`MAX_REPLIES`].
+pub(super) fn check_replies(count: usize) -> Result<(), StompFault> {
+    if count < MAX_REPLIES {
+        return Ok(());
+    }
     let detail = format!("A connection may have {MAX_REPLIES} temporary queues at most.\n");
-    StompFault::new("Too many temporary queues", detail)
+    Err(StompFault::new("Too many temporary queues", detail))
 }
 
 /// Refuses a header of SUBSCRIBE that would change which messages are delivered and has no effect.

@@ -6,7 +6,7 @@
 //! - [`session`]: an open connection's session as its connection sees it. [`broker`]: on the embedded broker;
 //!   [`upstream`]: in front of an upstream.
 //! - [`destinations`], [`declaring`]: destinations, and headers as arguments of queues. [`properties`]: headers as AMQP
-//!   properties, and back. [`transaction`]: messages that wait for COMMIT.
+//!   properties, and back. [`sending`]: a SEND before its message is published. [`transaction`]: messages that wait for COMMIT.
 
 mod broker;
 mod connection;
@@ -14,6 +14,7 @@ mod declaring;
 mod destinations;
 mod login;
 mod properties;
+mod sending;
 mod session;
 mod transaction;
 mod upstream;

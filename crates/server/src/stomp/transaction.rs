@@ -7,7 +7,7 @@ use stomp::StompFault;
 
 /// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
 /// client that never commits must not fill it: enough for several messages of the default maximum size, as for AMQP.
-pub(super) const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
+const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
 /// A message that waits for COMMIT.
 pub(super) struct TransactionMessage {
@@ -64,8 +64,11 @@ impl TransactionMessage {
     }
 }
 
-/// The fault for transactions that take more than [`MAX_TRANSACTION_BYTES`].
-pub(super) fn too_large() -> StompFault {
+/// Refuses messages of open transactions that take more than [`MAX_TRANSACTION_BYTES`] together.
+pub(super) fn check_bytes(bytes: usize) -> Result<(), StompFault> {
+    if bytes <= MAX_TRANSACTION_BYTES {
+        return Ok(());
+    }
     let detail = format!("The transactions of a connection may hold {MAX_TRANSACTION_BYTES} bytes at most\n");
-    StompFault::new("Transaction too large", detail)
+    Err(StompFault::new("Transaction too large", detail))
 }

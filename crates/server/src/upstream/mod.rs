@@ -2,7 +2,7 @@
 //!
 //! - [`client`]: an AMQP client within this process, whose server is a session of the pool.
 //! - [`confirms`]: which of its messages the upstream has confirmed.
-//! - [`open_refusal`]: why it has not opened a virtual host.
+//! - [`open_refusal`]: why it has not opened a virtual host. [`retry`]: when it is tried again.
 //! - [`sharing`]: live subscriptions of many clients on one queue.
 //!
 //! Invariants: whatever a client of another protocol does is done upstream under its own user; nothing is acknowledged to
@@ -11,6 +11,7 @@
 pub(crate) mod client;
 pub(crate) mod confirms;
 pub(crate) mod open_refusal;
+pub(crate) mod retry;
 pub(crate) mod sharing;
 
 use std::sync::Arc;

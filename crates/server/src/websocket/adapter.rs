@@ -24,17 +24,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sync::work;
 use transport::{Intent, OutBuf, Outbox, Protocol};
-use websocket::{
-    CloseCode, CloseFrame, DecoderLimits, Deflate, FrameDecoder, FrameHeader, HeaderBytes, MAX_INFLATED,
-    MessageKind, Opcode, Role, Utf8, WebSocketEvent, WebSocketFault, encode,
-};
+use websocket::{CloseCode, Deflate, FrameHeader, HeaderBytes, MAX_INFLATED, Opcode, Utf8, encode};
 
+use super::client_frames::{ClientFrames, DecodeStop, PeerEnd, close_answer};
 use super::messages::{MESSAGE, messages, slices};
 use super::pings::{PingAction, Pings};
-
-/// Most bytes of control frames that wait to be sent. This bounds the memory for a peer that pings without
-/// reading; the RFC (5.5.3) allows answering only the last of several pings.
-pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 
 /// Cost of inflating one byte, in picoseconds, as charged to the turn.
 const INFLATED_BYTE: u32 = 3_000;
@@ -68,7 +62,7 @@ pub(crate) struct WebSocket<P> {
     outbox: Arc<Outbox>,
     /// Reading stops when the outbox's backlog reaches this number of bytes.
     read_limit: usize,
-    decoder: FrameDecoder,
+    frames: ClientFrames,
     deflate: Option<Deflate>,
     /// The decoder has more output from input that it has taken.
     more: bool,
@@ -77,8 +71,6 @@ pub(crate) struct WebSocket<P> {
     left: Vec<u8>,
     /// The inner protocol left `left` because it paused or its turn was over, so it must be shown again.
     has_unconsumed: bool,
-    /// Control frames to send before the next batch.
-    control: Vec<u8>,
     pings: Pings,
     /// How the peer has ended the WebSocket. The inner protocol is notified once it has been shown everything from before, as a
     /// socket is read to its end: set when the end is decoded, taken by [`Self::end_when_shown`].
@@ -117,12 +109,11 @@ impl<P: CarriedProtocol> WebSocket<P> {
             inner,
             outbox,
             read_limit,
-            decoder: FrameDecoder::new(Role::Server, DecoderLimits::NONE),
+            frames: ClientFrames::new(false),
             deflate: None,
             more: false,
             left: Vec::new(),
             has_unconsumed: false,
-            control: Vec::new(),
             pings: Pings::new(ping_interval, now),
             peer_end: None,
             closing: Closing::No,
@@ -134,7 +125,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
     /// Enables compression if it was negotiated.
     pub(crate) fn with_deflate(mut self, deflate: Option<Deflate>) -> Self {
         self.deflate = deflate;
-        self.decoder = self.decoder.with_deflate(deflate.is_some());
+        self.frames = ClientFrames::new(deflate.is_some());
         self
     }
 
@@ -147,44 +138,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         &mut self.inner
     }
 
-    /// Appends the payload in `input` to `payload` and answers control frames. Returns the number of bytes
-    /// taken, and why it stopped.
-    fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, Stop) {
-        let mut taken = 0;
-        loop {
-            let good = payload.len();
-            let step = match self.decoder.decode(&input[taken..], payload) {
-                Ok(step) => step,
-                Err(fault) => {
-                    payload.truncate(good);
-                    return (input.len(), Stop::End(PeerEnd::Fault(fault)));
-                }
-            };
-            taken += step.taken;
-            match step.event {
-                None => return (taken, Stop::InputUsedUp),
-                Some(WebSocketEvent::More) => return (taken, Stop::More),
-                Some(WebSocketEvent::MessageStart(MessageKind::Text))
-                    if P::CARRIAGE != FrameMapping::Text =>
-                {
-                    return (input.len(), Stop::End(PeerEnd::Fault(TEXT_REFUSED)));
-                }
-                Some(WebSocketEvent::Ping(control)) => self.answer_ping(control.payload()),
-                Some(WebSocketEvent::Close(frame)) => {
-                    return (input.len(), Stop::End(PeerEnd::Closed(frame)));
-                }
-                Some(
-                    WebSocketEvent::MessageStart(_) | WebSocketEvent::MessageEnd | WebSocketEvent::Pong(_),
-                ) => {}
-            }
-        }
-    }
-
-    fn answer_ping(&mut self, payload: &[u8]) {
-        if self.control.len() >= MAX_WAITING_CONTROL {
-            self.control = Vec::new();
-        }
-        encode::pong(&mut self.control, None, payload);
+    fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, DecodeStop) {
+        self.frames.decode(input, payload, P::CARRIAGE == FrameMapping::Text)
     }
 
     /// Unwraps `input` and shows it to the inner protocol, for as long as that takes it and this connection's
@@ -198,13 +153,13 @@ impl<P: CarriedProtocol> WebSocket<P> {
             self.note_unconsumed_and_finished(now);
             match stop {
                 _ if !matches!(self.closing, Closing::No) => return input.len(),
-                Stop::InputUsedUp => return taken,
-                Stop::End(end) => {
+                DecodeStop::InputUsedUp => return taken,
+                DecodeStop::End(end) => {
                     self.peer_end = Some(end);
                     self.end_when_shown();
                     return taken;
                 }
-                Stop::More => {}
+                DecodeStop::More => {}
             }
             self.more = true;
             work::charge_bytes(INFLATED_BYTE, MAX_INFLATED);
@@ -219,7 +174,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
     }
 
     /// Unwraps from the front of `input` as far as one decoder step goes, and shows the payload to the inner protocol.
-    fn show(&mut self, input: &[u8], now: Instant) -> (usize, Stop) {
+    fn show(&mut self, input: &[u8], now: Instant) -> (usize, DecodeStop) {
         let (taken, stop);
         if self.left.is_empty() {
             let mut payload = SCRATCH.take();
@@ -302,7 +257,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
 
     /// Turns a batch into compressed messages.
     fn deflate_output(&mut self, batch: &mut OutBuf, deflate: Deflate) {
-        let mut out = std::mem::take(&mut self.control);
+        let mut out = std::mem::take(&mut self.frames.control);
         for MessageSpan { start, len, opcode } in P::CARRIAGE.messages(batch) {
             let payload = slices(batch, start, len);
             work::charge_bytes(DEFLATED_BYTE, len);
@@ -349,12 +304,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
             }
             PeerEnd::Closed(frame) => {
                 self.inner.handle_eof();
-                let mut answer = Vec::new();
-                match frame {
-                    Some(frame) => encode::close(&mut answer, None, frame.code, ""),
-                    None => encode::empty_close(&mut answer, None),
-                }
-                self.end(Closing::Last(answer));
+                self.end(Closing::Last(close_answer(frame.as_ref())));
             }
         }
     }
@@ -411,26 +361,6 @@ fn message_header(opcode: Opcode, len: usize) -> FrameHeader {
     FrameHeader { opcode, fin: true, compressed: false, mask: None, len: len as u64 }
 }
 
-/// Why unwrapping stopped.
-enum Stop {
-    InputUsedUp,
-    /// A full piece has been inflated.
-    More,
-    End(PeerEnd),
-}
-
-/// How a peer ends a WebSocket.
-enum PeerEnd {
-    Closed(Option<CloseFrame>),
-    Fault(WebSocketFault),
-}
-
-/// The inner protocol's output is binary; a client that sends text would misread it.
-const TEXT_REFUSED: WebSocketFault = WebSocketFault {
-    code: CloseCode::UNSUPPORTED,
-    reason: "text is not accepted here: send binary messages",
-};
-
 impl<P: CarriedProtocol> Protocol for WebSocket<P> {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.pings.received(now);
@@ -472,7 +402,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
         if let Some(deflate) = self.deflate {
             return self.deflate_output(batch, deflate);
         }
-        if self.control.is_empty()
+        if self.frames.control.is_empty()
             && matches!(self.closing, Closing::No)
             && let Some(opcode) = P::CARRIAGE.whole(batch)
         {
@@ -482,7 +412,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
             return;
         }
         let messages = P::CARRIAGE.messages(batch);
-        let mut inserts = vec![(0, std::mem::take(&mut self.control))];
+        let mut inserts = vec![(0, std::mem::take(&mut self.frames.control))];
         inserts.extend(messages.iter().map(|message| (message.start, header(message).as_ref().to_vec())));
         if let Closing::Last(frame) = &mut self.closing {
             inserts.push((batch.len(), std::mem::take(frame)));
@@ -515,7 +445,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
         }
         match self.pings.poll(now) {
             PingAction::None => {}
-            PingAction::Ping => encode::ping(&mut self.control, None, b""),
+            PingAction::Ping => encode::ping(&mut self.frames.control, None, b""),
             PingAction::PeerDead => {
                 self.reason = Some("WebSocket ping timed out".to_owned());
                 self.handle_eof();

@@ -2,7 +2,7 @@
 //!
 //! - [`upgrade`]: the HTTP request, validated before any state is kept for it.
 //! - [`routes`]: the paths of protocols, relays and files.
-//! - [`adapter`]: the frames around an AMQP connection, and why it is done that way.
+//! - [`adapter`]: the frames around an AMQP connection, and why it is done that way. [`client_frames`]: those of the client.
 //! - [`run()`]: a connection's lifetime, from its request to its last frame.
 //! - [`webroot`]: files for requests that are not upgrades.
 //!
@@ -10,6 +10,7 @@
 //! in [`crate::relay`].
 
 mod adapter;
+mod client_frames;
 mod messages;
 mod pings;
 mod routes;
@@ -27,7 +28,8 @@ use std::time::Duration;
 
 use ::websocket::handshake::OriginRules;
 
-pub(crate) use adapter::{FrameMapping, MAX_WAITING_CONTROL};
+pub(crate) use adapter::FrameMapping;
+pub(crate) use client_frames::{ClientFrames, DecodeStop, PeerEnd, close_answer};
 pub(crate) use pings::{PingAction, Pings};
 pub use routes::Routes;
 pub(crate) use run::{join, refuse, run};

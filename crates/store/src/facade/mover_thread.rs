@@ -6,6 +6,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use sync::BackOff;
 
 use super::brake::Brake;
 use super::retire::{Mover, Retirement};
@@ -107,7 +108,7 @@ impl Waiter for MoverNotifier {
 }
 
 fn run(mut mover: Mover, journal: &Journal, notifier: &Arc<MoverNotifier>) {
-    let (mut back_off, mut failed) = (MIN_PAUSE, false);
+    let (mut back_off, mut failed) = (BackOff::new(2 * MIN_PAUSE, MAX_PAUSE), false);
     let mut pause = SPACE_CHECK_INTERVAL;
     while notifier.wait(pause) {
         let outcome = mover.step(|lsn| notifier.wait_for(journal, lsn));
@@ -118,11 +119,10 @@ fn run(mut mover: Mover, journal: &Journal, notifier: &Arc<MoverNotifier>) {
             Retirement::Busy => MIN_PAUSE,
             Retirement::Failed(error) => {
                 if !failed_before {
-                    back_off = MIN_PAUSE;
+                    back_off.reset();
                     tracing::error!(%error, "cannot retire oldest journal segment");
                 }
-                back_off = (back_off * 2).min(MAX_PAUSE);
-                back_off
+                back_off.pause()
             }
         };
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sync::{Mutex, Rank};
+use sync::{BackOff, Mutex, Rank};
 
 use super::PendingGuard;
 use super::commit::{CommitOutcome, Committer};
@@ -82,15 +82,12 @@ impl RoundLoop {
 
     /// Runs rounds on this thread until it is [stopped](Self::stop).
     pub fn run(&self) {
-        let mut back_off = MIN_BACK_OFF;
+        let mut back_off = BackOff::new(MIN_BACK_OFF, MAX_BACK_OFF);
         while self.journal.wait_for_work() {
             let outcome = self.committer.lock().step();
             match outcome {
-                CommitOutcome::Idle | CommitOutcome::Committed => back_off = MIN_BACK_OFF,
-                CommitOutcome::Failed(_) => {
-                    self.journal.back_off(back_off);
-                    back_off = (back_off * 2).min(MAX_BACK_OFF);
-                }
+                CommitOutcome::Idle | CommitOutcome::Committed => back_off.reset(),
+                CommitOutcome::Failed(_) => self.journal.back_off(back_off.pause()),
             }
         }
     }

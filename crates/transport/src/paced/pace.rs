@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use sync::BackOff;
+
 /// How long arriving data is measured before the decision whether to wait: long enough for a rate to compare with.
 const WATCH: Duration = Duration::from_millis(8);
 /// Reads within that time from which on waiting saves wake-ups.
@@ -19,8 +21,8 @@ const TRIAL: u32 = 8;
 const RENEW: u32 = 256;
 /// A smaller share of the former rate means that the sender waits for our answers, as with a prefetch window.
 const AS_MUCH: f64 = 0.85;
-/// How long waiting is not tried again after that: the first value, then twice as long each time up to the second.
-const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+/// How long waiting is not tried again after that.
+const RETRIAL: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// The pace at which one stream is read.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub(super) struct Pace {
     waited: u32,
     /// Earliest time at which waiting is tried again.
     not_before: Instant,
-    back_off: Duration,
+    back_off: BackOff,
 }
 
 impl Pace {
@@ -50,7 +52,7 @@ impl Pace {
             before: None,
             waited: 0,
             not_before: now,
-            back_off: BACK_OFF[0],
+            back_off: RETRIAL,
         }
     }
 
@@ -91,10 +93,9 @@ impl Pace {
         let elapsed = now.saturating_duration_since(self.since);
         if (self.bytes as f64) < before * AS_MUCH * elapsed.as_secs_f64() {
             self.before = None;
-            self.not_before = now + self.back_off;
-            self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
+            self.not_before = now + self.back_off.pause();
         } else {
-            self.back_off = BACK_OFF[0];
+            self.back_off.reset();
             if self.waited >= RENEW {
                 self.before = None;
             }

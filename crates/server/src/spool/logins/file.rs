@@ -4,19 +4,17 @@
 //! and in Base64 the salt, the hash, the virtual host and the user.
 
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Write as _};
+use std::fs::{File, Permissions};
+use std::io;
 use std::num::NonZeroU32;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::hashing::{HashParameters, MAX_ITERATIONS, SecretHash};
-
-/// Only the user of the process may read it.
-const MODE: u32 = 0o600;
+use crate::private_file::MODE;
 
 /// A line of the file.
 pub(super) struct LoginLine {
@@ -69,33 +67,4 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<LoginLine>> {
     let mut text = String::new();
     io::Read::read_to_string(&mut file, &mut text)?;
     Ok(text.lines().filter_map(LoginLine::parse).collect())
-}
-
-/// Replaces the file. After a crash it is the old one or the new one; on return it is the new one.
-pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let new = path.with_extension("new");
-    // A file that is there already would have an owner and a mode of its own.
-    remove(&new)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    sync_dir(path)
-}
-
-/// Removes the file, if there is one.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Ok(()) => sync_dir(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// A rename or a removal is on disk once the directory is.
-fn sync_dir(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
 }

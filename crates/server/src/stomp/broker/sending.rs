@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use amqp::{FieldTable, RawTable};
-use broker::{Body, FrontEnd, Publish, Queue, QueueDeclare, Ticket};
-use bytes::Bytes;
+use amqp::RawTable;
+use broker::{FrontEnd, Publish, Queue, QueueDeclare, Ticket};
 use stomp::destination::Destination;
 use stomp::server::{MessageForm, TransactionId};
 use stomp::{FrameBody, Headers, StompFault};
@@ -12,8 +11,8 @@ use stomp::{FrameBody, Headers, StompFault};
 use super::session::BrokerStompSession;
 use super::subscribing::{NewConsumer, Subscription};
 use crate::stomp::declaring::{Declaration, MAX_DECLARED};
-use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, too_many_replies};
-use crate::stomp::properties::{check_length, to_amqp};
+use crate::stomp::destinations::check_replies;
+use crate::stomp::sending::{SendRequest, message_body};
 use crate::stomp::session::of_fault;
 use crate::stomp::transaction::TransactionMessage;
 
@@ -32,29 +31,14 @@ impl BrokerStompSession {
         body: &FrameBody<'_>,
         transaction: Option<TransactionId>,
     ) -> Result<(), StompFault> {
-        let parsed = parse(destination)?;
-        match &parsed {
-            Destination::Queue(name) => _ = self.ensure_queue(name, headers, true)?,
-            Destination::TempQueue(_) => return Err(not_for(destination, "SEND")),
-            _ => {}
+        let request = SendRequest::parse(destination, headers)?;
+        if let Destination::Queue(name) = &request.destination {
+            self.ensure_queue(name, headers, true)?;
         }
-        let reply_to = match headers.get("reply-to").map(Destination::parse) {
-            Some(Ok(Destination::TempQueue(name))) => Some(self.reply_queue(&name)?),
-            // RabbitMQ passes on any other destination; here plain names are passed on, too.
-            _ => None,
-        };
-        let properties = to_amqp(headers, reply_to.as_deref())?;
-        check_length(&properties, self.context.shared.config.most_properties())?;
-        let (exchange, routing_key) = parsed.route();
-        let chunk;
-        let body = match body {
-            FrameBody::Borrowed(bytes) => Body::Copied(bytes),
-            FrameBody::Owned(bytes) => {
-                chunk = [Bytes::clone(bytes)];
-                Body::Chunks(&chunk)
-            }
-        };
-        let message = Publish { exchange, routing_key, properties: &properties, body };
+        let reply_to = request.reply_name.as_deref().map(|name| self.reply_queue(name)).transpose()?;
+        let properties = request.properties(reply_to.as_deref(), &self.context.shared.config)?;
+        let (exchange, routing_key) = request.destination.route();
+        let message = Publish { exchange, routing_key, properties: &properties, body: message_body(body) };
         let receipt = headers.get("receipt");
         match transaction {
             Some(transaction) => self.hold(transaction, TransactionMessage::new(&message, receipt), &message),
@@ -118,13 +102,9 @@ impl BrokerStompSession {
         if let Some(reply) = self.replies.get(name) {
             return Ok(reply.queue.name().to_string());
         }
-        if self.replies.len() >= MAX_REPLIES {
-            return Err(too_many_replies());
-        }
+        check_replies(self.replies.len())?;
         self.context.authorised.authorise_generated_queue().map_err(of_fault)?;
-        let arguments = FieldTable::new();
-        let own = Declaration { durable: false, auto_delete: true, exclusive: true, arguments };
-        let (queue, _) = self.declare("", &own)?;
+        let (queue, _) = self.declare("", &Declaration::of_replies())?;
         let form = MessageForm::of_replies(self.context.version, Arc::clone(&self.context.name), name);
         let consumer = NewConsumer { word: name.into(), form, is_acked: false, limit: 0 };
         let subscription = self.consume(&queue, consumer)?;

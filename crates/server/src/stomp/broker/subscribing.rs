@@ -15,7 +15,7 @@ use crate::amqp::deliveries::{
     Cancelled, ChannelConsumer, ChannelTeardown, ConsumerKey, Deliveries, Settling, Unsettled,
 };
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
-use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
+use crate::stomp::destinations::{check_tag, not_for, parse, refuse_header, refuse_selector};
 use crate::stomp::properties::check_short;
 use crate::stomp::session::{CancelledSubscription, of_fault, unknown_delivery};
 
@@ -65,7 +65,7 @@ impl BrokerStompSession {
     ) -> Result<DiskPoint, StompFault> {
         refuse_selector(headers)?;
         refuse_header(headers, "x-stream-offset", "there are no streams")?;
-        check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
+        check_tag(&subscribe.form)?;
         let limit = headers.number("prefetch-count")?.unwrap_or(0);
         let destination = parse(&subscribe.destination)?;
         let (queue, ticket) = match &destination {

@@ -14,7 +14,7 @@ use super::session::BrokerStompSession;
 use super::subscribing::StompSettlement;
 use crate::amqp::deliveries::{ChannelTeardown, Deliveries, Unsettled};
 use crate::stomp::session::{of_fault, unknown_delivery};
-use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
+use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
@@ -49,9 +49,7 @@ impl BrokerStompSession {
     ) -> Result<(), StompFault> {
         self.publisher.check(*message).map_err(of_fault)?;
         let bytes = buffered.bytes();
-        if self.transaction_bytes + bytes > MAX_TRANSACTION_BYTES {
-            return Err(too_large());
-        }
+        check_bytes(self.transaction_bytes + bytes)?;
         if let Some(transaction) = self.transactions.get_mut(&id) {
             self.transaction_bytes += bytes;
             transaction.messages.push(buffered);

@@ -13,8 +13,9 @@ use super::receipts::Until;
 use super::session::{CHANNEL, UpstreamStompSession, UpstreamSubscription};
 use super::unsettled::SettledRun;
 use crate::stomp::declaring::{Declaration, MAX_DECLARED, is_durable, subscription_queue};
-use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, refuse_selector, too_many_replies};
-use crate::stomp::properties::{check_length, check_short, to_amqp};
+use crate::stomp::destinations::{check_replies, check_tag, not_for, parse, refuse_selector};
+use crate::stomp::properties::check_short;
+use crate::stomp::sending::{SendRequest, message_body};
 use crate::stomp::session::{Receipt, unknown_delivery};
 use crate::stomp::transaction::TransactionMessage;
 
@@ -37,26 +38,18 @@ impl UpstreamStompSession {
         body: &FrameBody<'_>,
         transaction: Option<TransactionId>,
     ) -> Result<(), StompFault> {
-        let parsed = parse(destination)?;
-        match &parsed {
-            Destination::Queue(name) => self.ensure_queue(name, headers, true)?,
-            Destination::TempQueue(_) => return Err(not_for(destination, "SEND")),
-            _ => {}
+        let request = SendRequest::parse(destination, headers)?;
+        if let Destination::Queue(name) = &request.destination {
+            self.ensure_queue(name, headers, true)?;
         }
-        let reply = match headers.get("reply-to").map(Destination::parse) {
-            Some(Ok(Destination::TempQueue(name))) => Some(name),
-            _ => None,
-        };
-        let reply_to = reply.as_ref().and_then(|name| self.replies.get(&**name)).cloned();
-        let properties = to_amqp(headers, reply_to.as_deref())?;
-        check_length(&properties, self.shared.config.most_properties())?;
-        let (exchange, routing_key) = parsed.route();
-        let message =
-            Publish { exchange, routing_key, properties: &properties, body: Body::Copied(body.bytes()) };
+        let reply_to = request.reply_name.as_deref().and_then(|name| self.replies.get(name));
+        let properties = request.properties(reply_to.map(|queue| &**queue), &self.shared.config)?;
+        let (exchange, routing_key) = request.destination.route();
+        let message = Publish { exchange, routing_key, properties: &properties, body: message_body(body) };
         let receipt = headers.get("receipt");
-        match reply.filter(|_| reply_to.is_none()) {
+        match request.reply_name.as_deref().filter(|_| reply_to.is_none()) {
             Some(name) => {
-                self.declare_reply_queue(&name, TransactionMessage::new(&message, receipt), transaction)
+                self.declare_reply_queue(name, TransactionMessage::new(&message, receipt), transaction)
             }
             None => match transaction {
                 Some(transaction) => self.hold(transaction, TransactionMessage::new(&message, receipt)),
@@ -132,13 +125,9 @@ impl UpstreamStompSession {
         message: TransactionMessage,
         transaction: Option<TransactionId>,
     ) -> Result<(), StompFault> {
-        if self.replies.len() >= MAX_REPLIES {
-            return Err(too_many_replies());
-        }
+        check_replies(self.replies.len())?;
         check_short("the name of a temporary queue", self.reply_form(name).tag())?;
-        let own =
-            Declaration { durable: false, auto_delete: true, exclusive: true, arguments: FieldTable::new() };
-        self.declare("", &own, Awaited::ReplyQueue(name.into()));
+        self.declare("", &Declaration::of_replies(), Awaited::ReplyQueue(name.into()));
         self.deferred = Some(DeferredRequest::Send { message, transaction });
         Ok(())
     }
@@ -178,7 +167,7 @@ impl UpstreamStompSession {
         headers: &Headers<'_>,
     ) -> Result<Until, StompFault> {
         refuse_selector(headers)?;
-        check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
+        check_tag(&subscribe.form)?;
         let prefetch = headers.number("prefetch-count")?.unwrap_or(0);
         let destination = parse(&subscribe.destination)?;
         if let Destination::Topic(key) = &destination

@@ -7,7 +7,7 @@ use stomp::server::{Settle, TransactionId};
 
 use super::deferred::DeferredRequest;
 use super::session::UpstreamStompSession;
-use crate::stomp::transaction::{MAX_TRANSACTION_BYTES, TransactionMessage, too_large};
+use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
@@ -27,9 +27,7 @@ impl UpstreamStompSession {
     /// Holds a message until COMMIT.
     pub(super) fn hold(&mut self, id: TransactionId, message: TransactionMessage) -> Result<(), StompFault> {
         let bytes = message.bytes();
-        if self.transaction_bytes + bytes > MAX_TRANSACTION_BYTES {
-            return Err(too_large());
-        }
+        check_bytes(self.transaction_bytes + bytes)?;
         if let Some(transaction) = self.transactions.get_mut(&id) {
             self.transaction_bytes += bytes;
             transaction.messages.push(message);

@@ -9,7 +9,7 @@
 //!   inboxes together.
 //! - [`state`]: subscribers and bindings; [`requests`]: what the upstream is asked for; [`answers`]: how its answers reach
 //!   the subscribers; [`fan_out`]: how a message does.
-//! - [`link`]: the conversation with the upstream. [`task`]: connects, and connects again.
+//! - [`link`]: the conversation with the upstream; [`dialogue`]: those of other queues. [`task`]: connects, and connects again.
 //!
 //! A session makes an inbox, joins, and subscribes; it takes events from the inbox when its outbox is nudged. It drops its
 //! [`MultiplexedSubscriber`] when its client has gone.
@@ -23,13 +23,14 @@
 //!   received, as with a broker whose client connects again.
 //! - A turn of the queue's task ends when its work is used up, however many subscribers a message has.
 //!
-//! [`task`] runs other queues of a login as well: those of MQTT's takeovers.
+//! [`task`] runs other queues of a login as well: those of MQTT's takeovers and retained messages.
 //!
 //! Clients that share a queue have the same permissions, which the upstream checks when a key is bound: whoever subscribes
 //! to a key that is bound already is not checked again. Permissions that depend on a client's id do not apply.
 
 mod answers;
 mod budget;
+pub(crate) mod dialogue;
 mod fan_out;
 mod inbox;
 pub(crate) mod link;

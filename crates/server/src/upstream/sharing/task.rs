@@ -15,15 +15,10 @@ use super::inbox::SubscriberInbox;
 use super::link::{LinkEnd, LinkStep};
 use super::queue::{MultiplexedQueue, SLOTS_AT_ONCE, UpstreamLogin};
 use crate::upstream::client::AmqpClient;
-
-/// First pause before a lost connection is opened again. The pool itself waits for an upstream that does not answer.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-
-/// Longest pause. Each attempt after it has failed doubles the pause, until a connection has lasted longer than this.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+use crate::upstream::retry::RETRY;
 
 /// Time limit for the upstream's answer when the connection is closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens upstream connections for one shared queue.
 pub(crate) trait OpenUpstream: Send + Sync + 'static {
@@ -88,7 +83,7 @@ pub(super) async fn run(queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstrea
 
 /// Opens connections until `queue` is given up. Returns the fault with which the upstream has refused it.
 pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
-    let mut pause = MIN_PAUSE;
+    let mut back_off = RETRY;
     loop {
         let opened = unless_unused(&**queue, upstream.open()).await?;
         let fault = match opened {
@@ -97,13 +92,11 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
                 let mut link = queue.link(client, opened_at);
                 let end = drive(&**queue, &mut link).await;
                 let Some(end) = end else {
-                    close(&mut link).await;
+                    close_in_time(CLOSE_TIMEOUT, |waker, now| link.close(waker, now)).await;
                     return None;
                 };
                 queue.handle_lost();
-                if transport::now() - opened_at > MAX_PAUSE {
-                    pause = MIN_PAUSE;
-                }
+                back_off.reset_after(transport::now() - opened_at);
                 match end {
                     LinkEnd::Refused(fault) => return Some(fault),
                     LinkEnd::Lost(fault) => fault,
@@ -114,8 +107,7 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
         };
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
         tracing::info!(user, %vhost, %fault, "no upstream connection for {}", Q::NAME);
-        unless_unused(&**queue, tokio::time::sleep(pause)).await?;
-        pause = MAX_PAUSE.min(2 * pause);
+        unless_unused(&**queue, tokio::time::sleep(back_off.pause())).await?;
     }
 }
 
@@ -191,12 +183,12 @@ pub(crate) async fn unless_unused<R>(queue: &impl LinkedQueue, future: impl Futu
     .await
 }
 
-/// Closes a connection that nobody needs.
-async fn close(link: &mut impl UpstreamLink) {
+/// Closes a connection that nobody needs: calls `close`, which wakes the waker, until it returns true or the time is over.
+pub(crate) async fn close_in_time(limit: Duration, mut close: impl FnMut(&Waker, Instant) -> bool) {
     let closed =
-        poll_fn(|cx| if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
+        poll_fn(|cx| if close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
     // Past the limit it is given up.
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    let _ = tokio::time::timeout(limit, closed).await;
 }
 
 /// Notifies the subscribers of a queue that was given up, over as many turns as that takes.

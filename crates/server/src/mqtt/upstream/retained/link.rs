@@ -2,7 +2,6 @@
 //! and copies.
 
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm, exchange, queue};
@@ -17,8 +16,9 @@ use crate::upstream::client::{
 };
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::link::{LinkEnd, LinkStep};
-use crate::upstream::sharing::task::{LinkedQueue, UpstreamLink};
+use crate::upstream::sharing::dialogue::{Dialogue, DialogueLink};
+use crate::upstream::sharing::link::LinkEnd;
+use crate::upstream::sharing::task::LinkedQueue;
 
 /// Most entries that the upstream sends before they are acknowledged: an upstream 20 ms away still sends 50,000 a second.
 const WINDOW: u16 = 1000;
@@ -51,12 +51,9 @@ pub(super) struct LogReader {
 }
 
 /// An upstream connection that reads the log.
-pub(super) struct LogLink {
-    client: AmqpClient,
-    dialogue: LogDialogue,
-}
+pub(super) type LogLink = DialogueLink<LogDialogue>;
 
-struct LogDialogue {
+pub(super) struct LogDialogue {
     log: Arc<RetainedLog>,
     login: UpstreamLogin,
     stage: LogStage,
@@ -160,67 +157,58 @@ impl LogLink {
     }
 }
 
-impl UpstreamLink for LogLink {
-    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
-        let Self { client, dialogue } = self;
-        dialogue.log.expire(now);
-        client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
-        loop {
-            let handled = dialogue.receive(client).map_err(LinkEnd::Lost)?;
-            if let Some(end) = dialogue.end.take() {
-                return Err(end);
-            }
-            dialogue.send(client, now);
-            client.flush(now).map_err(LinkEnd::Lost)?;
-            if work::is_turn_over() {
-                return Ok(LinkStep::TurnOver);
-            }
-            if handled == 0 && !client.has_received() {
-                return Ok(LinkStep::Idle);
-            }
+impl Dialogue for LogDialogue {
+    fn expire(&mut self, now: Instant) {
+        self.log.expire(now);
+    }
+
+    fn handle(&mut self, event: ClientEvent<'_>, client: &mut AmqpClient) {
+        let stage = self.stage;
+        self.handle_event(event);
+        if stage != self.stage {
+            self.request(client);
         }
     }
 
+    fn end(&mut self) -> &mut Option<LinkEnd> {
+        &mut self.end
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
-        let Self { client, dialogue } = self;
-        let marker = (dialogue.marker > dialogue.reached).then(|| dialogue.marker_at + MARKER_TIMEOUT);
-        let deadlines = [client.next_deadline(), dialogue.log.next_deadline(false), marker];
-        deadlines.into_iter().flatten().min()
+        let marker = (self.marker > self.reached).then(|| self.marker_at + MARKER_TIMEOUT);
+        self.log.next_deadline(false).into_iter().chain(marker).min()
     }
 
-    fn close(&mut self, waker: &Waker, now: Instant) -> bool {
-        self.client.close_unread(waker, now)
-    }
-}
-
-impl Drop for LogLink {
-    fn drop(&mut self) {
-        self.client.end(transport::now());
+    fn send(&mut self, client: &mut AmqpClient, now: Instant) {
+        if self.stage != LogStage::Reading {
+            return;
+        }
+        if self.received > self.acked {
+            self.acked = self.received;
+            client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
+        }
+        // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
+        if (self.marker <= self.reached || self.marker_at + MARKER_TIMEOUT <= now)
+            && let Some(number) = self.log.wanted_marker(self.reached)
+        {
+            (self.marker, self.marker_at) = (number, now);
+            self.publish(client, &record::marker(self.log.process, number));
+        }
+        // Copies are made of what is known to be the newest.
+        while self.reached > 0
+            && client.has_capacity()
+            && !work::is_turn_over()
+            && self.confirms.last() - self.confirms.settled() < MAX_UNCONFIRMED
+            && self.log.has_copies()
+            && let Some(copy) = self.log.next_copy()
+        {
+            self.publish(client, &copy);
+        }
     }
 }
 
 impl LogDialogue {
-    /// Handles what has been received, as far as the turn lasts. Returns the number of events.
-    fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
-        let mut received = client.take_received();
-        let mut handled = 0;
-        let mut stage = self.stage;
-        while self.end.is_none()
-            && !work::is_turn_over()
-            && let Some(event) = received.next(client)?
-        {
-            handled += 1;
-            self.handle(event);
-            if stage != self.stage {
-                stage = self.stage;
-                self.request(client);
-            }
-        }
-        client.put_back(received);
-        Ok(handled)
-    }
-
-    fn handle(&mut self, event: ClientEvent<'_>) {
+    fn handle_event(&mut self, event: ClientEvent<'_>) {
         work::charge(METHOD, 1);
         match event {
             ClientEvent::Message(_, message) => self.handle_entry(&message),
@@ -381,34 +369,6 @@ impl LogDialogue {
         client.send(READING, basic::Qos { prefetch_size: 0, prefetch_count: WINDOW, global: false });
         client
             .send(READING, basic::Consume { queue: LOG, consumer_tag: LOG, arguments, ..Default::default() });
-    }
-
-    /// Sends what is to be sent now.
-    fn send(&mut self, client: &mut AmqpClient, now: Instant) {
-        if self.stage != LogStage::Reading {
-            return;
-        }
-        if self.received > self.acked {
-            self.acked = self.received;
-            client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
-        }
-        // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
-        if (self.marker <= self.reached || self.marker_at + MARKER_TIMEOUT <= now)
-            && let Some(number) = self.log.wanted_marker(self.reached)
-        {
-            (self.marker, self.marker_at) = (number, now);
-            self.publish(client, &record::marker(self.log.process, number));
-        }
-        // Copies are made of what is known to be the newest.
-        while self.reached > 0
-            && client.has_capacity()
-            && !work::is_turn_over()
-            && self.confirms.last() - self.confirms.settled() < MAX_UNCONFIRMED
-            && self.log.has_copies()
-            && let Some(copy) = self.log.next_copy()
-        {
-            self.publish(client, &copy);
-        }
     }
 
     fn publish(&mut self, client: &mut AmqpClient, message: &Encoded) {

@@ -2,7 +2,6 @@
 //! processes.
 
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Instant;
 
 use amqp::method::{basic, channel, confirm, exchange, queue};
@@ -16,8 +15,9 @@ use super::watch::Watch;
 use crate::upstream::client::announced;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
-use crate::upstream::sharing::link::{LinkEnd, LinkStep};
-use crate::upstream::sharing::task::{LinkedQueue, UpstreamLink};
+use crate::upstream::sharing::dialogue::{Dialogue, DialogueLink};
+use crate::upstream::sharing::link::LinkEnd;
+use crate::upstream::sharing::task::LinkedQueue;
 
 /// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
 /// however many there are.
@@ -39,12 +39,9 @@ const METHOD: u32 = 500;
 const BODY_BYTE: u32 = 150;
 
 /// An upstream connection of a takeover queue.
-pub(crate) struct TakeoverLink {
-    client: AmqpClient,
-    dialogue: TakeoverDialogue,
-}
+pub(crate) type TakeoverLink = DialogueLink<TakeoverDialogue>;
 
-struct TakeoverDialogue {
+pub(crate) struct TakeoverDialogue {
     watch: Arc<Watch>,
     /// The name of the queue. Each connection declares one of its own: the last one may still be there.
     name: Box<str>,
@@ -88,59 +85,20 @@ impl TakeoverLink {
     }
 }
 
-impl UpstreamLink for TakeoverLink {
-    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
-        let Self { client, dialogue } = self;
-        dialogue.watch.expire(now);
-        client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
-        loop {
-            let handled = dialogue.receive(client).map_err(LinkEnd::Lost)?;
-            if let Some(end) = dialogue.end.take() {
-                return Err(end);
-            }
-            dialogue.send(client);
-            client.flush(now).map_err(LinkEnd::Lost)?;
-            if work::is_turn_over() {
-                return Ok(LinkStep::TurnOver);
-            }
-            if handled == 0 && !client.has_received() {
-                return Ok(LinkStep::Idle);
-            }
-        }
+impl Dialogue for TakeoverDialogue {
+    fn expire(&mut self, now: Instant) {
+        self.watch.expire(now);
+    }
+
+    fn end(&mut self) -> &mut Option<LinkEnd> {
+        &mut self.end
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.client.next_deadline().into_iter().chain(self.dialogue.watch.next_deadline()).min()
+        self.watch.next_deadline()
     }
 
-    fn close(&mut self, waker: &Waker, now: Instant) -> bool {
-        self.client.close_unread(waker, now)
-    }
-}
-
-impl Drop for TakeoverLink {
-    fn drop(&mut self) {
-        self.client.end(transport::now());
-    }
-}
-
-impl TakeoverDialogue {
-    /// Handles what has been received, as far as the turn lasts. Returns the number of events.
-    fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
-        let mut received = client.take_received();
-        let mut handled = 0;
-        while self.end.is_none()
-            && !work::is_turn_over()
-            && let Some(event) = received.next(client)?
-        {
-            handled += 1;
-            self.handle(event);
-        }
-        client.put_back(received);
-        Ok(handled)
-    }
-
-    fn handle(&mut self, event: ClientEvent<'_>) {
+    fn handle(&mut self, event: ClientEvent<'_>, _: &mut AmqpClient) {
         work::charge(METHOD, 1);
         match event {
             ClientEvent::Message(_, message) => self.handle_message(&message),
@@ -168,6 +126,37 @@ impl TakeoverDialogue {
         }
     }
 
+    fn send(&mut self, client: &mut AmqpClient, _: Instant) {
+        if let LinkStage::Declared { reopens } = self.stage {
+            if reopens {
+                client.send(ANNOUNCING, channel::Open { reserved_1: "" });
+            }
+            client.send(ANNOUNCING, confirm::Select { no_wait: true });
+            self.bind(client);
+            self.stage = LinkStage::Binding;
+        }
+        if self.received > self.acked {
+            self.acked = self.received;
+            client.send(CONSUMING, basic::Ack { delivery_tag: self.received, multiple: true });
+        }
+        while self.stage == LinkStage::Bound
+            && client.has_capacity()
+            && !work::is_turn_over()
+            && let Some(member) = self.watch.next_unsent()
+        {
+            work::charge(METHOD, 1);
+            self.confirms.published();
+            let mut properties = Vec::new();
+            let user = &*self.watch.login().credentials.username;
+            Properties::default().with_user_id(user).encode(&mut properties);
+            let publish = basic::Publish { exchange: EXCHANGE, ..Default::default() };
+            let body = self.watch.announce(&member);
+            client.publish(ANNOUNCING, publish, &properties, body.as_bytes());
+        }
+    }
+}
+
+impl TakeoverDialogue {
     fn confirmed(&mut self, number: u64, multiple: bool) {
         let watch = &self.watch;
         self.confirms.settle(number, multiple, Confirmed::Acked, |_, _| watch.handle_confirmed());
@@ -209,36 +198,6 @@ impl TakeoverDialogue {
         let fault = announced(close);
         let is_lost = self.stage == LinkStage::Bound;
         self.end = Some(if is_lost { LinkEnd::Lost(fault) } else { LinkEnd::Refused(fault) });
-    }
-
-    /// Sends what is to be sent now.
-    fn send(&mut self, client: &mut AmqpClient) {
-        if let LinkStage::Declared { reopens } = self.stage {
-            if reopens {
-                client.send(ANNOUNCING, channel::Open { reserved_1: "" });
-            }
-            client.send(ANNOUNCING, confirm::Select { no_wait: true });
-            self.bind(client);
-            self.stage = LinkStage::Binding;
-        }
-        if self.received > self.acked {
-            self.acked = self.received;
-            client.send(CONSUMING, basic::Ack { delivery_tag: self.received, multiple: true });
-        }
-        while self.stage == LinkStage::Bound
-            && client.has_capacity()
-            && !work::is_turn_over()
-            && let Some(member) = self.watch.next_unsent()
-        {
-            work::charge(METHOD, 1);
-            self.confirms.published();
-            let mut properties = Vec::new();
-            let user = &*self.watch.login().credentials.username;
-            Properties::default().with_user_id(user).encode(&mut properties);
-            let publish = basic::Publish { exchange: EXCHANGE, ..Default::default() };
-            let body = self.watch.announce(&member);
-            client.publish(ANNOUNCING, publish, &properties, body.as_bytes());
-        }
     }
 
     fn bind(&self, client: &mut AmqpClient) {
