@@ -8,6 +8,7 @@ mod million;
 mod pending_retained;
 mod received;
 mod restarts;
+mod retained;
 mod sessions;
 mod torn;
 mod turns;
