@@ -19,6 +19,7 @@ use broker::{
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
+use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use sync::{Mutex, Rank, RwLock, work};
 use tokio::sync::Notify;
 
@@ -520,8 +521,7 @@ impl Hub {
         let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();
         for (owner, mut detached_session) in found {
-            let shared =
-                detached_session.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+            let shared = detached_session.session.shared_filters().filter_map(group_queue);
             detached_session.groups = shared.map(Into::into).collect();
             detached_session.groups.extend(groups_before.get(&owner).into_iter().flatten().cloned());
             for queue in &detached_session.groups {
@@ -616,10 +616,13 @@ pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
 }
 
 /// The queue of a shared subscription, named after group and binding key. `None` if the filter is not shared.
-pub(super) fn group_queue(filter: &str) -> Option<String> {
-    let filter = mqtt::topic::TopicFilter::parse(filter, true).ok()?;
-    let key = mqtt::topic::filter_to_binding_key(filter.filter());
-    Some(format!("{GROUP_PREFIX}{}/{key}", filter.group()?))
+pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
+    Some(group_queue_name(filter.group()?, &filter_to_binding_key(filter.filter())))
+}
+
+/// The queue of a group's subscription with this binding key.
+pub(super) fn group_queue_name(group: &str, key: &str) -> String {
+    format!("{GROUP_PREFIX}{group}/{key}")
 }
 
 /// Prefix of the queue names of shared subscriptions.

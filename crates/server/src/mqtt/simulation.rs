@@ -10,6 +10,7 @@ mod received;
 mod restarts;
 mod retained;
 mod sessions;
+mod shared;
 mod torn;
 mod turns;
 mod users;
