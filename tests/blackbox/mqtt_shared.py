@@ -171,6 +171,44 @@ def test_what_a_client_of_3_1_1_subscribes_to_is_a_filter_like_any_other(broker)
         assert old.message().payload == b"plain"
 
 
+def test_a_member_stays_one_when_it_comes_back_with_3_1_1(broker):
+    name = "$share/g/versions"
+    with closing(member(broker.mqtt, "versions", name, SessionExpiryInterval=600)) as first, writer(broker) as publisher:
+        first.disconnect()
+        assert first.answer() is None
+        publisher.publish("versions", b"away")
+        with MqttClient(broker.mqtt, "versions", V311, keep=True) as old:
+            assert old.session_present
+            assert old.message().payload == b"away"
+            assert old.subscribe(name, 1) == [1]
+            publisher.publish("versions", b"back")
+            assert old.message().payload == b"back"
+            old.unsubscribe(name)
+            publisher.publish("versions", b"left")
+            # The session's own queue and the group's were both empty.
+            assert old.subscribe("versions/end", 1) == [1]
+            publisher.publish("versions/end", b"end")
+            assert old.message().payload == b"end"
+        MqttClient(broker.mqtt, "versions", V311).close()
+
+
+def test_an_ordinary_filter_of_3_1_1_stays_one_until_a_client_of_5_0_subscribes(broker):
+    name = "$share/g/ordinary"
+    with MqttClient(broker.mqtt, "ordinary", V311, keep=True) as old:
+        assert old.subscribe([(name, 1), ("ordinary/end", 1)]) == [1, 1]
+    with writer(broker) as publisher, closing(Mqtt5Wire(broker.mqtt)) as new:
+        publisher.publish(name, b"ordinary")
+        assert new.connect("ordinary", clean=False, SessionExpiryInterval=600)["session"] == 1
+        message = new.answer()
+        assert message["body"] == b"ordinary"
+        new.ack(PUBACK, message["id"])
+        assert new.subscribe((name, 1))["reasons"] == [1]
+        for topic in (name, "ordinary", "ordinary/end"):
+            publisher.publish(topic, topic.encode())
+        assert {new.answer()["body"] for _ in range(2)} == {b"ordinary", b"ordinary/end"}
+        assert new.unsubscribe(name)["reasons"] == [0]
+
+
 def test_requests_for_groups_in_one_write_are_answered_in_their_order(broker):
     with closing(Mqtt5Wire(broker.mqtt)) as hasty, writer(broker) as publisher:
         hasty.connect("hasty")

@@ -28,6 +28,7 @@ macro_rules! ranks {
 
 ranks! {
     DefinitionBook,
+    RetainedTopics,
     DeadLettersTurn,
     Users,
     Policies,

@@ -124,9 +124,11 @@ fn answer(event: MqttEvent<'_>) -> Answer {
         MqttEvent::Delivered { packet_id, to_be_released: true, .. } => Answer::Release(packet_id),
         MqttEvent::Subscribe(event) => {
             let identifier = event.identifier();
-            let lines = event
-                .requests()
-                .map(|line| (line.text.to_owned(), Subscription { options: line.options, identifier }));
+            let lines = event.requests().map(|line| {
+                let is_shared = line.filter.is_ok_and(|filter| filter.group().is_some());
+                let subscription = Subscription { options: line.options, identifier, is_shared };
+                (line.text.to_owned(), subscription)
+            });
             Answer::Subscribed(event.packet_id(), lines.collect())
         }
         MqttEvent::Unsubscribe { packet_id, filters } => {

@@ -152,7 +152,7 @@ impl<'a> SubscribeEvent<'a> {
     }
 
     fn validate(&self, text: &'a str) -> Result<TopicFilter<'a>, ReasonCode> {
-        let filter = TopicFilter::parse(text, self.is_5).map_err(|fault| fault.code)?;
+        let filter = self.session.parse_filter(text, self.is_5).map_err(|fault| fault.code)?;
         match filter {
             _ if filter.group().is_some() && !self.settings.shared => {
                 Err(ReasonCode::SharedSubscriptionsNotSupported)

@@ -477,7 +477,7 @@ fn topic_aliases_work_in_both_directions() {
 fn subscriptions_are_judged_line_by_line() {
     let mut bench = Bench::connect(v5(), MqttSettings { shared: false, ..MqttSettings::default() });
     bench.heard();
-    let known = Subscription { options: SubscribeOptions::default(), identifier: None };
+    let known = Subscription::of(SubscribeOptions::default());
     bench.connection.session_mut().subscribe("known", known);
     let mut buffer = Vec::new();
     let if_new = SubscribeOptions { retain_handling: RetainHandling::IfNew, ..SubscribeOptions::default() };

@@ -14,8 +14,10 @@ use bytes::Bytes;
 pub use outgoing::{InFlight, Outgoing, Stage};
 pub use store::SessionDecodeError;
 
+use crate::fault::MqttFault;
 use crate::packet::{MqttVersion, Payload, PublishPacket, QoS, SubscribeOptions};
 use crate::properties::PropertyList;
+use crate::topic::TopicFilter;
 
 /// The session state of one client.
 #[derive(Debug, Default)]
@@ -45,6 +47,21 @@ pub struct Subscription {
     pub options: SubscribeOptions,
     /// The Subscription Identifier, sent along with each message.
     pub identifier: Option<u32>,
+    /// Whether its filter is the `$share/group/filter` of a shared subscription. It stays one when the client comes back with
+    /// 3.1.1, to which such a filter is an ordinary one ([`Session::parse_filter`]).
+    pub is_shared: bool,
+}
+
+impl Subscription {
+    /// An ordinary subscription without an identifier.
+    pub fn of(options: SubscribeOptions) -> Self {
+        Self { options, identifier: None, is_shared: false }
+    }
+
+    /// The filter whose key in the session is `text`. `None` if it is invalid; those in a session are valid.
+    pub fn filter<'a>(&self, text: &'a str) -> Option<TopicFilter<'a>> {
+        TopicFilter::parse(text, self.is_shared).ok()
+    }
 }
 
 /// A message for the client.
@@ -101,6 +118,23 @@ impl Session {
     /// Number of filters that are subscribed to, shared ones included.
     pub fn subscription_count(&self) -> usize {
         self.subscriptions.len()
+    }
+
+    /// The filters of the shared subscriptions.
+    pub fn shared_filters(&self) -> impl Iterator<Item = TopicFilter<'_>> {
+        let shared = self.subscriptions().filter(|(_, subscription)| subscription.is_shared);
+        shared.filter_map(|(text, subscription)| subscription.filter(text))
+    }
+
+    /// Parses the filter of a SUBSCRIBE or UNSUBSCRIBE. `$share/group/filter` is that of a shared subscription if the client
+    /// speaks 5.0 (`is_5`), or if the session has it as one since an earlier connection with 5.0: a client that comes back with
+    /// 3.1.1 and subscribes again stays a member of the group.
+    ///
+    /// # Errors
+    /// As of [`TopicFilter::parse`].
+    pub fn parse_filter<'a>(&self, text: &'a str, is_5: bool) -> Result<TopicFilter<'a>, MqttFault> {
+        let is_shared = || self.subscription(text).is_some_and(|subscription| subscription.is_shared);
+        TopicFilter::parse(text, is_5 || is_shared())
     }
 
     /// The subscription with this filter.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::{InFlight, OutgoingMessage, ReceivedStage, Session, Stage, Subscription};
 use crate::packet::{MqttVersion, QoS, SubscribeOptions};
 use crate::properties::PropertyList;
+use crate::topic::TopicFilter;
 
 /// The first byte; a later layout has a higher one.
 const LAYOUT: u8 = 1;
@@ -56,7 +57,7 @@ impl Session {
         put_len(out, self.subscriptions.len());
         for (filter, subscription) in &self.subscriptions {
             put(out, filter.as_bytes());
-            out.push(subscription.options.byte());
+            out.push(subscription.stored_byte(filter));
             out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
         }
     }
@@ -74,10 +75,10 @@ impl Session {
         for _ in 0..reader.u32()? {
             let filter = reader.text()?;
             let [byte] = reader.array()?;
-            let options =
-                SubscribeOptions::from_byte(MqttVersion::V5, byte).map_err(|_| SessionDecodeError)?;
             let identifier = Some(reader.u32()?).filter(|id| *id != 0);
-            session.subscribe(filter, Subscription { options, identifier });
+            let subscription =
+                Subscription::from_stored(filter, byte, identifier).ok_or(SessionDecodeError)?;
+            session.subscribe(filter, subscription);
         }
         for _ in 0..reader.u32()? {
             session.outgoing.restore(InFlight::decode(&mut reader)?);
@@ -88,6 +89,31 @@ impl Session {
         if reader.0.is_empty() { Ok(session) } else { Err(SessionDecodeError) }
     }
 }
+
+impl Subscription {
+    /// The byte of the options in a stored subscription with this filter.
+    pub fn stored_byte(&self, filter: &str) -> u8 {
+        let looks_shared = !self.is_shared && is_shared(filter);
+        self.options.byte() | if looks_shared { ORDINARY } else { 0 }
+    }
+
+    /// The subscription of a stored filter and [byte](Self::stored_byte); `None` if they are invalid.
+    pub fn from_stored(filter: &str, byte: u8, identifier: Option<u32>) -> Option<Self> {
+        let options = SubscribeOptions::from_byte(MqttVersion::V5, byte & !ORDINARY).ok()?;
+        let is_shared = byte & ORDINARY == 0 && is_shared(filter);
+        let subscription = Self { options, identifier, is_shared };
+        subscription.filter(filter).map(|_| subscription)
+    }
+}
+
+/// Whether a client of 5.0 subscribes to this filter as a shared one.
+fn is_shared(filter: &str) -> bool {
+    TopicFilter::parse(filter, true).is_ok_and(|filter| filter.group().is_some())
+}
+
+/// Bit of the options' byte, reserved on the wire: the filter looks like that of a shared subscription, but a client of 3.1.1
+/// has subscribed to it as an ordinary one.
+const ORDINARY: u8 = 0x80;
 
 impl InFlight {
     fn encode(&self, out: &mut Vec<u8>) {

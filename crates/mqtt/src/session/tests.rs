@@ -21,8 +21,10 @@ fn session() -> Session {
         retain_as_published: true,
         retain_handling: RetainHandling::IfNew,
     };
-    session.subscribe("a/+", Subscription { options, identifier: Some(9) });
-    session.subscribe("$share/g/x", Subscription { options, identifier: None });
+    session.subscribe("a/+", Subscription { options, identifier: Some(9), is_shared: false });
+    session.subscribe("$share/g/x", Subscription { options, identifier: None, is_shared: true });
+    session.subscribe("$share/g/y", Subscription::of(options));
+    session.subscribe("$share", Subscription::of(options));
     session.outgoing.add(70, message(QoS::AtLeastOnce));
     session.outgoing.add(71, message(QoS::ExactlyOnce));
     session.outgoing.find(2).expect("it was added").stage = Stage::Released;
@@ -69,6 +71,25 @@ fn damaged_bytes_are_refused() {
     assert!(Session::decode(&bytes).is_err());
     bytes[0] = 2;
     assert!(Session::decode(&bytes).is_err(), "a layout of the future");
+}
+
+#[test]
+fn a_shared_subscription_stays_one_for_a_client_of_3_1_1_and_an_ordinary_one_is_replaced_by_a_client_of_5() {
+    let session = session();
+    let group = |text, is_5| session.parse_filter(text, is_5).map(|filter| filter.group());
+    assert_eq!((group("$share/g/x", false), group("$share/g/x", true)), (Ok(Some("g")), Ok(Some("g"))));
+    assert_eq!((group("$share/g/y", false), group("$share/g/y", true)), (Ok(None), Ok(Some("g"))));
+    assert_eq!((group("$share/g/z", false), group("$share/g/z", true)), (Ok(None), Ok(Some("g"))));
+    assert!(group("$share", false) == Ok(None) && group("$share", true).is_err());
+    assert_eq!(session.shared_filters().map(|filter| filter.filter()).collect::<Vec<_>>(), ["x"]);
+}
+
+#[test]
+fn a_stored_filter_that_says_nothing_of_its_kind_is_shared_if_it_can_be() {
+    let stored = |filter| Subscription::from_stored(filter, 1, None).map(|found| found.is_shared);
+    assert_eq!(["$share/g/x", "$share/x", "a/#"].map(stored), [Some(true), Some(false), Some(false)]);
+    assert_eq!(["a#", ""].map(stored), [None; 2]);
+    assert_eq!(Subscription::from_stored("a", 0x40, None), None);
 }
 
 #[test]

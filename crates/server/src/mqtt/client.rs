@@ -253,10 +253,12 @@ impl MqttClient {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
         }
         let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_persistent();
-        if exactly_once {
+        if exactly_once || publish.retain {
             self.flush_published();
         }
         let hub = Arc::clone(&self.hub);
+        let retained = publish.retain.then(|| hub.retained(self.vhost()));
+        let topic_guard = retained.as_ref().map(|retained| retained.begin_publish(publish.topic));
         // The note of a message of QoS 2 gets to the disk no later than the message.
         let begin_ordered_round =
             hub.store().filter(|_| exactly_once).map(|store| store.begin_ordered_round());
@@ -269,18 +271,12 @@ impl MqttClient {
         };
         let exchange = &*hub.config.exchange;
         let amqp = Publish { exchange, routing_key: &key, properties: &properties, body };
-        let ticket = match &payload {
-            Some([payload]) if publish.retain => {
+        let ticket = match (&payload, &retained) {
+            (Some([payload]), Some(retained)) => {
                 // A message that may not be published must not be retained either.
                 let checked = self.publisher.check(amqp);
                 checked.inspect_err(|error| self.note_refused(error))?;
-                let payload = payload.clone();
-                let ticket = hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?;
-                if hub.store().is_some_and(|store| !store.has_capacity()) {
-                    // At QoS 0 nothing else makes the client wait for the disk.
-                    self.publish_gate.pause(self.vhost());
-                }
-                ticket
+                retained.replace(publish.topic, &message, payload.clone(), self.now)?
             }
             _ => None,
         };
@@ -290,8 +286,17 @@ impl MqttClient {
             let published = self.publisher.publish(amqp, self.now);
             let matched = published.inspect_err(|error| self.note_refused(error))?;
             self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
+            if publish.retain {
+                // All queues get it before another message of its topic.
+                self.flush_published();
+            }
         }
         drop(begin_ordered_round);
+        drop(topic_guard);
+        if publish.retain && hub.store().is_some_and(|store| !store.has_capacity()) {
+            // At QoS 0 nothing else makes the client wait for the disk.
+            self.publish_gate.pause(self.vhost());
+        }
         Ok(())
     }
 

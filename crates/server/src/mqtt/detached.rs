@@ -8,7 +8,6 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
-use super::hub::group_queue;
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 use super::session_ownership::{Detached, SessionUser};
@@ -154,7 +153,7 @@ impl DetachedSession {
     /// Whether it has subscriptions whose messages come from the client's own queue of this class.
     pub(super) fn needs(&self, class: Class) -> bool {
         let mut all = self.session.subscriptions();
-        all.any(|(filter, one)| Class::of(one.options.qos) == class && group_queue(filter).is_none())
+        all.any(|(_, one)| Class::of(one.options.qos) == class && !one.is_shared)
     }
 
     /// Decodes the output of [`Written::encode`]; `None` if malformed. A session whose connection was open when
@@ -360,7 +359,7 @@ mod tests {
         };
         let mut session = Session::new();
         let options = SubscribeOptions::of_qos(QoS::ExactlyOnce);
-        session.subscribe("a/#", Subscription { options, identifier: Some(7) });
+        session.subscribe("a/#", Subscription { options, identifier: Some(7), is_shared: false });
         let moving = [(OWN_TAGS, Lsn(7))];
         let alice = SessionUser::named("alice");
         let written = Written {
@@ -428,7 +427,7 @@ mod tests {
     #[test]
     fn a_session_of_an_earlier_version_is_read_and_has_a_user_if_its_will_has() {
         let mut session = Session::new();
-        session.subscribe("a/#", Subscription { options: SubscribeOptions::default(), identifier: None });
+        session.subscribe("a/#", Subscription::of(SubscribeOptions::default()));
         let mut rest = Vec::new();
         session.encode_exactly_once(&mut rest);
         let expiry = 60_u32.to_be_bytes();

@@ -41,7 +41,7 @@ pub(super) fn session(
     }
     for (class, queue) in found {
         let qos = if class == Class::Qos0 { QoS::AtMostOnce } else { QoS::AtLeastOnce };
-        let subscription = Subscription { options: SubscribeOptions::of_qos(qos), identifier: None };
+        let subscription = Subscription::of(SubscribeOptions::of_qos(qos));
         let bindings = vhost.bindings_to_queue(queue.name()).unwrap_or_default();
         let keys = bindings.iter().filter(|binding| *binding.source == *exchange);
         for filter in keys.filter_map(|binding| filter_of(&binding.routing_key)) {

@@ -19,6 +19,7 @@ use broker::{
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
+use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use sync::{Mutex, Rank, RwLock, work};
 use tokio::sync::Notify;
 
@@ -27,12 +28,12 @@ use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
 use super::leftovers;
-use super::message::{Incoming, MessageMapping, stored_properties, to_amqp};
+use super::message::{Incoming, MessageMapping, to_amqp};
 use super::missing_exchange::MissingExchange;
 use super::native;
 use super::pending_retained;
 use super::received::{self, AfterCrash, ReceivedRecord};
-use super::retained::{self, Retained, RetainedMessage};
+use super::retained::{self, Retained};
 use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::subscriptions::Class;
 use crate::backend::Clock;
@@ -407,34 +408,24 @@ impl Hub {
         let body = [Bytes::copy_from_slice(&will.payload)];
         let exchange = &*self.config.exchange;
         let publish = Publish { exchange, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
-        let published = publisher.publish(publish, now);
-        published.inspect_err(|error| _ = self.note_refused(vhost, error)).map_err(WillError::Refused)?;
+        let note_refused = |error: &BrokerError| _ = self.note_refused(vhost, error);
+        let retained = will.retain.then(|| self.retained(vhost));
+        let topic_guard = retained.as_ref().map(|retained| retained.begin_publish(&will.topic));
+        let mut is_retained = true;
+        if let Some(retained) = &retained {
+            // A message that may not be published must not be retained either.
+            publisher.check(publish).inspect_err(note_refused).map_err(WillError::Refused)?;
+            let [payload] = &body;
+            is_retained = retained.replace(&will.topic, &message, payload.clone(), now).is_ok();
+            if !is_retained {
+                // Subscribers get the will all the same, and the message before it must not stay (MQTT-3.3.1-5).
+                retained.clear(&will.topic);
+            }
+        }
+        publisher.publish(publish, now).inspect_err(note_refused).map_err(WillError::Refused)?;
         publisher.flush_all(now);
-        if will.retain {
-            let [payload] = body;
-            let retained = self.retain(vhost, &will.topic, &message, payload, now);
-            retained.map_err(|retained::Full| WillError::NotRetained)?;
-        }
-        Ok(())
-    }
-
-    /// Retains a message, or removes the retained one if the payload is empty. Returns the change to wait for.
-    pub(super) fn retain(
-        &self,
-        vhost: &Arc<VirtualHost>,
-        topic: &str,
-        message: &Incoming<'_>,
-        payload: Bytes,
-        now: Timestamp,
-    ) -> Result<Option<Ticket>, retained::Full> {
-        let all = self.retained(vhost);
-        if payload.is_empty() {
-            return Ok(all.clear(topic));
-        }
-        let expiry = message.properties.message_expiry_interval();
-        let properties = stored_properties(&message.properties);
-        let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
-        all.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
+        drop(topic_guard);
+        if is_retained { Ok(()) } else { Err(WillError::NotRetained) }
     }
 
     /// Restores sessions and retained messages from disk. Must be called once, before any client is served.
@@ -530,8 +521,7 @@ impl Hub {
         let names = found.keys().cloned().collect();
         let mut sessions = self.sessions.lock();
         for (owner, mut detached_session) in found {
-            let shared =
-                detached_session.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+            let shared = detached_session.session.shared_filters().filter_map(group_queue);
             detached_session.groups = shared.map(Into::into).collect();
             detached_session.groups.extend(groups_before.get(&owner).into_iter().flatten().cloned());
             for queue in &detached_session.groups {
@@ -626,10 +616,13 @@ pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
 }
 
 /// The queue of a shared subscription, named after group and binding key. `None` if the filter is not shared.
-pub(super) fn group_queue(filter: &str) -> Option<String> {
-    let filter = mqtt::topic::TopicFilter::parse(filter, true).ok()?;
-    let key = mqtt::topic::filter_to_binding_key(filter.filter());
-    Some(format!("{GROUP_PREFIX}{}/{key}", filter.group()?))
+pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
+    Some(group_queue_name(filter.group()?, &filter_to_binding_key(filter.filter())))
+}
+
+/// The queue of a group's subscription with this binding key.
+pub(super) fn group_queue_name(group: &str, key: &str) -> String {
+    format!("{GROUP_PREFIX}{group}/{key}")
 }
 
 /// Prefix of the queue names of shared subscriptions.

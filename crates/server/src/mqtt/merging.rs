@@ -14,7 +14,7 @@ use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
 use super::detached::DetachedSession;
-use super::hub::{Hub, NOBODY, group_queue, queue_name};
+use super::hub::{Hub, NOBODY, group_queue, group_queue_name, queue_name};
 use super::leftovers;
 use super::session_ownership::Owner;
 
@@ -22,9 +22,10 @@ use std::sync::Arc;
 
 /// The queue that an earlier version created for a shared subscription, if its name differs from the present
 /// one. `None` if the filter is not that of a shared subscription.
-pub(super) fn merged_group_queue(filter: &str) -> Option<String> {
-    let parsed = TopicFilter::parse(filter, true).ok().filter(|parsed| parsed.filter().contains('.'))?;
-    group_queue(&format!("$share/{}/{}", parsed.group()?, merged(parsed.filter())))
+pub(super) fn merged_group_queue(filter: TopicFilter<'_>) -> Option<String> {
+    let key = || filter_to_binding_key(&merged(filter.filter()));
+    let group = filter.group().filter(|_| filter.filter().contains('.'))?;
+    Some(group_queue_name(group, &key()))
 }
 
 impl Hub {
@@ -42,8 +43,7 @@ impl Hub {
         let groups: HashSet<(Arc<str>, String)> = found
             .iter()
             .flat_map(|(owner, detached_session)| {
-                let queues =
-                    detached_session.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+                let queues = detached_session.session.shared_filters().filter_map(group_queue);
                 queues.map(|queue| (Arc::clone(&owner.vhost), queue))
             })
             .collect();
@@ -58,7 +58,7 @@ impl Hub {
             // An empty queue may have restarted its positions.
             detached_session.merged_below =
                 detached_session.merged_below.min(queue.map_or(0, |queue| queue.next_position()));
-            for (filter, _) in detached_session.session.subscriptions() {
+            for filter in detached_session.session.shared_filters() {
                 let Some(before) = merged_group_queue(filter) else { continue };
                 if !groups.contains(&(Arc::clone(&owner.vhost), before.clone()))
                     && let Ok(queue) = vhost.queue(NOBODY, &before)
@@ -79,7 +79,7 @@ impl Hub {
         detached_session: &DetachedSession,
         now: Timestamp,
     ) {
-        for (filter, _) in detached_session.session.subscriptions() {
+        for filter in detached_session.session.shared_filters() {
             if group_queue(filter).is_some_and(|name| vhost.queue(NOBODY, &name).is_err()) {
                 declare_group((vhost, &self.config.exchange), filter, now);
             }
@@ -97,9 +97,8 @@ fn separate_own(at: At<'_>, owner: &Owner, detached_session: &mut DetachedSessio
     let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
     detached_session.merged_below = queue.next_position();
     let own = || {
-        let all =
-            detached_session.session.subscriptions().filter(|(_, one)| one.options.qos != QoS::AtMostOnce);
-        all.map(|(filter, _)| filter).filter(|filter| group_queue(filter).is_none())
+        let all = detached_session.session.subscriptions();
+        all.filter(|(_, one)| one.options.qos != QoS::AtMostOnce && !one.is_shared).map(|(filter, _)| filter)
     };
     let keys: HashSet<String> = own().map(filter_to_binding_key).collect();
     for filter in own().filter(|filter| filter.contains('.')) {
@@ -108,17 +107,15 @@ fn separate_own(at: At<'_>, owner: &Owner, detached_session: &mut DetachedSessio
 }
 
 /// Replaces the queue of a group by another one.
-fn separate_group(at: At<'_>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
-    let Ok(parsed) = TopicFilter::parse(filter, true) else { return };
+fn separate_group(at: At<'_>, filter: TopicFilter<'_>, before: &Arc<Queue>, now: Timestamp) {
     if declare_group(at, filter, now) {
-        unbind(at, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
+        unbind(at, before.name(), &filter_to_binding_key(&merged(filter.filter())));
     }
 }
 
 /// Declares and binds the queue of a shared subscription. Returns whether it is there.
-fn declare_group(at: At<'_>, filter: &str, now: Timestamp) -> bool {
+fn declare_group(at: At<'_>, filter: TopicFilter<'_>, now: Timestamp) -> bool {
     let (vhost, _) = at;
-    let Ok(parsed) = TopicFilter::parse(filter, true) else { return false };
     let Some(name) = group_queue(filter) else { return false };
     let type_name = Some(QueueKind::Classic.name());
     let declare = QueueDeclare { name: &name, durable: true, type_name, ..QueueDeclare::default() };
@@ -129,7 +126,7 @@ fn declare_group(at: At<'_>, filter: &str, now: Timestamp) -> bool {
             return false;
         }
     }
-    bind(at, &name, &filter_to_binding_key(parsed.filter()));
+    bind(at, &name, &filter_to_binding_key(filter.filter()));
     true
 }
 

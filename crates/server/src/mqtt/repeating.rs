@@ -10,7 +10,7 @@ use bytes::Bytes;
 use mqtt::packet::{Payload, PublishPacket};
 use mqtt::server::ServerConnection as Engine;
 use mqtt::session::{Session, Subscription};
-use mqtt::topic::{TopicFilter, filter_to_binding_key};
+use mqtt::topic::filter_to_binding_key;
 use mqtt::{PacketProperties, PropertyList, QoS, ReasonCode};
 use sync::work;
 
@@ -181,12 +181,9 @@ impl Returning<'_> {
         let own_queue = |class: Class| queue_name(self.client_id, class.queue());
         let is_there = |name: &str| authorised.vhost().queue(NOBODY, name).is_ok();
         for (filter, subscription) in self.session.iter().flat_map(|session| session.subscriptions()) {
-            let Ok(parsed) = TopicFilter::parse(filter, true) else { continue };
-            let name = match parsed.group() {
-                None => own_queue(Class::of(subscription.options.qos)),
-                Some(_) => group_queue(filter).unwrap_or_default(),
-            };
-            let routing_key = filter_to_binding_key(parsed.filter());
+            let Some(filter) = subscription.filter(filter) else { continue };
+            let name = group_queue(filter).unwrap_or_else(|| own_queue(Class::of(subscription.options.qos)));
+            let routing_key = filter_to_binding_key(filter.filter());
             let binding = Binding {
                 source: self.exchange,
                 destination: &name,

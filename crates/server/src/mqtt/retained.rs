@@ -5,6 +5,7 @@
 //! are a table of definitions, and in front of an upstream a log of its own ([`super::upstream`]).
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use broker::{Section, Ticket, Timestamp, VirtualHost};
@@ -13,13 +14,13 @@ use hashbrown::HashMap;
 use mqtt::session::OutgoingMessage;
 use mqtt::topic::TopicFilter;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
-use sync::{Rank, RwLock, work};
+use sync::{Mutex, MutexGuard, Rank, RwLock, work};
 
-use super::message::{left, push_expiry};
+use super::message::{Incoming, left, push_expiry, stored_properties};
 use super::subscriptions::FilterMatch;
 
 /// Bytes that all retained messages of a virtual host may take.
-const MAX_BYTES: usize = 256 << 20;
+pub(super) const MAX_BYTES: usize = 256 << 20;
 
 /// Approximate bytes of a retained message besides its content.
 const OWN_BYTES: usize = 128;
@@ -77,7 +78,33 @@ pub(super) struct Full;
 /// The retained messages of a virtual host.
 pub(super) struct Retained {
     vhost: Arc<VirtualHost>,
+    topics: TopicOrder,
     tree: RwLock<RetainedTree, { Rank::RetainedTree as u8 }>,
+}
+
+/// Puts the retained messages of a topic in one order, for the tree and for all queues: otherwise two clients that publish at
+/// once might leave one message retained, and give subscribers the other one last. Topics share a few locks.
+struct TopicOrder {
+    locks: [TopicLock; TOPIC_LOCKS],
+    hasher: RandomState,
+}
+
+type TopicLock = Mutex<(), { Rank::RetainedTopics as u8 }>;
+
+/// Held while a message of a topic is retained, until all queues have it.
+pub(super) type TopicGuard<'a> = MutexGuard<'a, (), { Rank::RetainedTopics as u8 }>;
+
+/// Two topics that are published to at once rarely have the same one of these.
+const TOPIC_LOCKS: usize = 256;
+
+impl TopicOrder {
+    fn new() -> Self {
+        Self { locks: std::array::from_fn(|_| TopicLock::new(())), hasher: RandomState::default() }
+    }
+
+    fn lock(&self, topic: &str) -> TopicGuard<'_> {
+        self.locks[self.hasher.hash_one(topic) as usize % TOPIC_LOCKS].lock()
+    }
 }
 
 /// Retained messages in memory, by the levels of their topics.
@@ -114,7 +141,35 @@ struct Node {
 impl Retained {
     pub(super) fn new(vhost: &Arc<VirtualHost>) -> Self {
         let tree = RetainedTree { listed: Some(BTreeMap::new()), ..RetainedTree::default() };
-        Self { vhost: Arc::clone(vhost), tree: RwLock::new(tree) }
+        Self { vhost: Arc::clone(vhost), topics: TopicOrder::new(), tree: RwLock::new(tree) }
+    }
+
+    /// Begins to publish a message that is to be retained, or that clears its topic. The caller first changes what is retained,
+    /// so that a new subscriber misses nothing, then has all queues get the message, and then drops the guard. The message that
+    /// subscribers get last then stays retained.
+    pub(super) fn begin_publish(&self, topic: &str) -> TopicGuard<'_> {
+        self.topics.lock(topic)
+    }
+
+    /// Retains a message in place of the topic's previous one, or removes that if the payload is empty. Called between
+    /// [`Self::begin_publish`] and the message's publishing. Returns the change to wait for.
+    ///
+    /// # Errors
+    /// Fails if the memory limit is reached; the previous message then stays.
+    pub(super) fn replace(
+        &self,
+        topic: &str,
+        message: &Incoming<'_>,
+        payload: Bytes,
+        now: Timestamp,
+    ) -> Result<Option<Ticket>, Full> {
+        if payload.is_empty() {
+            return Ok(self.clear(topic));
+        }
+        let expiry = message.properties.message_expiry_interval();
+        let properties = stored_properties(&message.properties);
+        let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
+        self.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
     }
 
     /// Retains a message, replacing the topic's previous one. Returns the change to wait for.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mqtt::packet::{PublishPacket, SubscribeOptions};
 use mqtt::server::{MqttEnd, ServerConnection as Engine, SubscribeEvent};
-use mqtt::session::Session;
+use mqtt::session::{Session, Subscription};
 use mqtt::{QoS, ReasonCode};
 
 use crate::registry::OpenConnection;
@@ -90,6 +90,9 @@ impl Refusal {
         Self { reason: ReasonCode::NotAuthorized, text: "authorization pending" };
 }
 
+pub(super) const INVALID_FILTER: Refusal =
+    Refusal { reason: ReasonCode::TopicFilterInvalid, text: "invalid topic filter" };
+
 /// The reason string of a client whose session another connection has taken over.
 pub(super) const TAKEN_OVER: &str = "another connection has the client identifier";
 
@@ -138,6 +141,7 @@ pub(super) struct Request {
     /// Why the entry is invalid, if it is.
     pub(super) fault: Option<ReasonCode>,
     pub(super) options: SubscribeOptions,
+    /// Whether retained messages are to be sent.
     pub(super) wants_retained: bool,
     pub(super) identifier: Option<u32>,
 }
@@ -156,13 +160,19 @@ impl Request {
         requests.collect()
     }
 
-    /// The options of the subscription. A bridge gets RETAIN as published, and none of its own messages.
-    pub(super) fn options(&self, is_bridge: bool) -> SubscribeOptions {
+    /// The subscription that is asked for. A bridge gets RETAIN as published, and none of its own messages; but those of a
+    /// group come to one member whoever has published them.
+    ///
+    /// # Errors
+    /// Fails if the filter is invalid.
+    pub(super) fn subscription(&self, engine: &Engine, is_bridge: bool) -> Result<Subscription, Refusal> {
+        let filter = engine.session().parse_filter(&self.text, engine.version().is_5());
+        let is_shared = filter.map_err(|_| INVALID_FILTER)?.group().is_some();
         let mut options = self.options;
-        if is_bridge {
+        if is_bridge && !is_shared {
             (options.no_local, options.retain_as_published) = (true, true);
         }
-        options
+        Ok(Subscription { options, identifier: self.identifier, is_shared })
     }
 }
 

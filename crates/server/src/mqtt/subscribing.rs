@@ -23,7 +23,9 @@ use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
 use super::repeating::{WaitingRequest, WaitingSubscribe, WaitingUnsubscribe};
 use super::retained::RetainedSearch;
-use super::session::{MAX_SHARED, MAX_SUBSCRIPTIONS, PendingReply, Refusal, Request, granted};
+use super::session::{
+    INVALID_FILTER, MAX_SHARED, MAX_SUBSCRIPTIONS, PendingReply, Refusal, Request, granted,
+};
 use super::subscriptions::Class;
 
 /// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
@@ -94,13 +96,17 @@ impl MqttClient {
     }
 
     fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) -> Result<Option<Ticket>, Refusal> {
-        self.check_quota(&request.text, engine)?;
-        let options = request.options(self.is_bridge);
-        let subscription = Subscription { options, identifier: request.identifier };
-        let ticket = self.establish(&request.text, subscription, engine)?;
-        let is_shared = is_shared(&request.text, engine);
+        let subscription = request.subscription(engine, self.is_bridge)?;
+        let Subscription { options, is_shared, .. } = subscription;
+        self.check_quota(&request.text, is_shared, engine)?;
+        let mut ticket = self.establish(&request.text, subscription, engine)?;
         let before = engine.session_mut().subscribe(&request.text, subscription);
         if is_shared {
+            // An ordinary one with this filter, of a client of 3.1.1.
+            if let Some(before) = before.filter(|before| !before.is_shared) {
+                self.subscriptions.remove(&request.text);
+                ticket = ticket.max(self.unbind(&request.text, Class::of(before.options.qos)));
+            }
             return Ok(ticket);
         }
         self.subscriptions.insert(&request.text, subscription);
@@ -114,15 +120,16 @@ impl MqttClient {
     }
 
     /// Whether the session may have another subscription with this filter.
-    fn check_quota(&self, filter: &str, engine: &Engine) -> Result<(), Refusal> {
+    fn check_quota(&self, filter: &str, is_shared: bool, engine: &Engine) -> Result<(), Refusal> {
         const TOO_MANY: Refusal =
             Refusal { reason: ReasonCode::QuotaExceeded, text: "too many subscriptions" };
         let session = engine.session();
-        if session.subscription(filter).is_some() {
+        let before = session.subscription(filter);
+        if before.is_some_and(|before| before.is_shared == is_shared) {
             return Ok(());
         }
-        let is_over = session.subscription_count() >= MAX_SUBSCRIPTIONS
-            || (is_shared(filter, engine) && self.groups.len() >= MAX_SHARED);
+        let is_over = (before.is_none() && session.subscription_count() >= MAX_SUBSCRIPTIONS)
+            || (is_shared && self.groups.len() >= MAX_SHARED);
         if is_over { Err(TOO_MANY) } else { Ok(()) }
     }
 
@@ -135,21 +142,18 @@ impl MqttClient {
     ) -> Result<Option<Ticket>, Refusal> {
         const TOO_LONG: Refusal =
             Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 bytes" };
-        let parsed = TopicFilter::parse(filter, engine.version().is_5())
-            .map_err(|fault| Refusal { reason: fault.code, text: fault.text })?;
-        let key = filter_to_binding_key(parsed.filter());
+        let filter = subscription.filter(filter).ok_or(INVALID_FILTER)?;
+        let key = filter_to_binding_key(filter.filter());
         if key.len() > MAX_SHORT {
             return Err(TOO_LONG);
         }
-        let (name, kind) = match parsed.group() {
+        let (name, kind) = match group_queue(filter) {
             None => {
                 let class = Class::of(subscription.options.qos);
                 (self.queue_of(class), SourceKind::Own(class))
             }
-            Some(_) => {
-                let name = group_queue(filter).filter(|name| name.len() <= MAX_SHORT).ok_or(TOO_LONG)?;
-                (name, SourceKind::Shared(subscription))
-            }
+            Some(name) if name.len() > MAX_SHORT => return Err(TOO_LONG),
+            Some(name) => (name, SourceKind::Shared(subscription)),
         };
         let hub = Arc::clone(&self.hub);
         let (source, destination) = (&*hub.config.exchange, &*name);
@@ -355,13 +359,12 @@ impl MqttClient {
             let WaitingUnsubscribe { filters, reasons, ticket, .. } = &mut unsubscribing;
             let Some(filter) = filters.pop_front() else { break };
             work::charge(FILTER, 1);
-            let is_shared = is_shared(&filter, engine);
             let Some(before) = engine.session_mut().unsubscribe(&filter) else {
                 reasons.push(ReasonCode::NoSubscriptionExisted);
                 continue;
             };
-            if is_shared {
-                self.leave_group(&filter, engine);
+            if before.is_shared {
+                before.filter(&filter).into_iter().for_each(|filter| self.leave_group(filter, engine));
             } else {
                 self.subscriptions.remove(&filter);
                 *ticket = (*ticket).max(self.unbind(&filter, Class::of(before.options.qos)));
@@ -393,17 +396,17 @@ impl MqttClient {
     }
 
     /// The queue that an earlier version created for a shared subscription, if the session still shares it.
-    fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
+    fn group_queue_before(&self, filter: TopicFilter<'_>, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
         if !self.shares(&name) {
             return None;
         }
         work::charge(PARSED_FILTER, engine.session().subscription_count());
-        let mut filters = engine.session().subscriptions().map(|(filter, _)| filter);
+        let mut filters = engine.session().shared_filters();
         (!filters.any(|other| group_queue(other).is_some_and(|queue| queue == name))).then_some(name)
     }
 
-    fn leave_group(&mut self, filter: &str, engine: &Engine) {
+    fn leave_group(&mut self, filter: TopicFilter<'_>, engine: &Engine) {
         let before = self.group_queue_before(filter, engine);
         for name in group_queue(filter).into_iter().chain(before) {
             if let Some(at) = self.groups.iter().position(|group| **group == *name) {
@@ -458,9 +461,10 @@ impl MqttClient {
         while let Some((filter, subscription)) = subscriptions.pop_front() {
             work::charge(FILTER, 1);
             self.establish(&filter, subscription, engine)?;
-            if !is_shared(&filter, engine) {
+            if !subscription.is_shared {
                 self.subscriptions.insert(&filter, subscription);
-            } else if let Some(name) = self.group_queue_before(&filter, engine)
+            } else if let Some(filter) = subscription.filter(&filter)
+                && let Some(name) = self.group_queue_before(filter, engine)
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
                 // Consumes the messages that an earlier version has queued for the group.
@@ -513,9 +517,4 @@ impl MqttClient {
 /// Whether a queue that was found is to be used again: 3.10's queue of QoS 0 goes with its connection.
 pub(super) fn is_permanent(queue: &Queue, class: Class) -> bool {
     class != Class::Qos0 || !queue.properties().auto_delete
-}
-
-/// Whether a filter is that of a shared subscription, which exist since 5.0.
-fn is_shared(filter: &str, engine: &Engine) -> bool {
-    TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
 }

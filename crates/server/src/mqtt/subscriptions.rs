@@ -258,7 +258,8 @@ mod tests {
 
     fn subscribe(subscriptions: &mut Subscriptions, filter: &str, qos: QoS, identifier: u32) {
         let options = SubscribeOptions::of_qos(qos);
-        subscriptions.insert(filter, Subscription { options, identifier: Some(identifier) });
+        subscriptions
+            .insert(filter, Subscription { options, identifier: Some(identifier), is_shared: false });
     }
 
     fn sent(qos: QoS, identifiers: &[u32]) -> Match {
@@ -364,7 +365,7 @@ mod tests {
     fn what_is_the_clients_own_is_sent_where_it_is_wanted() {
         let mut all = Subscriptions::default();
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtLeastOnce) };
-        all.insert("a", Subscription { options, identifier: Some(1) });
+        all.insert("a", Subscription { options, identifier: Some(1), is_shared: false });
         assert!(all.any_no_local());
         assert_eq!(all.match_topic("a", Class::Qos1, true), Match::Drop);
         assert_eq!(all.match_topic("a", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1]));
@@ -380,7 +381,7 @@ mod tests {
         all.remove("a/b");
         assert_eq!(all.match_topic("a/b", Class::Qos1, false), sent(QoS::AtMostOnce, &[1]));
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
-        all.insert("a/#", Subscription { options, identifier: None });
+        all.insert("a/#", Subscription::of(options));
         assert_eq!(all.match_topic("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
     }
 

@@ -106,7 +106,7 @@ mod tests {
         let mut session = Session::new();
         for number in 0..filters {
             let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
-            session.subscribe(&format!("{number:0>36}"), Subscription { options, identifier: None });
+            session.subscribe(&format!("{number:0>36}"), Subscription::of(options));
         }
         session
     }

@@ -107,17 +107,12 @@ impl Groups {
     }
 }
 
-/// The queue of a group, and its binding key. `None` if the filter is not that of a shared subscription.
-fn group_of(filter: &str, engine: &Engine, key: impl FnOnce(&str) -> String) -> Option<(Box<str>, String)> {
-    let filter = TopicFilter::parse(filter, engine.version().is_5()).ok()?;
-    let (group, key) = (filter.group()?, key(filter.filter()));
-    Some((format!("{QUEUE_PREFIX}{group}/{key}{SUFFIX}").into(), key))
-}
-
 impl UpstreamSession {
-    /// Whether a filter is that of a shared subscription.
-    pub(super) fn is_shared(filter: &str, engine: &Engine) -> bool {
-        TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
+    /// The queue of a shared subscription's group, and its binding key.
+    fn group_of(&self, filter: &str) -> Option<(Box<str>, String)> {
+        let filter = TopicFilter::parse(filter, true).ok()?;
+        let (group, key) = (filter.group()?, self.mapping.key(filter.filter()));
+        Some((format!("{QUEUE_PREFIX}{group}/{key}{SUFFIX}").into(), key))
     }
 
     /// Subscribes to a shared filter. It is answered when the client's consumer is there.
@@ -127,7 +122,7 @@ impl UpstreamSession {
         const TOO_MANY: Refusal =
             Refusal { reason: ReasonCode::QuotaExceeded, text: "too many shared subscriptions" };
         let filter = &*request.text;
-        let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) else { return };
+        let Some((name, key)) = self.group_of(filter) else { return };
         let groups = &self.groups.made().groups;
         let is_known = groups.contains_key(&name);
         let refused = match () {
@@ -139,9 +134,13 @@ impl UpstreamSession {
             return self.pending.resolve(refusal.reason, &[], None);
         }
         let number = self.pending.next_number();
-        let before = engine.session_mut().subscribe(filter, subscription);
+        let mut before = engine.session_mut().subscribe(filter, subscription);
+        // The session may have an ordinary subscription with this filter, of a client of 3.1.1.
+        let ordinary = before.take_if(|before| !before.is_shared);
+        let unbound = ordinary.and_then(|ordinary| self.end_ordinary(filter, ordinary));
         self.pending.begin(filter, number, before);
         let mut numbers = self.join(&name, &key, filter, subscription);
+        numbers.extend(unbound);
         let qos = granted(subscription.options.qos);
         match self.groups.made().groups.get_mut(&name) {
             Some(group) if !matches!(group.stage, GroupStage::Consuming(_)) => {
@@ -152,7 +151,7 @@ impl UpstreamSession {
             }
             _ => {
                 self.pending.forget(filter);
-                self.pending.resolve(qos, &[], None);
+                self.pending.resolve(qos, &numbers, None);
             }
         }
     }
@@ -331,8 +330,8 @@ impl UpstreamSession {
     }
 
     /// Ends a subscription to a shared filter. Returns the number by which that is answered, if it has to wait.
-    pub(super) fn leave_group(&mut self, filter: &str, engine: &Engine) -> Option<u64> {
-        let (name, _) = group_of(filter, engine, |filter| self.mapping.key(filter))?;
+    pub(super) fn leave_group(&mut self, filter: &str) -> Option<u64> {
+        let (name, _) = self.group_of(filter)?;
         let group = self.groups.get_mut()?.groups.get_mut(&name)?;
         group.filters.retain(|other| **other != *filter);
         if !group.filters.is_empty() {
@@ -374,8 +373,8 @@ impl UpstreamSession {
     }
 
     /// The session continues with a group.
-    pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription, engine: &Engine) {
-        if let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) {
+    pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription) {
+        if let Some((name, key)) = self.group_of(filter) {
             self.join(&name, &key, filter, subscription);
             if let Some(group) = self.groups.made().groups.get_mut(&name) {
                 group.is_member = true;

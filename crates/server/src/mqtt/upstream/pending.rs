@@ -314,7 +314,7 @@ mod tests {
 
     fn subscribed(filter: &str) -> Subscribed {
         let options = SubscribeOptions::of_qos(QoS::AtMostOnce);
-        Subscribed { filter: filter.into(), subscription: Subscription { options, identifier: None } }
+        Subscribed { filter: filter.into(), subscription: Subscription::of(options) }
     }
 
     /// Adds a SUBSCRIBE, whose entry is handled. Returns the number of its request.

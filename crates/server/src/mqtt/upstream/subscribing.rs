@@ -3,7 +3,6 @@
 use amqp::{Fault, ReplyCode};
 use mqtt::server::ServerConnection as Engine;
 use mqtt::session::Subscription;
-use mqtt::topic::TopicFilter;
 use mqtt::{QoS, ReasonCode};
 use sync::work;
 
@@ -12,7 +11,7 @@ use super::pending::{PendingEntry, SubscribeOutcome, Subscribed};
 use super::queue_requests::QueueRequest;
 use super::session::{QueueState, UpstreamSession, of_fault};
 use crate::mqtt::message::MAX_SHORT;
-use crate::mqtt::session::{Refusal, Request, granted};
+use crate::mqtt::session::{INVALID_FILTER, Refusal, Request, granted};
 use crate::mqtt::subscriptions::Class;
 
 /// Cost of an entry of a SUBSCRIBE or UNSUBSCRIBE, in nanoseconds.
@@ -55,25 +54,27 @@ impl UpstreamSession {
     }
 
     fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) {
-        let key = match request.fault {
+        let requested = match request.fault {
             Some(reason) => Err(Refusal { reason, text: "" }),
-            None => self.binding_key(&request.text, engine),
+            None => request
+                .subscription(engine, self.is_bridge)
+                .and_then(|subscription| Ok((subscription, self.binding_key(&request.text, &subscription)?))),
         };
-        let key = match key {
-            Ok(key) => key,
+        let (mut subscription, key) = match requested {
+            Ok(requested) => requested,
             Err(refusal) => return self.pending.resolve(refusal.reason, &[], None),
         };
         let filter = &*request.text;
-        let mut options = request.options(self.is_bridge);
+        let options = &mut subscription.options;
         if self.uses_queue() {
             // As in RabbitMQ: the upstream does not know which messages the client has received.
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
-        let subscription = Subscription { options, identifier: request.identifier };
+        let options = *options;
         if !self.note_subscription(filter, &subscription, engine) {
             return self.pending.resolve(ReasonCode::QuotaExceeded, &[], None);
         }
-        if Self::is_shared(filter, engine) {
+        if subscription.is_shared {
             return self.share_one(engine, request, subscription);
         }
         let before = engine.session().subscription(filter).copied();
@@ -181,10 +182,8 @@ impl UpstreamSession {
         }
     }
 
-    fn binding_key(&self, filter: &str, engine: &Engine) -> Result<String, Refusal> {
-        let parsed = TopicFilter::parse(filter, engine.version().is_5())
-            .map_err(|fault| Refusal { reason: fault.code, text: fault.text })?;
-        let key = self.mapping.key(parsed.filter());
+    fn binding_key(&self, filter: &str, subscription: &Subscription) -> Result<String, Refusal> {
+        let key = self.mapping.key(subscription.filter(filter).ok_or(INVALID_FILTER)?.filter());
         if key.len() > MAX_SHORT {
             return Err(Refusal {
                 reason: ReasonCode::TopicFilterInvalid,
@@ -196,29 +195,45 @@ impl UpstreamSession {
 
     fn unsubscribe_one(&mut self, engine: &mut Engine, filter: &str) {
         let before = engine.session_mut().unsubscribe(filter);
-        let key = self.mapping.key(filter);
         self.pending.forget(filter);
-        if Self::is_shared(filter, engine) {
-            let number = self.leave_group(filter, engine);
+        let is_shared = match &before {
+            Some(before) => before.is_shared,
+            // The client may be leaving the group.
+            None => {
+                let filter = engine.session().parse_filter(filter, engine.version().is_5());
+                filter.is_ok_and(|filter| filter.group().is_some())
+            }
+        };
+        if is_shared {
+            let number = self.leave_group(filter);
             let existed = before.map_or(ReasonCode::NoSubscriptionExisted, |_| ReasonCode::Success);
             return self.pending.resolve(existed, number.as_slice(), None);
         }
         let Some(before) = before else {
+            let key = self.mapping.key(filter);
             // The queue of a session that another server has served may have the binding. No longer key can be bound.
             let is_bound =
                 self.queue.is_there() && key.len() <= MAX_SHORT && !self.paths.needs(&key, Class::Qos1);
             let number = is_bound.then(|| self.unbind(&key));
             return self.pending.resolve(ReasonCode::NoSubscriptionExisted, number.as_slice(), None);
         };
+        let number = self.end_ordinary(filter, before);
+        self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
+    }
+
+    /// Ends a subscription that is not shared, and is not the session's any more. Returns the number of the request if its
+    /// binding is removed.
+    pub(super) fn end_ordinary(&mut self, filter: &str, ended: Subscription) -> Option<u64> {
+        let key = self.mapping.key(filter);
         self.subscriptions.remove(filter);
         let change = self.paths.take_change(filter);
         self.give_up(&key, change);
         for _ in 0..self.paths.stop_lingering(filter) {
             self.remove_path(&key, Class::Qos0);
         }
-        let number = self.remove_path(&key, self.class_of(before.options.qos));
+        let number = self.remove_path(&key, self.class_of(ended.options.qos));
         self.note_reliable(filter, &key);
-        self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
+        number
     }
 
     /// Handles the upstream's answer to a request.
@@ -295,7 +310,7 @@ impl UpstreamSession {
         match settled {
             Some(Some(before)) => {
                 engine.session_mut().subscribe(filter, before);
-                if Self::is_shared(filter, engine) {
+                if before.is_shared {
                     return;
                 }
                 self.subscriptions.insert(filter, before);
@@ -304,10 +319,10 @@ impl UpstreamSession {
             Some(None) => {
                 self.subscriptions.remove(filter);
                 let removed = engine.session_mut().unsubscribe(filter);
-                if Self::is_shared(filter, engine) {
-                    self.leave_group(filter, engine);
-                } else if let Some(removed) = removed {
-                    self.remove_path(&key, self.class_of(removed.options.qos));
+                match removed {
+                    Some(removed) if removed.is_shared => _ = self.leave_group(filter),
+                    Some(removed) => _ = self.remove_path(&key, self.class_of(removed.options.qos)),
+                    None => {}
                 }
             }
             // A later request has decided.
@@ -335,11 +350,11 @@ impl UpstreamSession {
         let all: Vec<(Box<str>, Subscription)> =
             engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
         for (filter, subscription) in all {
-            if Self::is_shared(&filter, engine) {
-                self.resume_group(&filter, subscription, engine);
+            if subscription.is_shared {
+                self.resume_group(&filter, subscription);
                 continue;
             }
-            let Ok(key) = self.binding_key(&filter, engine) else { continue };
+            let Ok(key) = self.binding_key(&filter, &subscription) else { continue };
             self.subscriptions.insert(&filter, subscription);
             let class = self.class_of(subscription.options.qos);
             self.paths.add(&key, class);

@@ -193,7 +193,7 @@ impl UpstreamSession {
         engine: &Engine,
     ) -> bool {
         self.work.is_needed |=
-            self.uses_queue() && !is_plain(filter, subscription) && self.state_usage() == StateUsage::Unused;
+            self.uses_queue() && !is_plain(subscription) && self.state_usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
             // Removed and recreated filters have been counted.
@@ -335,15 +335,12 @@ impl UpstreamSession {
     }
 }
 
-/// The beginning of a shared subscription's filter; one of an older client is listed in vain.
-const SHARED: &str = "$share/";
-
 /// Bytes of a list without subscriptions.
 const LIST_BYTES: usize = 32 + 10 * MAX_RECEIVED as usize;
 
 /// Whether a subscription is one of those that RabbitMQ's own listener makes of a binding: it need not be listed.
-fn is_plain(filter: &str, subscription: &Subscription) -> bool {
+fn is_plain(subscription: &Subscription) -> bool {
     let SubscribeOptions { qos, no_local, retain_as_published, .. } = subscription.options;
     let is_bare = !no_local && !retain_as_published && subscription.identifier.is_none();
-    qos != QoS::AtMostOnce && is_bare && !filter.starts_with(SHARED)
+    qos != QoS::AtMostOnce && is_bare && !subscription.is_shared
 }

@@ -8,17 +8,15 @@
 //!      by kind:
 //!      list      u8 whether the session has a queue
 //!                u16 number of messages received, and for each: u16 packet identifier, u64 digest
-//!                u32 number of subscriptions, and for each: u16 length of the filter, and it, u8 options, u32 identifier or 0
+//!                u32 number of subscriptions, and for each: u16 length of the filter, and it,
+//!                u8 options (`Subscription::stored_byte`), u32 identifier or 0
 //!      received  u16 packet identifier, u64 digest
 //!      released  u16 packet identifier
 //! ```
 //!
 //! Integers are big-endian. Other clients that may publish to the queue can write anything: all that is not valid is ignored.
 
-use mqtt::MqttVersion;
-use mqtt::packet::SubscribeOptions;
 use mqtt::session::Subscription;
-use mqtt::topic::TopicFilter;
 
 /// The first byte; a later layout has a higher one.
 const LAYOUT: u8 = 1;
@@ -122,7 +120,7 @@ pub(super) fn encode_list<'s>(
         count += 1;
         out.extend((filter.len() as u16).to_be_bytes());
         out.extend_from_slice(filter.as_bytes());
-        out.push(subscription.options.byte());
+        out.push(subscription.stored_byte(filter));
         out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
     }
     out[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
@@ -181,13 +179,11 @@ impl<'a> RecordReader<'a> {
         let (filter, rest) = self.0.split_at_checked(length.into())?;
         self.0 = rest;
         let filter = std::str::from_utf8(filter).ok().filter(|filter| !filter.contains('\0'))?;
-        // To a client of MQTT 3.1.1, `$share/a` is a filter as any other; those of shared subscriptions are valid as such, too.
-        TopicFilter::parse(filter, false).ok()?;
-        let [options] = self.array()?;
-        let options = SubscribeOptions::from_byte(MqttVersion::V5, options).ok()?;
+        let [byte] = self.array()?;
         let identifier = Some(u32::from_be_bytes(self.array()?)).filter(|id| *id != 0);
         let is_valid = identifier.is_none_or(|id| id <= MAX_IDENTIFIER);
-        is_valid.then(|| (filter.into(), Subscription { options, identifier }))
+        let subscription = Subscription::from_stored(filter, byte, identifier).filter(|_| is_valid)?;
+        Some((filter.into(), subscription))
     }
 }
 
@@ -204,21 +200,21 @@ pub(super) fn digest(topic: &str, payload: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use mqtt::QoS;
-    use mqtt::packet::RetainHandling;
+    use mqtt::packet::{RetainHandling, SubscribeOptions};
 
     use super::*;
 
     const ID: RecordId = RecordId { connection: 0x0102, number: 7 };
 
     fn list() -> StateRecord {
-        let plain = Subscription { options: SubscribeOptions::of_qos(QoS::AtMostOnce), identifier: None };
+        let plain = Subscription::of(SubscribeOptions::of_qos(QoS::AtMostOnce));
         let options = SubscribeOptions {
             qos: QoS::AtLeastOnce,
             no_local: true,
             retain_as_published: true,
             retain_handling: RetainHandling::Never,
         };
-        let rich = Subscription { options, identifier: Some(MAX_IDENTIFIER) };
+        let rich = Subscription { options, identifier: Some(MAX_IDENTIFIER), is_shared: false };
         let subscriptions = vec![("a/+".into(), plain), ("größe/#".into(), rich)];
         StateRecord::List(StateList {
             has_queue: true,
@@ -252,7 +248,7 @@ mod tests {
                 let Some((_, StateRecord::List(list))) = StateRecord::decode(&changed) else { continue };
                 assert!(list.received.len() + list.subscriptions.len() <= 4);
                 for (filter, subscription) in &list.subscriptions {
-                    assert!(TopicFilter::parse(filter, true).is_ok());
+                    assert!(subscription.filter(filter).is_some());
                     assert!(subscription.identifier.is_none_or(|id| (1..=MAX_IDENTIFIER).contains(&id)));
                 }
             }

@@ -167,7 +167,8 @@ fn refusing() -> serde_json::Value {
 }
 
 fn live() -> Subscription {
-    Subscription { options: SubscribeOptions::of_qos(QoS::AtMostOnce), identifier: Some(3) }
+    let options = SubscribeOptions::of_qos(QoS::AtMostOnce);
+    Subscription { options, identifier: Some(3), is_shared: false }
 }
 
 #[test]
