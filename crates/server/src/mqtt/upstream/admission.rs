@@ -245,8 +245,13 @@ impl UpstreamAdmission {
             match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
                 ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
                 ReadState::Waits => {}
-                ReadState::Absent => return Some(Ok(false)),
-                ReadState::Read => return Some(Ok(true)),
+                outcome @ (ReadState::Absent | ReadState::Read) => {
+                    self.hub.state_was_read(&self.owner);
+                    return Some(Ok(outcome == ReadState::Read));
+                }
+                ReadState::InUse if self.hub.is_stale(&self.owner) => {
+                    claiming.reading.discard(claiming.uplink.state(), &core.outbox);
+                }
                 ReadState::InUse => return Some(Err(unavailable(core, &in_use()))),
             }
         }

@@ -16,7 +16,7 @@ use super::group_table::{GroupTable, GroupTotals};
 use super::retained::RetainedLogs;
 use super::session_takeover::{TakenBy, Takeovers};
 use super::shown::{DetachedMqttSession, SESSIONS_AT_ONCE};
-use super::state::MAX_RECEIVED;
+use super::state::{MAX_RECEIVED, StaleConsumers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::detached::lease;
@@ -73,6 +73,8 @@ struct UpstreamSessions {
     claims: Claims<DetachedUpstream>,
     /// The sessions that are detached, by age.
     ages: DetachedAges,
+    /// Clients that are kept from their state queue.
+    stale_consumers: StaleConsumers,
 }
 
 /// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
@@ -217,6 +219,26 @@ impl UpstreamHub {
         }
     }
 
+    /// A client finds that another connection consumes from its state queue, and does not give it up. Returns true if that
+    /// has been so for too long to be a connection that is open.
+    pub(super) fn is_stale(&self, owner: &Arc<Owner>) -> bool {
+        let now = self.clock.timestamp(transport::now());
+        let is_stale = self.sessions.lock().stale_consumers.refuse(owner, now);
+        if is_stale {
+            tracing::warn!(
+                vhost = &*owner.vhost,
+                client = &*owner.client_id,
+                "deleting a state queue: its consumer has stayed although its connection must have ended"
+            );
+        }
+        is_stale
+    }
+
+    /// A client has read its state queue, or has none.
+    pub(super) fn state_was_read(&self, owner: &Owner) {
+        self.sessions.lock().stale_consumers.forget(owner);
+    }
+
     /// From now on what is shared upstream ends with the last client, and no will waits.
     pub(crate) fn drain(&self) {
         self.takeovers.drain();
@@ -266,7 +288,7 @@ impl UpstreamHub {
         let (mut all, mut last) = (Vec::new(), 0);
         loop {
             let mut sessions = self.sessions.lock();
-            let UpstreamSessions { claims, ages } = &mut *sessions;
+            let UpstreamSessions { claims, ages, .. } = &mut *sessions;
             let before = last;
             for (number, owner) in ages.after(last).take(SESSIONS_AT_ONCE) {
                 last = number;
@@ -304,7 +326,7 @@ impl UpstreamHub {
 impl UpstreamSessions {
     /// A session may have become a detached one. Returns it if it is too large to be known here.
     fn detach(&mut self, owner: &Arc<Owner>) -> Option<Session> {
-        let Self { claims, ages } = self;
+        let Self { claims, ages, .. } = self;
         let detached_session =
             claims.detached(owner).filter(|detached_session| detached_session.age.is_none())?;
         if !detached_session.is_forgotten {

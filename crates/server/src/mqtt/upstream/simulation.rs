@@ -220,7 +220,7 @@ impl Client {
 
     /// The next answers of one whose state queue is looked at several times, since it is empty.
     async fn first_answer(&mut self) -> Vec<String> {
-        for _ in 0..10 {
+        for _ in 0..30 {
             let answers = self.answers().await;
             if !answers.is_empty() {
                 return answers;

@@ -1,10 +1,14 @@
 //! Sessions that outlive their connections, as their clients find them when they come back.
 
+use std::task::Waker;
+
 use super::*;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
 use crate::mqtt::upstream::session::ANNOUNCEMENT_TIMEOUT;
 use crate::mqtt::upstream::session_takeover::IDLE_TIMEOUT;
+use crate::mqtt::upstream::state::STALE_TIMEOUT;
+use crate::mqtt::upstream::tests::uplink;
 
 const NOTHING: [&str; 0] = [];
 
@@ -253,4 +257,39 @@ async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
     assert_eq!(answer, ["connack Success present"]);
     client.publish("a", QoS::AtMostOnce, 0, false);
     assert_eq!(client.answers().await, ["publish a AtMostOnce 0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_never_leaves_a_state_queue_keeps_its_client_away_for_some_minutes_only() {
+    let mut world = World::new();
+    let (mut client, _) = world.resume("me").await;
+    client.publish("a", QoS::ExactlyOnce, 7, false);
+    assert_eq!(client.answers().await, ["pubrec 7 success"]);
+    drop(client);
+    // That of a connection that RabbitMQ takes for open.
+    let mut stale = uplink(&world.upstream, 100);
+    stale.consume("mqtt-subscription-meqos2", 1);
+    for _ in 0..8 {
+        stale.take_turn(Waker::noop(), transport::now()).unwrap();
+    }
+
+    let began = tokio::time::Instant::now();
+    let mut refused = 0;
+    let mut client = loop {
+        let mut client = world.client(V311);
+        client.connect("me", false, 0);
+        let answer = client.first_answer().await;
+        if answer != ["connack Server unavailable"] {
+            assert_eq!(answer, ["connack Success present"]);
+            break client;
+        }
+        refused += 1;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    };
+    assert!(began.elapsed() >= Duration::from_millis(STALE_TIMEOUT) && refused > 3);
+    let is_state_queue = |queue: &Arc<Queue>| &**queue.name() == "mqtt-subscription-meqos2";
+    assert!(!world.vhost().all_queues().iter().any(is_state_queue));
+    client.publish("a", QoS::ExactlyOnce, 8, false);
+    assert_eq!(client.answers().await, ["pubrec 8 success"]);
+    assert!(world.vhost().all_queues().iter().any(is_state_queue), "it has a new one");
 }

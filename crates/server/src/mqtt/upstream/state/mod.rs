@@ -3,6 +3,7 @@
 //!
 //! - [`record`]: the messages of a state queue. [`queue`]: the queue, as far as this connection has read and written it.
 //! - [`reading`]: how it is read before the client is admitted. [`keeping`]: how an open connection's session writes it.
+//! - [`stale_consumers`]: how long another connection may keep a client from it.
 //!
 //! A session that needs it has a *state queue* beside its own, a log that is read from its front: a list is the whole state,
 //! and each message behind it a change. A PUBLISH of QoS 2 is sent upstream with its record right behind it on one channel,
@@ -16,6 +17,7 @@ mod keeping;
 mod queue;
 mod reading;
 mod record;
+mod stale_consumers;
 #[cfg(test)]
 mod tests;
 
@@ -23,3 +25,6 @@ pub(super) use keeping::{OutboundPublish, StateWork};
 pub(super) use queue::{OPENING, STATE, StateEvent, StateQueue, publish};
 pub(super) use reading::{ReadState, StateReading, in_use};
 pub(super) use record::MAX_RECEIVED;
+#[cfg(test)]
+pub(super) use stale_consumers::STALE_TIMEOUT;
+pub(super) use stale_consumers::StaleConsumers;

@@ -68,13 +68,18 @@ impl StateReading {
                 ReadState::Waits
             }
             StatePhase::Consuming if !is_found && state.list().is_some_and(|list| list.has_queue) => {
-                state.delete();
-                outbox.nudge();
+                self.discard(state, outbox);
                 ReadState::Waits
             }
             StatePhase::Consuming => ReadState::Read,
             _ => ReadState::Waits,
         }
+    }
+
+    /// Deletes the queue, so that it will be absent.
+    pub(in super::super) fn discard(&self, state: &mut StateQueue, outbox: &Arc<Outbox>) {
+        state.delete();
+        outbox.nudge();
     }
 }
 

@@ -1,0 +1,90 @@
+//! State queues that nobody gives up although nobody has them any more.
+//!
+//! A quorum queue of RabbitMQ may keep the consumer of a channel that has gone when nodes of its cluster were killed (issue
+//! 15473 of rabbitmq-server). Its client would be refused for ever, so that at some time the queue is deleted instead.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use broker::Timestamp;
+
+use crate::mqtt::session_ownership::Owner;
+
+/// Milliseconds for which a client is refused. A server that is cut off has lost its connection by then, and its consumers with
+/// it: RabbitMQ closes a connection on which nothing comes for its heartbeat timeout, 60 s by default.
+pub(in super::super) const STALE_TIMEOUT: u64 = 3 * 60 * 1000;
+
+/// Clients that are known to be refused; of more, the time does not count.
+const MAX_REFUSED: usize = 10_000;
+
+/// The clients that were refused because another connection consumes from their state queue.
+#[derive(Debug, Default)]
+pub(in super::super) struct StaleConsumers {
+    refused: HashMap<Arc<Owner>, Refused>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Refused {
+    first: Timestamp,
+    last: Timestamp,
+}
+
+impl StaleConsumers {
+    /// A client is about to be refused. Returns true if it has been for [`STALE_TIMEOUT`], without as long a pause.
+    pub(in super::super) fn refuse(&mut self, owner: &Arc<Owner>, now: Timestamp) -> bool {
+        if self.refused.len() >= MAX_REFUSED {
+            self.refused.retain(|_, refused| now < refused.last.after(STALE_TIMEOUT));
+        }
+        if let Some(refused) = self.refused.get_mut(owner) {
+            if now >= refused.last.after(STALE_TIMEOUT) {
+                refused.first = now;
+            }
+            refused.last = now;
+            return now >= refused.first.after(STALE_TIMEOUT);
+        }
+        if self.refused.len() < MAX_REFUSED {
+            self.refused.insert(Arc::clone(owner), Refused { first: now, last: now });
+        }
+        false
+    }
+
+    /// The client's state queue is its own again.
+    pub(in super::super) fn forget(&mut self, owner: &Owner) {
+        self.refused.remove(owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(number: usize) -> Arc<Owner> {
+        Arc::new(Owner { vhost: "/".into(), client_id: number.to_string().into() })
+    }
+
+    fn seconds(seconds: u64) -> Timestamp {
+        Timestamp(0).after(seconds * 1000)
+    }
+
+    #[test]
+    fn a_client_is_refused_for_a_while_and_a_pause_of_as_long_begins_it_anew() {
+        let (mut stale, me) = (StaleConsumers::default(), owner(1));
+        assert!(!stale.refuse(&me, seconds(0)) && !stale.refuse(&me, seconds(100)));
+        assert!(!stale.refuse(&owner(2), seconds(179)) && stale.refuse(&me, seconds(180)));
+        assert!(!stale.refuse(&me, seconds(360)), "after a pause");
+        assert!(!stale.refuse(&me, seconds(539)) && stale.refuse(&me, seconds(540)));
+        stale.forget(&me);
+        assert!(!stale.refuse(&me, seconds(541)));
+    }
+
+    #[test]
+    fn the_number_of_clients_is_limited_to_those_that_are_still_refused() {
+        let mut stale = StaleConsumers::default();
+        for number in 0..=MAX_REFUSED {
+            assert!(!stale.refuse(&owner(number), seconds(0)));
+        }
+        assert_eq!(stale.refused.len(), MAX_REFUSED);
+        assert!(!stale.refuse(&owner(MAX_REFUSED), seconds(180)));
+        assert_eq!(stale.refused.len(), 1);
+    }
+}
