@@ -7,7 +7,7 @@ everything, in order and each once. Prints rates, memory, startup times and what
     make backlog ARGS="--transient"                         # messages that are not persistent: none survive a start
 
 Memory is the most that the broker's process had resident (VmHWM), the programs' own pages included; the page cache is not
-its own. The data folder is a temporary one: TMPDIR names another disk. The exit code is 1 when memory or a start is over its
+its own. The data directory is a temporary one: TMPDIR names another disk. The exit code is 1 when memory or a start is over its
 limit.
 """
 
@@ -36,11 +36,11 @@ JOURNAL = 1 << 30
 
 def main():
     options = arguments()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         needed = options.messages * SIZE * 6 // 5 + JOURNAL
-        if shutil.disk_usage(folder).free < needed:
-            sys.exit(f"{folder}: needs {needed >> 20} MiB of free disk; TMPDIR names another one")
-        run = Run(Path(folder), options)
+        if shutil.disk_usage(directory).free < needed:
+            sys.exit(f"{directory}: needs {needed >> 20} MiB of free disk; TMPDIR names another one")
+        run = Run(Path(directory), options)
         try:
             run.play()
         finally:
@@ -72,8 +72,8 @@ class Row:
 class Run:
     """The phases, one after the other. The queue holds the numbers from `first` up to, and without, `next`."""
 
-    def __init__(self, folder, options):
-        self.folder, self.options = folder, options
+    def __init__(self, directory, options):
+        self.directory, self.options = directory, options
         self.rows = []
         self.first = self.next = self.unconfirmed = 0
         self.mode = TRANSIENT if options.transient else PERSISTENT
@@ -138,8 +138,8 @@ class Run:
         assert expected <= found <= expected + self.unconfirmed, f"{found} messages are back"
 
     def launch(self):
-        flags = ["--data-dir", str(self.folder / "data"), "--memory-paging-watermark", self.options.watermark]
-        return Leveret(self.folder / f"run{len(self.rows)}", *flags, "--log", "warn")
+        flags = ["--data-dir", str(self.directory / "data"), "--memory-paging-watermark", self.options.watermark]
+        return Leveret(self.directory / f"run{len(self.rows)}", *flags, "--log", "warn")
 
     def publisher(self):
         return Publisher(self.broker, QUEUE, SIZE, self.next, self.mode, self.options.confirms)

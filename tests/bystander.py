@@ -156,11 +156,11 @@ def systems(options):
 @contextlib.contextmanager
 def started(name, options):
     """A server that has just been started, and its name in tables."""
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         if name in RELEASES:
             yield servers.title(name), servers.rabbitmq(name)
             return
-        server = Leveret(servers.folder / name, program=options.beside.resolve() if name == "beside" else None)
+        server = Leveret(servers.directory / name, program=options.beside.resolve() if name == "beside" else None)
         servers.callback(server.child.kill)
         yield LEVERET if name == "leveret" else str(options.beside), server
 

@@ -66,11 +66,11 @@ def main():
     options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for name, study in STUDIES:
             if not options.only or name in options.only:
                 print(f"\n## {name}\n", flush=True)
-                study(Path(folder, name), options, most - SPARE)
+                study(Path(directory, name), options, most - SPARE)
     return 0
 
 
@@ -78,31 +78,31 @@ def levels(text):
     return [int(level) for level in text.split(",")]
 
 
-def broker(folder, options, most):
-    with Servers(folder) as servers:
+def broker(directory, options, most):
+    with Servers(directory) as servers:
         leveret = servers.leveret("leveret", *UNLIMITED, "--ws", ANY)
         system = f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}"
         measure({"leveret": "Leveret, AMQP"}, [system], growing(options, most))
 
 
-def mqtt(folder, options, most):
-    idle(folder, options, most, "web_mqtt")
+def mqtt(directory, options, most):
+    idle(directory, options, most, "web_mqtt")
 
 
-def stomp(folder, options, most):
-    idle(folder, options, most, "web_stomp")
+def stomp(directory, options, most):
+    idle(directory, options, most, "web_stomp")
 
 
-def idle(folder, options, most, plugin):
+def idle(directory, options, most, plugin):
     """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plugin, and on Leveret in front of RabbitMQ, in one run of
     the bench; with a topic of their own each, and with few topics for all."""
     for number, topics in enumerate(([], ["--topics", TOPICS])):
         print("Each client has a topic of its own." if not topics else f"{TOPICS} topics for all.", end="\n\n")
-        idle_with(folder / str(number), options, most, plugin, topics)
+        idle_with(directory / str(number), options, most, plugin, topics)
 
 
-def idle_with(folder, options, most, plugin, topics):
-    with Servers(folder) as servers:
+def idle_with(directory, options, most, plugin, topics):
+    with Servers(directory) as servers:
         leveret = servers.leveret("leveret", *UNLIMITED, flag(plugin), ANY)
         titles = {"leveret": f"Leveret, `{plugin}`"}
         systems = [f"leveret={told_of(plugin, web_port(leveret, plugin), leveret)}"]
@@ -124,9 +124,9 @@ def idle_with(folder, options, most, plugin, topics):
             print(words.format(*sizes) + "\n", flush=True)
 
 
-def relay(folder, options, most):
+def relay(directory, options, most):
     """The relay in a process of its own, in front of a broker in another: two sockets a pair."""
-    with Servers(folder) as servers:
+    with Servers(directory) as servers:
         behind = servers.leveret("broker", *UNLIMITED)
         front = servers.leveret("relay", *UNLIMITED, "--relay", f"127.0.0.1:0=tcp://127.0.0.1:{behind.port}")
         port = front.child.wait_line(r"^relay +listening on ws://127\.0\.0\.1:(\d+)").group(1)
@@ -134,13 +134,13 @@ def relay(folder, options, most):
         measure({"relay": "Leveret, relay alone"}, [system], growing(options, most // 2))
 
 
-def rabbitmq(folder, options, most):
+def rabbitmq(directory, options, most):
     """Each plugin in a RabbitMQ that has just started; and Leveret in front of one without the plugin, with both processes
     counted."""
     for name in compared():
         for plugin in CARRIED:
             for start in kinds(plugin):
-                with Servers(folder) as servers:
+                with Servers(directory) as servers:
                     title, told, _ = start(servers, name, plugin)
                     measure({plugin: title}, [f"{plugin}={told}"], growing(options, most))
 
@@ -176,24 +176,24 @@ def told_of(plugin, port, *processes):
     return f"{CARRIED[plugin].scheme}+ws://127.0.0.1:{port}/ws" + "".join(f",pid={each.pid}" for each in processes)
 
 
-def tls(_folder, _options, _most):
+def tls(_directory, _options, _most):
     """What an idle connection over wss costs, as a test prints it."""
     test("blackbox/websocket_tls.py", "-k", "idle")
 
 
-def abandoned(_folder, options, most):
+def abandoned(_directory, options, most):
     """The test, with as many connections as there can be."""
     count = 1000 if options.quick else min(20_000, most)
     test("blackbox/websocket_abandoned.py", LEVERET_ABANDONED=str(count))
 
 
-def in_memory(_folder, options, _most):
+def in_memory(_directory, options, _most):
     """More sessions than a process may have sockets, over streams that are memory: of AMQP on the embedded broker, and of MQTT in front
     of one."""
     measurement(options, "capacity_tests", LEVERET_SESSIONS=2_000 if options.quick else 200_000)
 
 
-def subscriptions(_folder, options, _most):
+def subscriptions(_directory, options, _most):
     """A million MQTT subscriptions in one process: memory, and what a message costs that has to find one of them."""
     measurement(options, "million", LEVERET_SUBSCRIPTIONS=20_000 if options.quick else 1_000_000)
 
@@ -210,13 +210,13 @@ def test(file, *arguments, **environment):
     subprocess.run(command, check=True, cwd=ROOT / "tests", env={**os.environ, **environment})
 
 
-def mqtt_rates(_folder, options, most):
+def mqtt_rates(_directory, options, most):
     """One message to very many subscribers, and messages of QoS 1 from one client to another, over MQTT's own port; beside the latter
     what AMQP does through the same pool, with as many unconfirmed: as MQTT's messages are for RabbitMQ, and at its fastest."""
     subscribers, rounds, seconds = (200, 3, 1) if options.quick else (min(SUBSCRIBERS, most), 20, 10)
     rows = []
     for start in (own, *(functools.partial(behind, name) for name in compared())):
-        with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
             title, server, stream = start(servers)
             port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
             times = sorted(load("fan-out", port, subscribers, rounds))
@@ -251,13 +251,13 @@ def behind(name, servers):
     return f"Leveret in front of {servers.title(name)}", server, system("pool", server, rabbitmq)
 
 
-def retained(_folder, options, _most):
+def retained(_directory, options, _most):
     """Retained messages of very many topics in front of each release, which are one stream there; and beside it what a queue for each
     of them would cost."""
     topics, alternative = (2_000, 200) if options.quick else (100_000, 5_000)
     rows = []
     for name in compared():
-        with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
             rabbitmq = servers.rabbitmq(name)
             fronts = [servers.pool(f"front{number}", rabbitmq, "--mqtt", ANY) for number in range(2)]
             ports = [int(front.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1)) for front in fronts]

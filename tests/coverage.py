@@ -31,14 +31,14 @@ def main():
     environment["LLVM_PROFILE_FILE"] = str(TARGET / f"leveret-%{PROFILES}m%c.profraw")
     environment["LEVERET_BIN"] = str(TARGET / "debug" / "leveret")
 
-    def step(*command, folder=ROOT, check=True, **options):
-        return subprocess.run(command, cwd=folder, env=environment, check=check, **options)
+    def step(*command, directory=ROOT, check=True, **options):
+        return subprocess.run(command, cwd=directory, env=environment, check=check, **options)
 
     step("cargo", "llvm-cov", "clean", "--workspace")
     step("cargo", "test", "--workspace", "--locked", "--quiet", "--no-fail-fast")
     step("cargo", "build", "--workspace", "--bin", "leveret", "--bin", "lapin-scenarios", "--locked", "--quiet")
     tests = [sys.executable, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", *sys.argv[1:]]
-    failed = step(*tests, folder=ROOT / "tests", check=False).returncode
+    failed = step(*tests, directory=ROOT / "tests", check=False).returncode
     step("cargo", "llvm-cov", "report", "--html", "--output-dir", TARGET)
     summary = json.loads(step("cargo", "llvm-cov", "report", "--json", "--summary-only", stdout=subprocess.PIPE).stdout)
     report = table(summary["data"][0]["files"])

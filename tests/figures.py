@@ -1,5 +1,5 @@
 """The figures of docs/benchmarks.md: starts RabbitMQ 3.10 and 4, Leveret's broker and Leveret in front of each RabbitMQ, each on
-ports and in folders of its own, and lets `leveret bench` compare them, round by round, in one run.
+ports and in directories of its own, and lets `leveret bench` compare them, round by round, in one run.
 
     make figures                          # everything, about 15 minutes
     make figures ARGS="--quick"           # to see that it works
@@ -7,7 +7,7 @@ ports and in folders of its own, and lets `leveret bench` compare them, round by
     make figures ARGS="--pinned"          # each server on one core and the generator on the others: who is the limit is plain
     make figures ARGS="--beside /tmp/old" # against an older build alone: no rate and no CPU time may be worse than by 3%
 
-The tables of the page go to standard output, what `leveret bench` prints to standard error. Folders are temporary: TMPDIR names
+The tables of the page go to standard output, what `leveret bench` prints to standard error. Directories are temporary: TMPDIR names
 another disk. The exit code is 1 when something that is asked for is not reached.
 """
 
@@ -55,8 +55,8 @@ MANY = "10 producers with 1,000 confirms in flight, 10 consumers that ack, one q
 ONE = "one producer that waits for each confirm"
 DURABLES = {
     MANY: [*PERSISTENT, "--producers", "10", "--consumers", "10", "--confirms", "1000"],
-    # Beside a plain loop of write and fdatasync in this folder.
-    ONE: [*PERSISTENT, "--consumers", "0", "--confirms", "1", "--disk", "{folder}"],
+    # Beside a plain loop of write and fdatasync in this directory.
+    ONE: [*PERSISTENT, "--consumers", "0", "--confirms", "1", "--disk", "{directory}"],
 }
 # Of RabbitMQ 3.10.
 EXPECTED = {MANY: "ratio(leveret/rabbitmq)>=10", ONE: "ratio(leveret/disk)>=0.8"}
@@ -82,7 +82,7 @@ FLAGS = ["--consumers 0", "--auto-ack", "--prefetch 200", "--consumers 0 --confi
 def main():
     options = arguments()
     generator = apart() if options.pinned else ()
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         if options.beside:
             return 0 if beside(servers, options, generator) else 1
         figures = Figures(servers, options, generator)
@@ -193,7 +193,7 @@ class Figures:
         if self.options.only not in WRITTEN:
             return
         heading(WRITTEN)
-        measure = lambda name, flags: written(self.servers.folder, system(name, self.broker(name)), flags, self.options)
+        measure = lambda name, flags: written(self.servers.directory, system(name, self.broker(name)), flags, self.options)
         rows = [[title, *(f"{measure(name, flags):.2f}" for name in self.names())] for title, flags in FATES.items()]
         titles = [self.servers.title(name) for name in self.names()]
         print(table(["what becomes of the messages", *titles], rows) + "\n", flush=True)
@@ -237,7 +237,7 @@ class Figures:
         ]
 
     def to_sink(self, first, others):
-        sink = Child([*on_cores(others), binary(), "bench", "sink"], self.servers.folder / "sink.log")
+        sink = Child([*on_cores(others), binary(), "bench", "sink"], self.servers.directory / "sink.log")
         try:
             port = int(sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1))
             proxy = self.servers.pool("confined", port, "--worker-threads", "1")
@@ -264,7 +264,7 @@ class Figures:
 
     def stream(self, title, systems, flags, *expected):
         heading(title)
-        flags = [flag.format(folder=self.servers.folder) for flag in flags]
+        flags = [flag.format(directory=self.servers.directory) for flag in flags]
         flags += [word for condition in expected if condition for word in ("--expect", condition)]
         wrapper = on_cores(self.generator) if self.generator else ()
         met, report = bench("stream", systems, *flags, *self.length(), wrapper=wrapper)
@@ -339,23 +339,23 @@ def confine(pid, cores):
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def written(folder, system, flags, options):
+def written(directory, system, flags, options):
     """Bytes that a round has the disk write, for each byte of a message. Whoever else writes to that disk counts too."""
     os.sync()
-    before = device_bytes(folder)
+    before = device_bytes(directory)
     words = ["--rounds", "1", "--warmup", "0", "--time", "2" if options.quick else "10"]
     met, report = bench("stream", [system], *PERSISTENT, *flags, *words)
     if not met:
         raise subprocess.CalledProcessError(1, ["bench", "stream"])
     os.sync()
     [found] = report["systems"][0]["rounds"]
-    return (device_bytes(folder) - before) / (found["counts"]["published"] * 1024)
+    return (device_bytes(directory) - before) / (found["counts"]["published"] * 1024)
 
 
-def device_bytes(folder):
-    """What was written to the disk that a folder is on. /proc/PID/io would not do: for each write it counts all of a folio of
+def device_bytes(directory):
+    """What was written to the disk that a directory is on. /proc/PID/io would not do: for each write it counts all of a folio of
     the kernel's cache, which is up to 2 MiB."""
-    device = os.stat(folder).st_dev
+    device = os.stat(directory).st_dev
     fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     return int(fields[6]) * 512
 

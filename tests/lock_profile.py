@@ -64,8 +64,8 @@ NONE = (0,) * len(FIGURES)
 
 
 def run(flags, queues, seconds):
-    with tempfile.TemporaryDirectory() as folder:
-        server = Leveret(Path(folder), "--log", "warn")
+    with tempfile.TemporaryDirectory() as directory:
+        server = Leveret(Path(directory), "--log", "warn")
         try:
             before, cpu_before = measured(server), cpu_of(server.pid)
             words = [*CONNECTIONS, "--queues", str(queues), *flags, "--rounds", "1", "--time", str(seconds), "--warmup", "0"]

@@ -45,24 +45,24 @@ def place(page):
     return path.with_name(INDEX) if path.name == "README.md" else path
 
 
-def prepare(folder):
+def prepare(directory):
     """Lays out what mdBook reads."""
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     pages = contents()
     files = {path for pattern in PICTURES for path in DOCS.rglob(pattern)}
     for page in pages:
-        copy = folder / "src" / place(page)
+        copy = directory / "src" / place(page)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(copied(page, set(pages), files))
     for file in files:
-        copy = folder / "src" / file.relative_to(ROOT)
+        copy = directory / "src" / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
     summary = (DOCS / "SUMMARY.md").read_text()
     for page in pages:
         summary = summary.replace(f"]({os.path.relpath(page, DOCS)})", f"]({place(page)})")
-    (folder / "src" / "SUMMARY.md").write_text(summary)
-    shutil.copy(DOCS / "book.toml", folder / "book.toml")
+    (directory / "src" / "SUMMARY.md").write_text(summary)
+    shutil.copy(DOCS / "book.toml", directory / "book.toml")
 
 
 def dead_ends(site):

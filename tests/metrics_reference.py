@@ -40,12 +40,12 @@ SECTIONS = [
 ]
 
 
-def reference(folder):
-    """The text of the document, from servers that have data in `folder`."""
+def reference(directory):
+    """The text of the document, from servers that have data in `directory`."""
     families = {}
     with contextlib.ExitStack() as servers:
         with contextlib.ExitStack() as clients:
-            broker, pool = started(servers, clients, folder)
+            broker, pool = started(servers, clients, directory)
             for kind, server in (("broker", broker), ("pool", pool)):
                 for path in ("/metrics", "/metrics/per-object"):
                     collect(families, kind, path, read(server.http + path))
@@ -54,14 +54,14 @@ def reference(folder):
     return HEAD + "".join(section(*each, families) for each in SECTIONS)
 
 
-def started(servers, clients, folder):
+def started(servers, clients, directory):
     """A broker, and a pool in front of it: with a client, a queue, a certificate and a spooled message, so that each family has a sample."""
-    ca = TestCa(folder)
+    ca = TestCa(directory)
     cert, key = ca.issue("server")
     tls = ("--amqps", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
     mqtt = ("--mqtt", "127.0.0.1:0")
-    broker = servers.enter_context(leveret(folder / "broker", "--compatibility", "4", *tls, *mqtt))
-    pool = servers.enter_context(spooling(folder / "pool", f"amqp://{broker.address}", *tls, *mqtt, rule='{exchange = "^spooled$"}'))
+    broker = servers.enter_context(leveret(directory / "broker", "--compatibility", "4", *tls, *mqtt))
+    pool = servers.enter_context(spooling(directory / "pool", f"amqp://{broker.address}", *tls, *mqtt, rule='{exchange = "^spooled$"}'))
     for server in (broker, pool):
         connection = clients.enter_context(connect(server))
         channel = connection.channel()
@@ -115,8 +115,8 @@ def row(name, known):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        DOCUMENT.write_text(reference(Path(folder)))
+    with tempfile.TemporaryDirectory() as directory:
+        DOCUMENT.write_text(reference(Path(directory)))
 
 
 if __name__ == "__main__":

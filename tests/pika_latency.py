@@ -29,7 +29,7 @@ WARM_UP = 3
 def main():
     options = arguments()
     met = True
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         upstreams = [Upstream(servers, name) for name in compared()]
         titles = [f"{way} {servers.title(each.name)}" for each in upstreams for way in ("directly to", "through the pool to", "spooled for")]
         versions = [servers.title(each.name) for each in upstreams]
@@ -74,11 +74,11 @@ class Upstream:
     def __init__(self, servers, name):
         self.name, self.published = name, 0
         self.rabbitmq = servers.rabbitmq(name)
-        self.link = Link(servers.folder / f"{name}.link.log", self.rabbitmq.port)
+        self.link = Link(servers.directory / f"{name}.link.log", self.rabbitmq.port)
         servers.callback(self.link.stop)
         port = int(self.link.address.rpartition(":")[2])
         pool = servers.pool(f"pool-{name}", port)
-        spooling = ["--spool", '{exchange = ".*"}', "--data-dir", str(servers.folder / f"spool-{name}-data")]
+        spooling = ["--spool", '{exchange = ".*"}', "--data-dir", str(servers.directory / f"spool-{name}-data")]
         spool = servers.pool(f"spool-{name}", port, *spooling)
         self.uris = {"direct": f"amqp://guest:guest@{self.link.address}", "pool": pool.uri, "spool": spool.uri}
         with connected(self.rabbitmq.uri) as connection:

@@ -27,23 +27,23 @@ def main():
     step("clippy", "cargo", "clippy", *options.cargo, "--all-targets", "--", "-D", "warnings")
     changed = changed_crates(options.base)
     programs = test_programs(changed, options.cargo)
-    for program, folder in programs:
-        step(f"unit tests: {program.name}", program, "--quiet", folder=folder)
+    for program, directory in programs:
+        step(f"unit tests: {program.name}", program, "--quiet", directory=directory)
     step("build", "cargo", "build", *options.cargo, "--bin", "leveret")
     scenarios = ["scenarios", "--target", "leveret,proxy", "--client", options.client, "-n", "2", "--dist", "worksteal"]
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "leveret"
     environment = os.environ | {"LEVERET_BIN": str(built)}
-    step("scenarios", sys.executable, "-m", "pytest", *scenarios, folder=ROOT / "tests", env=environment)
+    step("scenarios", sys.executable, "-m", "pytest", *scenarios, directory=ROOT / "tests", env=environment)
     print(f"passed: {len(programs)} test programs of {', '.join(changed) or 'no crate'}, and {options.client}'s scenarios")
 
 
-def step(name, *command, folder=ROOT, **options):
+def step(name, *command, directory=ROOT, **options):
     began = time.monotonic()
-    done = subprocess.run(command, cwd=folder, **options)
+    done = subprocess.run(command, cwd=directory, **options)
     print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     if done.returncode:
         again = " ".join(str(word) for word in command)
-        sys.exit(f"failed; again alone: (cd {folder} && {again})")
+        sys.exit(f"failed; again alone: (cd {directory} && {again})")
 
 
 def changed_crates(base):
@@ -64,9 +64,9 @@ def test_programs(crates, cargo):
     for line in output.splitlines():
         message = json.loads(line)
         if message.get("executable") and message["profile"]["test"]:
-            folder = Path(message["manifest_path"]).parent
-            if folder.name in crates:
-                found.append((Path(message["executable"]), folder))
+            directory = Path(message["manifest_path"]).parent
+            if directory.name in crates:
+                found.append((Path(message["executable"]), directory))
     return found
 
 

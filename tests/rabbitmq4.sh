@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Puts Debian testing's RabbitMQ, a 4.x, and all that it needs into a folder, without touching the system: packages are fetched by
-# apt with lists of its own and unpacked, not installed. harness/releases.py runs commands with the folder's usr in place of /usr.
+# Puts Debian testing's RabbitMQ, a 4.x, and all that it needs into a directory, without touching the system: packages are fetched by
+# apt with lists of its own and unpacked, not installed. harness/releases.py runs commands with the directory's usr in place of /usr.
 #
-#     tests/rabbitmq4.sh FOLDER
+#     tests/rabbitmq4.sh DIRECTORY
 #
-# Where that can't be, FOLDER has only a file `missing`, which says why.
+# Where that can't be, DIRECTORY has only a file `missing`, which says why.
 set -euo pipefail
 
 SUITE=testing
@@ -12,15 +12,15 @@ SUITE=testing
 PACKAGES=(rabbitmq-server bash coreutils dash findutils grep hostname mawk procps sed)
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
-folder=$(realpath --canonicalize-missing "$1")
+directory=$(realpath --canonicalize-missing "$1")
 
 main() {
-    rm -rf "$folder"
-    mkdir -p "$folder"
+    rm -rf "$directory"
+    mkdir -p "$directory"
     if ! can_mount 2>/dev/null; then
-        echo "this user may not mount folders" >"$folder/missing"
+        echo "this user may not mount directories" >"$directory/missing"
     elif [ -z "$(mirror)" ]; then
-        echo "apt knows no mirror of Debian" >"$folder/missing"
+        echo "apt knows no mirror of Debian" >"$directory/missing"
     else
         fetch
         unpack
@@ -39,28 +39,28 @@ mirror() {
 }
 
 fetch() {
-    mkdir -p "$folder"/apt/{lists,archives}/partial
-    echo "deb [signed-by=$KEYRING] $(mirror) $SUITE main" >"$folder/apt/sources.list"
-    : >"$folder/apt/status"
+    mkdir -p "$directory"/apt/{lists,archives}/partial
+    echo "deb [signed-by=$KEYRING] $(mirror) $SUITE main" >"$directory/apt/sources.list"
+    : >"$directory/apt/status"
     apt update -qq
     apt install --download-only --no-install-recommends --yes -qq "${PACKAGES[@]}"
 }
 
 apt() {
-    apt-get -o Dir::State="$folder/apt" -o Dir::State::Status="$folder/apt/status" -o Dir::Cache="$folder/apt" \
-        -o Dir::Etc::SourceList="$folder/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+    apt-get -o Dir::State="$directory/apt" -o Dir::State::Status="$directory/apt/status" -o Dir::Cache="$directory/apt" \
+        -o Dir::Etc::SourceList="$directory/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
         -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \
         -o APT::Sandbox::User= -o Acquire::Languages=none "$@"
 }
 
 unpack() {
     local package
-    for package in "$folder"/apt/archives/*.deb; do
-        dpkg-deb --extract "$package" "$folder/root"
+    for package in "$directory"/apt/archives/*.deb; do
+        dpkg-deb --extract "$package" "$directory/root"
     done
     # Last of all: what is here is whole.
-    mv "$folder/root/usr" "$folder/usr"
-    rm -rf "$folder"/{apt,root}
+    mv "$directory/root/usr" "$directory/usr"
+    rm -rf "$directory"/{apt,root}
 }
 
 main

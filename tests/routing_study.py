@@ -94,10 +94,10 @@ def main():
     arguments.add_argument("--limit", default=LIMIT, metavar="SECONDS", help="the longest that a point beside RabbitMQ takes")
     options = arguments.parse_args()
     load = " ".join(f"{number:.1f}" for number in os.getloadavg()[:2])
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         study = Study(servers, options)
         parts = study.run()
-        parts["memory"] = memory_table(servers.folder, options)
+        parts["memory"] = memory_table(servers.directory, options)
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     page = PAGE.format(
         load=load,
@@ -113,7 +113,7 @@ def main():
 
 class Study:
     def __init__(self, servers, options):
-        self.folder, self.quick, self.into, self.limit = servers.folder, options.quick, options.into, options.limit
+        self.directory, self.quick, self.into, self.limit = servers.directory, options.quick, options.into, options.limit
         self.leveret = ["--system", system("leveret", servers.leveret("leveret"))]
         self.releases = compared()
         self.rabbitmq = [word for name in self.releases for word in ("--system", system(name, servers.rabbitmq(name)))]
@@ -145,7 +145,7 @@ class Study:
 
     def bench(self, flags, output=None):
         """What a study prints without its head, and as JSON."""
-        written = self.folder / "study.json"
+        written = self.directory / "study.json"
         if self.quick:
             size = ("--base", "--queues", "--bindings", "--combined", "--messages", "--copies", "--limit-seconds", "--bulk")
             flags = [flag for at, flag in enumerate(flags) if flag not in size and (at == 0 or flags[at - 1] not in size)]
@@ -162,13 +162,13 @@ class Study:
         return "\n".join(f"![{kind} exchange, {figure}]({output}/{kind}-{figure}.svg)" for kind in KINDS for figure in FIGURES)
 
 
-def memory_table(folder, options):
+def memory_table(directory, options):
     """Resident memory per binding, each exchange type on a broker of its own."""
     rows = ["| exchange | bytes per binding |", "|---|---|"]
     exponent = 10 if options.quick else 20
     for kind in KINDS:
-        leveret = Leveret(folder / f"memory-{kind}", "--log", "warn")
-        written = folder / "memory.json"
+        leveret = Leveret(directory / f"memory-{kind}", "--log", "warn")
+        written = directory / "memory.json"
         # Few levels, for memory of one that is used again in the next would be counted twice.
         flags = ["--queues", "0", "--bindings", "2", "--combined", "2", "--base", str(2 ** (exponent // 2)), "--messages", "1"]
         one = ["--exchange", kind, "--pipelined", "--limit-seconds", "3600", "--json", str(written)]

@@ -21,7 +21,7 @@ from harness.leveret import ROOT
 from harness.patience import TEST_SECONDS
 from harness.releases import RELEASES
 
-FOLDER = ROOT / "target" / "soak"
+DIRECTORY = ROOT / "target" / "soak"
 # What a batch does: less than a minute's work on two cores; hostile clients and the cluster take minutes.
 CRASH_SEEDS = 2000
 SPOOL_SEEDS = 50
@@ -44,7 +44,7 @@ class Batch:
     again: str
     seeds: str = "none"
     environment: dict = field(default_factory=dict)
-    folder: Path = ROOT
+    directory: Path = ROOT
 
 
 @dataclass
@@ -113,7 +113,7 @@ def scenarios(target, file, settings):
     while True:
         again = " ".join(["make", target, *(f"{key}={value}" for key, value in settings.items())])
         environment = {{"ROUNDS": "LEVERET_CLUSTER_ROUNDS", "HOSTILE": "LEVERET_HOSTILE"}[key]: str(value) for key, value in settings.items()}
-        yield Batch(argv, again, environment=environment, folder=ROOT / "tests")
+        yield Batch(argv, again, environment=environment, directory=ROOT / "tests")
 
 
 def openapi(seed):
@@ -131,12 +131,12 @@ def fuzz(seed):
     start = seed % len(targets)
     for number in itertools.count(seed % 2**31 + 1):
         for crate, target in targets[start:] + targets[:start]:
-            found, broken = (FOLDER / "fuzz" / kind / crate / target for kind in ("corpus", "broken"))
-            for folder in (found, broken):
-                folder.mkdir(parents=True, exist_ok=True)
+            found, broken = (DIRECTORY / "fuzz" / kind / crate / target for kind in ("corpus", "broken"))
+            for directory in (found, broken):
+                directory.mkdir(parents=True, exist_ok=True)
             run = [*FUZZ, "run", "--fuzz-dir", f"crates/{crate}/fuzz", target]
             limits = [f"-seed={number}", f"-max_total_time={FUZZ_SECONDS}", f"-artifact_prefix={broken}/"]
-            # An input that failed is a file of that folder.
+            # An input that failed is a file of that directory.
             yield Batch([*run, found, "--", *limits], f"{shell(run)} {broken.relative_to(ROOT)}/*", f"{crate}/{target} {number}")
 
 
@@ -172,15 +172,15 @@ def shell(argv, environment=None):
 
 
 class Soak:
-    def __init__(self, chosen, seed, folder=FOLDER):
+    def __init__(self, chosen, seed, directory=DIRECTORY):
         self.seed = seed
-        self.folder = folder
+        self.directory = directory
         self.outcomes = [Outcome(part) for part in chosen]
         self.logs = itertools.count(1)
 
     def run(self, seconds):
         """Gives each part its share; what a part leaves goes to those behind it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         ready = [outcome for outcome in self.outcomes if self.prepare(outcome)]
         left = seconds
         for position, outcome in enumerate(ready):
@@ -223,7 +223,7 @@ class Soak:
                 outcome.cut_off += 1
 
     def log(self, outcome):
-        return self.folder / f"{outcome.part.name}-{next(self.logs)}.log"
+        return self.directory / f"{outcome.part.name}-{next(self.logs)}.log"
 
     def failed(self, outcome, again, log, how):
         outcome.failures.append((again, log, how))
@@ -235,7 +235,7 @@ class Soak:
         with log.open("w") as output:
             process = subprocess.Popen(
                 [str(word) for word in batch.argv],
-                cwd=batch.folder,
+                cwd=batch.directory,
                 env=os.environ | batch.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -264,7 +264,7 @@ class Soak:
                 last = "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-30:])
                 lines.append(f"\n## {outcome.part.name} failed: {how}\n\nAgain: `{again}`\n\nThe end of {log}:\n\n{last}")
         text = "\n".join(lines) + "\n"
-        (self.folder / "report.md").write_text(text)
+        (self.directory / "report.md").write_text(text)
         return text
 
 
@@ -283,9 +283,9 @@ def end(process):
             process.wait()
 
 
-def soak(chosen, seconds, seed, folder=FOLDER):
+def soak(chosen, seconds, seed, directory=DIRECTORY):
     """The exit code: 0, or 1 if anything failed, or else 130 if it was interrupted."""
-    run = Soak(chosen, seed, folder)
+    run = Soak(chosen, seed, directory)
     interrupted = False
     try:
         run.run(seconds)

@@ -6,7 +6,7 @@ an hour at 1,000 a second, and the broker comes back while others go on publishi
     make spool-outage ARGS="--upstream rabbitmq4 --latency 100"
 
 They are published as fast as they are confirmed, not in an hour. The upstream is Leveret's broker unless --upstream names a release of
-RabbitMQ, which may be slower than the spool. Memory is the most that the spool's process had resident (VmHWM). Folders are
+RabbitMQ, which may be slower than the spool. Memory is the most that the spool's process had resident (VmHWM). Directories are
 temporary: TMPDIR names another disk. The exit code is 1 when memory or the rate of forwarding is not what it has to be.
 """
 
@@ -37,10 +37,10 @@ BATCH, PAUSE = 50, 0.05
 
 def main():
     options = arguments()
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         needed = int(options.messages * SIZE * ROOM) + (2 << 30)
-        if shutil.disk_usage(folder).free < needed:
-            sys.exit(f"{folder}: needs {needed // MEBIBYTE} MiB of free disk; TMPDIR names another one")
+        if shutil.disk_usage(directory).free < needed:
+            sys.exit(f"{directory}: needs {needed // MEBIBYTE} MiB of free disk; TMPDIR names another one")
         outage = Outage(servers, options)
         outage.play()
     outage.print()
@@ -65,13 +65,13 @@ class Outage:
     def __init__(self, servers, options):
         self.options, self.servers = options, servers
         if options.upstream == "leveret":
-            self.upstream = servers.leveret("upstream", "--data-dir", str(servers.folder / "upstream-data"))
+            self.upstream = servers.leveret("upstream", "--data-dir", str(servers.directory / "upstream-data"))
         else:
             self.upstream = servers.rabbitmq(options.upstream)
-        self.link = Link(servers.folder / "link.log", self.upstream.port)
+        self.link = Link(servers.directory / "link.log", self.upstream.port)
         servers.callback(self.link.stop)
         self.link.order(f"latency {options.latency}")
-        flags = ["--spool", '{exchange = ".*"}', "--spool-max-bytes", "64GiB", "--data-dir", str(servers.folder / "data")]
+        flags = ["--spool", '{exchange = ".*"}', "--spool-max-bytes", "64GiB", "--data-dir", str(servers.directory / "data")]
         self.spool = servers.pool("spool", int(self.link.address.rpartition(":")[2]), *flags)
         self.peaks, self.meanwhile = [], 0
 

@@ -31,14 +31,14 @@ ASKED_BEFORE_LEVERET = [f"{ASYNC}: spool.rate>=100k", f"{ASYNC}: spool.forward>=
 def main():
     options = arguments()
     met, rows = True, []
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         # The newest RabbitMQ.
         for name in [*compared()[-1:], "leveret"]:
             if name == "leveret":
-                broker = servers.leveret(name, "--data-dir", str(servers.folder / "broker"))
+                broker = servers.leveret(name, "--data-dir", str(servers.directory / "broker"))
             else:
                 broker = servers.rabbitmq(name)
-            report = servers.folder / f"{name}-report"
+            report = servers.directory / f"{name}-report"
             met &= study(name, broker, report, options)
             rows += rows_of(servers.title(name), json.loads((report / "results.json").read_text()))
             keep(report, options.into / name)

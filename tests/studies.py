@@ -49,10 +49,10 @@ def main():
     options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         # The newest is the first, which others are compared with, and has the pool in front of it.
         releases = list(reversed(compared()))
-        report = servers.folder / "report"
+        report = servers.directory / "report"
         command = [str(binary()), "bench", "all", "--with", "broker,pool", "--output", str(report)]
         for name in releases:
             command += ["--system", system(name, servers.rabbitmq(name))]

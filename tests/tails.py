@@ -51,7 +51,7 @@ PLUGINS = "rabbitmq_management,rabbitmq_prometheus"
 def main():
     options = arguments()
     names = options.only or [LEVERET, *compared()]
-    with tempfile.TemporaryDirectory() as folder, descriptors(10**9) as allowed, Servers(folder) as servers:
+    with tempfile.TemporaryDirectory() as directory, descriptors(10**9) as allowed, Servers(directory) as servers:
         idle = min(options.idle, allowed - SPARE)
         print(f"{idle:,} idle connections, of {options.idle:,} that were wanted", file=sys.stderr)
         rates = {kind: options.rate or half_of_slowest(servers, kind, options) for kind in KINDS}
@@ -90,7 +90,7 @@ def half_of_slowest(servers, kind, options):
     """Of the releases of RabbitMQ that can be run here, alone on the machine."""
     rates = []
     for name in compared():
-        with Servers(servers.folder / f"{kind}-{name}") as alone:
+        with Servers(servers.directory / f"{kind}-{name}") as alone:
             server = alone.rabbitmq(name)
             _, report = bench("stream", [system(name, server)], *LOAD, *KINDS[kind], "--rounds", "1", "--time", "3")
             rates.append(median(report, name, "rate"))
@@ -102,7 +102,7 @@ def half_of_slowest(servers, kind, options):
 @contextlib.contextmanager
 def started(servers, name, options):
     """The only one of them that runs, with where it is asked for definitions and metrics, and its number of objects."""
-    with Servers(servers.folder / f"measured-{name}") as alone:
+    with Servers(servers.directory / f"measured-{name}") as alone:
         if name == LEVERET:
             server = alone.leveret(name, "--memory-paging-watermark", WATERMARK)
             server.management = server.metrics = server.http.removeprefix("http://")

@@ -2,7 +2,7 @@
 that have a subject, comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths,
 short sentences in the documents of operators, an ARCHITECTURE.md that names what exists, and a test for each of its invariants. Prints each breach with its place; the exit code is 1 if there is one.
 
-    python3 tests/tidy.py [FOLDER]
+    python3 tests/tidy.py [DIRECTORY]
 """
 
 import collections
@@ -299,12 +299,12 @@ def production_of(root, files):
 
 
 def test_modules(files):
-    """Files and folders that only tests are built with."""
+    """Files and directories that only tests are built with."""
     found = set()
     for path, text in files.items():
-        folder = path.parent if path.name in ("mod.rs", "lib.rs", "main.rs") else path.with_suffix("")
+        directory = path.parent if path.name in ("mod.rs", "lib.rs", "main.rs") else path.with_suffix("")
         for beside, name in TEST_MODULE.findall(text):
-            found |= {folder / f"{name}.rs", folder / name, path.parent / f"{beside or name}.rs"}
+            found |= {directory / f"{name}.rs", directory / name, path.parent / f"{beside or name}.rs"}
     return found
 
 
@@ -313,7 +313,7 @@ def names_of_architecture(root, files):
     if not document.exists():
         return
     crates = {path.name.replace("-", "_"): path.name for path in (root / "crates").iterdir()}
-    sources = {name: "\n".join(text for path, text in files.items() if path.relative_to(root).parts[1] == folder) for name, folder in crates.items()}
+    sources = {name: "\n".join(text for path, text in files.items() if path.relative_to(root).parts[1] == directory) for name, directory in crates.items()}
     section = ""
     for number, line in enumerate(document.read_text().split("\n"), 1):
         section = line.removeprefix("## ") if line.startswith("## ") else section
@@ -391,9 +391,9 @@ def sentences_of_document(place, text):
             yield f"{place}:{number}: 'so many' is no count"
 
 
-def is_declared(name, source, folder):
+def is_declared(name, source, directory):
     declared = re.search(rf"\b(?:struct|enum|trait|type|fn|mod|const|static|union)\s+{name}\b|^\s+{name}\b\s*[,({{:=]", source, re.MULTILINE)
-    return bool(declared) or any(folder.glob(f"src/**/{name}.rs"))
+    return bool(declared) or any(directory.glob(f"src/**/{name}.rs"))
 
 
 if __name__ == "__main__":

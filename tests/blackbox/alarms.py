@@ -99,19 +99,19 @@ def test_a_blocked_client_does_not_keep_the_server_from_stopping(tmp_path):
             assert server.child.wait() == 0
 
 
-def test_without_a_data_folder_there_is_no_disk_to_be_short_of(tmp_path):
+def test_without_a_data_directory_there_is_no_disk_to_be_short_of(tmp_path):
     with leveret(tmp_path, "--data-dir", "off", *DISK["leveret"]) as server:
         assert metric(server, 'leveret_alarm{kind="disk"}') == 0
         server.stop()
 
 
 @contextlib.contextmanager
-def started(name, folder, settings):
+def started(name, directory, settings):
     if name == "leveret":
-        with leveret(folder, *settings) as server:
+        with leveret(directory, *settings) as server:
             yield server
         return
-    server = RabbitMq(folder / "rabbitmq", *settings)
+    server = RabbitMq(directory / "rabbitmq", *settings)
     try:
         yield server
     finally:

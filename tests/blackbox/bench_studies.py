@@ -177,7 +177,7 @@ def control_group(pid):
     if made is None:
         units = [part for _, _, path in groups_of(pid) for part in path.split("/") if "." in part]
         if not units:
-            pytest.skip("there are no control groups here, and none may be made; the unit tests have a folder instead")
+            pytest.skip("there are no control groups here, and none may be made; the unit tests have a directory instead")
         yield units[0]
         return
     group, before = made
@@ -191,7 +191,7 @@ def control_group(pid):
 
 
 def made_group(pid):
-    """The folder of a control group that was made for a process, and of the one that it was in."""
+    """The directory of a control group that was made for a process, and of the one that it was in."""
     for mount in [line.split() for line in Path("/proc/mounts").read_text().splitlines()]:
         root, group = Path(mount[1]), Path(mount[1]) / f"leveret-test-{pid}.service"
         if mount[2] == "cgroup2":
@@ -318,15 +318,15 @@ def test_expectations_of_single_cells_set_the_exit_code(broker):
 
 def test_results_are_a_page_json_and_csv_and_two_runs_compare(broker, tmp_path):
     runs = [tmp_path / "a", tmp_path / "b"]
-    for folder in runs:
-        code, out, error = run("bench", "churn", *SHORT, "--uri", broker.uri, "--kind", "queue", "--output", folder)
+    for directory in runs:
+        code, out, error = run("bench", "churn", *SHORT, "--uri", broker.uri, "--kind", "queue", "--output", directory)
         assert code == 0, out + error
-        page = (folder / "report.html").read_text()
+        page = (directory / "report.html").read_text()
         assert page.count("<svg") == 3 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
-        with (folder / "results.csv").open() as lines:
+        with (directory / "results.csv").open() as lines:
             rows = list(csv.DictReader(lines))
         assert {row["scenario"] for row in rows} == {"queue"} and {"1", "4"} == {row["at"] for row in rows}
-    a, b = (folder / "results.json" for folder in runs)
+    a, b = (directory / "results.json" for directory in runs)
     both = study("compare", a, b, "--output", tmp_path / "both")
     assert [system["name"] for system in both["systems"]] == ["A:default", "B:default"]
     assert (tmp_path / "both" / "report.html").read_text().count("<svg") == 3
@@ -343,9 +343,9 @@ def test_runs_of_streams_routing_and_websockets_compare(tmp_path):
         }
         for name, arguments in studies.items():
             runs = [tmp_path / f"{name}-{letter}" for letter in "ab"]
-            for folder in runs:
-                study(name, *arguments, "--output", folder)
-            a, b = (folder / "results.json" for folder in runs)
+            for directory in runs:
+                study(name, *arguments, "--output", directory)
+            a, b = (directory / "results.json" for directory in runs)
             both = study("compare", a, b, "--output", tmp_path / f"{name}-both")
             systems = [system["name"] for system in both["systems"]]
             assert [system[:2] for system in systems] == ["A:", "B:"], systems

@@ -21,8 +21,8 @@ class WithClient(Files):
     """Our own files, and under /client/ the client as it is published for browsers."""
 
     def translate_path(self, path):
-        folder = CLIENT if path.startswith("/client/") else HERE
-        return str(folder / Path(path).name)
+        directory = CLIENT if path.startswith("/client/") else HERE
+        return str(directory / Path(path).name)
 
 
 @pytest.fixture(scope="module")

@@ -122,18 +122,18 @@ def test_settings_reach_the_protocol(tmp_path):
         server.stop()
 
 
-def layers(folder, text):
+def layers(directory, text):
     """The arguments for a configuration file with this text, or none for none."""
     if not text:
         return []
-    file = folder / "leveret.toml"
+    file = directory / "leveret.toml"
     file.write_text(text)
     return ["--config", file]
 
 
-def printed(folder, key, *arguments, env=None, text=""):
+def printed(directory, key, *arguments, env=None, text=""):
     """The value of a key in what `config print` says, as TOML."""
-    code, out, error = run("config", "print", *layers(folder, text), *arguments, env=env)
+    code, out, error = run("config", "print", *layers(directory, text), *arguments, env=env)
     assert code == 0, error
     [value] = re.findall(rf"^{key} = ([^#\n]*?)\s*(?:#.*)?$", out, re.MULTILINE)
     return value

@@ -15,8 +15,8 @@ READ = r"SIGHUP: no TLS files to reload"
 class Configured:
     """A server with a configuration file that changes."""
 
-    def __init__(self, folder, text):
-        self.file = folder / "leveret.toml"
+    def __init__(self, directory, text):
+        self.file = directory / "leveret.toml"
         self.file.write_text(text)
         self.flags = ["--config", self.file]
 

@@ -18,16 +18,16 @@ from harness.releases import RELEASES, missing
 @pytest.fixture(scope="module", params=itertools.product(["rabbitmq", "leveret"], RELEASES), ids=" ".join)
 def server(request, tmp_path_factory):
     kind, version = request.param
-    folder = tmp_path_factory.mktemp(kind) / "server"
+    directory = tmp_path_factory.mktemp(kind) / "server"
     if kind == "rabbitmq":
         if reason := missing(version):
             pytest.skip(f"RabbitMQ {version}: {reason}")
-        server = managed_rabbitmq(folder, version)
+        server = managed_rabbitmq(directory, version)
         server.follows = version
         yield server
         server.stop()
     else:
-        with leveret(folder, "--compatibility", version) as server:
+        with leveret(directory, "--compatibility", version) as server:
             server.follows = version
             yield server
             server.stop()

@@ -228,8 +228,8 @@ def test_figures_move_while_they_are_watched(visit):
 
 
 def test_it_is_pictured(visit, server):
-    """With LEVERET_SCREENSHOTS=folder it also makes the pictures in the README (make screenshot)."""
-    folder = os.environ.get("LEVERET_SCREENSHOTS")
+    """With LEVERET_SCREENSHOTS=directory it also makes the pictures in the README (make screenshot)."""
+    directory = os.environ.get("LEVERET_SCREENSHOTS")
     ask(server, "DELETE", f"queues/%2F/{LONG}")
     pictures = {
         "dashboard.png": ("light", (), 760, "document.querySelector('#view .spark .line').getAttribute('d').includes('L')"),
@@ -240,7 +240,7 @@ def test_it_is_pictured(visit, server):
         visit.window.resize(1180, height)
         visit.enter(*place)
         visit.wait(is_there)
-        if folder and not place:
+        if directory and not place:
             draw_lines(visit)
         # The pointer rests where it logged in, which lights up what lies under it.
         visit.window.evaluate("document.querySelector('svg.diagram')?.dispatchEvent(new Event('pointerleave'))")
@@ -249,10 +249,10 @@ def test_it_is_pictured(visit, server):
         assert visit.window.evaluate("return location.hash") == hash_of(place)
         picture = visit.window.screenshot()
         assert size_of(picture) == visit.window.evaluate("return [innerWidth, innerHeight]")
-        if folder:
+        if directory:
             # What goes into the repository is small; elsewhere the fonts decide.
             assert len(picture) < 150_000
-            (Path(folder) / name).write_bytes(picture)
+            (Path(directory) / name).write_bytes(picture)
 
 
 def overview_is_seen(visit):

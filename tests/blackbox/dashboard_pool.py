@@ -258,8 +258,8 @@ def test_the_spool_is_shown_paused_and_its_parked_messages_dropped(tmp_path, tar
         server.stop()
 
 
-def limited(folder, targets, *flags):
-    return leveret(folder, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", *flags)
+def limited(directory, targets, *flags):
+    return leveret(directory, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", *flags)
 
 
 def bars(visit):

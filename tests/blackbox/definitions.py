@@ -37,8 +37,8 @@ def test_a_check_finds_what_a_first_start_would(tmp_path, name):
     content, reason = MISTAKES[name]
     file = tmp_path / "definitions.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    for folder in ("off", tmp_path / "none"):
-        code, _, errors = run("config", "check", "--definitions", file, "--data-dir", folder)
+    for directory in ("off", tmp_path / "none"):
+        code, _, errors = run("config", "check", "--definitions", file, "--data-dir", directory)
         assert (code, errors) == (2, f"leveret: definitions: {file}: {reason}\n")
 
 
@@ -47,10 +47,10 @@ TYPO = {"policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"
 
 def test_a_check_does_not_know_what_the_broker_has_already(tmp_path):
     """It may have the virtual host, and then the queue, too."""
-    file, folder = tmp_path / "definitions.json", tmp_path / "data"
-    folder.mkdir()
-    (folder / "journal").touch()
-    check = ("config", "check", "--definitions", file, "--data-dir", folder)
+    file, directory = tmp_path / "definitions.json", tmp_path / "data"
+    directory.mkdir()
+    (directory / "journal").touch()
+    check = ("config", "check", "--definitions", file, "--data-dir", directory)
     file.write_text(json.dumps({"queues": [{**QUEUE, "vhost": "v"}]}))
     assert run(*check) == (0, "", "")
     file.write_text(json.dumps(TYPO))

@@ -46,10 +46,10 @@ def queue_of(number):
 
 
 @contextlib.contextmanager
-def started(folder, taken):
+def started(directory, taken):
     """A server on what there is; adds to `taken` the seconds that it took until it listened."""
     begun = time.monotonic()
-    with restartable(folder) as server:
+    with restartable(directory) as server:
         taken.append(time.monotonic() - begun)
         yield server
 

@@ -44,7 +44,7 @@ def has_exchange(server, name):
 
 @pytest.fixture
 def state(tmp_path):
-    """Starts servers one after the other on the same data folder."""
+    """Starts servers one after the other on the same data directory."""
 
     def start(*flags):
         return leveret(tmp_path / f"run{len(list(tmp_path.glob('run*')))}", "--data-dir", str(tmp_path / "data"), *flags)
@@ -168,7 +168,7 @@ def test_users_and_policies_of_a_definitions_file_are_kept(state, tmp_path):
         server.stop()
 
 
-def test_the_data_folder_is_its_owners_alone_and_one_process_has_it(state, tmp_path):
+def test_the_data_directory_is_its_owners_alone_and_one_process_has_it(state, tmp_path):
     with state() as server:
         for path in (tmp_path / "data", tmp_path / "data" / "definitions.redb"):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
@@ -178,7 +178,7 @@ def test_the_data_folder_is_its_owners_alone_and_one_process_has_it(state, tmp_p
         server.stop()
 
 
-def test_a_data_folder_that_cannot_be_is_told_by_its_key(tmp_path):
+def test_a_data_directory_that_cannot_be_is_told_by_its_key(tmp_path):
     (tmp_path / "file").write_text("")
     code, _, error = run("serve", "--data-dir", tmp_path / "file", "--amqp", "127.0.0.1:0", "--http", "off")
     assert code == 1

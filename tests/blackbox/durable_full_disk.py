@@ -25,12 +25,12 @@ TAKEN = 20
 FREE_LIMIT = 40 * MEBIBYTE
 
 
-def no_room_for_writes(folder):
-    return FailingDisk.without_room(folder / "failing")
+def no_room_for_writes(directory):
+    return FailingDisk.without_room(directory / "failing")
 
 
-def no_sync(folder):
-    return FailingDisk.that_cannot_sync(folder / "failing")
+def no_sync(directory):
+    return FailingDisk.that_cannot_sync(directory / "failing")
 
 
 # Each with the cause that is told of it.
@@ -57,7 +57,7 @@ def small_disk(tmp_path):
 
 def start(tmp_path, disk, free_limit=0):
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    flags = ["--data-dir", str(disk.folder / "data"), "--disk-free-limit", str(free_limit)]
+    flags = ["--data-dir", str(disk.directory / "data"), "--disk-free-limit", str(free_limit)]
     return leveret(run, *flags, env=disk.environment)
 
 
@@ -119,7 +119,7 @@ def readiness(server):
 
 @pytest.mark.parametrize(("disk", "cause"), DISKS, indirect=["disk"])
 def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp_path, disk, cause):
-    journal = disk.folder / "data" / "journal"
+    journal = disk.directory / "data" / "journal"
     [other_cause] = {"full", "error"} - {cause}
     with start(tmp_path, disk) as server:
         channel = connect(server).channel()

@@ -26,8 +26,8 @@ def disk(tmp_path):
 
 
 def start(tmp_path, disk):
-    folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    return leveret(folder, "--data-dir", str(disk.folder / "data"), "--disk-free-limit", "0")
+    directory = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    return leveret(directory, "--data-dir", str(disk.directory / "data"), "--disk-free-limit", "0")
 
 
 def publish(server, numbers):
@@ -53,7 +53,7 @@ def take(server, count):
 @pytest.mark.parametrize("left", LEFT)
 def test_a_new_broker_ends_with_the_cause_and_starts_once_there_is_room(tmp_path, disk, left):
     disk.fail(leave=left)
-    code, _, errors = run("serve", "--amqp", "127.0.0.1:0", "--http", "off", "--data-dir", disk.folder / "data")
+    code, _, errors = run("serve", "--amqp", "127.0.0.1:0", "--http", "off", "--data-dir", disk.directory / "data")
     assert code == 1
     [line] = errors.splitlines()
     assert line.startswith("leveret: data_dir: ") and line.endswith("No space left on device (os error 28)"), line

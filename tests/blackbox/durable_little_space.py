@@ -36,7 +36,7 @@ def small(tmp_path):
 
 def start(tmp_path, disk, limit=LIMIT):
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    return leveret(run, "--data-dir", str(disk.folder / "data"), "--disk-free-limit", str(limit))
+    return leveret(run, "--data-dir", str(disk.directory / "data"), "--disk-free-limit", str(limit))
 
 
 class Publisher(threading.Thread):

@@ -52,7 +52,7 @@ def numbers_in(found):
 
 @pytest.fixture
 def state(tmp_path):
-    """Starts servers one after the other on the same data folder."""
+    """Starts servers one after the other on the same data directory."""
 
     def start(*flags):
         return leveret(tmp_path / f"run{len(list(tmp_path.glob('run*')))}", "--data-dir", str(tmp_path / "data"), *flags)

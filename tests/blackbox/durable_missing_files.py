@@ -1,4 +1,4 @@
-"""A segment of the data folder that is gone is missed by name, at the start and by `leveret ctl store check`; `leveret ctl store
+"""A segment of the data directory that is gone is missed by name, at the start and by `leveret ctl store check`; `leveret ctl store
 repair` gives up the messages that were in it, and no others."""
 
 import re
@@ -37,11 +37,11 @@ def segments_of(data):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The data folder of a broker that was stopped: nothing is on its way from the journal to the queue's segments, so that none
+    """The data directory of a broker that was stopped: nothing is on its way from the journal to the queue's segments, so that none
     of them could be done without."""
-    folder = tmp_path_factory.mktemp("missing")
-    data = folder / "data"
-    with leveret(folder, "--data-dir", str(data)) as server:
+    directory = tmp_path_factory.mktemp("missing")
+    data = directory / "data"
+    with leveret(directory, "--data-dir", str(data)) as server:
         with connect(server) as connection:
             channel = connection.channel()
             channel.queue_declare("q", durable=True)

@@ -71,10 +71,10 @@ class Consumer(Client):
         self.sure = set(self.acked)
 
 
-def has_retired(folder):
+def has_retired(directory):
     """Whether the journal has more than it may have, and the oldest of it has moved."""
-    moved = any((folder / "queues").glob("*/*.segment"))
-    numbers = [int(file.stem, 16) for file in (folder / "journal").glob("*.segment")]
+    moved = any((directory / "queues").glob("*/*.segment"))
+    numbers = [int(file.stem, 16) for file in (directory / "journal").glob("*.segment")]
     return moved and max(numbers) - 4 > min(numbers) > 1
 
 

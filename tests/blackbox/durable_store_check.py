@@ -1,4 +1,4 @@
-"""A damaged data folder is refused with the place, `leveret ctl store` tells the same while the broker is stopped, and there is
+"""A damaged data directory is refused with the place, `leveret ctl store` tells the same while the broker is stopped, and there is
 a way to go on that costs what is damaged and nothing else."""
 
 
@@ -28,29 +28,29 @@ def flip(path, data):
     return at
 
 
-def segment_with(folder, data):
-    [path] = [path for path in (folder / "journal").glob("*.segment") if data in path.read_bytes()]
+def segment_with(directory, data):
+    [path] = [path for path in (directory / "journal").glob("*.segment") if data in path.read_bytes()]
     return path
 
 
 @pytest.fixture
 def killed(tmp_path):
-    """A data folder that a broker has left without a goodbye."""
-    folder = tmp_path / "data"
-    with leveret(tmp_path / "first", "--data-dir", str(folder)) as server:
+    """A data directory that a broker has left without a goodbye."""
+    directory = tmp_path / "data"
+    with leveret(tmp_path / "first", "--data-dir", str(directory)) as server:
         channel = connect(server).channel()
         channel.queue_declare("q", durable=True)
         channel.confirm_delivery()
         for number in range(MESSAGES):
             channel.basic_publish("", "q", body_of(number), PERSISTENT)
-        code, _, error = run("ctl", "store", "check", "--data-dir", folder)
+        code, _, error = run("ctl", "store", "check", "--data-dir", directory)
         assert (code, f"in use by process {server.pid}" in error) == (1, True), error
         server.kill()
-    return folder
+    return directory
 
 
-def messages(tmp_path, folder):
-    with leveret(tmp_path / "again", "--data-dir", str(folder)) as server:
+def messages(tmp_path, directory):
+    with leveret(tmp_path / "again", "--data-dir", str(directory)) as server:
         connection = connect(server)
         channel = connection.channel()
         found = []
@@ -61,18 +61,18 @@ def messages(tmp_path, folder):
     return found
 
 
-def refusal(tmp_path, folder):
-    code, _, error = run("serve", "--data-dir", folder, "--amqp", "127.0.0.1:0", "--http", "off")
+def refusal(tmp_path, directory):
+    code, _, error = run("serve", "--data-dir", directory, "--amqp", "127.0.0.1:0", "--http", "off")
     assert code == 1
     return error.splitlines()[-1]
 
 
-def check(folder):
-    code, output, _ = run("ctl", "store", "check", "--data-dir", folder)
+def check(directory):
+    code, output, _ = run("ctl", "store", "check", "--data-dir", directory)
     return code, output
 
 
-def test_a_folder_after_a_kill_is_sound(tmp_path, killed):
+def test_a_directory_after_a_kill_is_sound(tmp_path, killed):
     code, output = check(killed)
     assert code == 0 and output.endswith("all is well\n"), output
     assert ", 1 in queues\n" in output, output
@@ -119,10 +119,10 @@ def test_damaged_definitions_are_refused_and_the_file_is_kept(tmp_path, killed):
     is_as_new(tmp_path, killed)
 
 
-def is_as_new(tmp_path, folder):
+def is_as_new(tmp_path, directory):
     """Nobody inherits the messages of queues whose definitions are lost."""
     for _ in range(2):
-        with leveret(tmp_path / "new", "--data-dir", str(folder)) as server:
+        with leveret(tmp_path / "new", "--data-dir", str(directory)) as server:
             declared = connect(server).channel().queue_declare("q", durable=True)
             assert declared.method.message_count == 0
             server.stop()

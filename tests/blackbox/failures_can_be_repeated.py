@@ -22,8 +22,8 @@ import signal
 import pytest
 from harness.child import Child
 
-def server(folder, number):
-    child = Child(["sh", "-c", f"echo ready as $((6 * {number})); exec sleep infinity"], folder / f"server-{number}.log")
+def server(directory, number):
+    child = Child(["sh", "-c", f"echo ready as $((6 * {number})); exec sleep infinity"], directory / f"server-{number}.log")
     child.wait_line("ready")
     return child
 
@@ -88,12 +88,12 @@ def test_the_command_runs_that_very_test(tmp_path):
     assert [word for word in shlex.split(command) if word.startswith("LEVERET_PATIENCE=")] == [f"LEVERET_PATIENCE={PATIENCE}"]
 
 
-def run(folder: Path, test, workers=()):
-    """What pytest prints of a test that fails, in a folder of its own."""
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text(SETTINGS)
-    (folder / "test_it.py").write_text(BEGINNING + test)
-    argv = [sys.executable, "-m", "pytest", *workers, "test_it.py", "--basetemp", folder / "kept"]
-    done = subprocess.run(argv, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+def run(directory: Path, test, workers=()):
+    """What pytest prints of a test that fails, in a directory of its own."""
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "pytest.ini").write_text(SETTINGS)
+    (directory / "test_it.py").write_text(BEGINNING + test)
+    argv = [sys.executable, "-m", "pytest", *workers, "test_it.py", "--basetemp", directory / "kept"]
+    done = subprocess.run(argv, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     assert "1 passed" in done.stdout and ("1 failed" in done.stdout or "1 error" in done.stdout), done.stdout + done.stderr
     return done.stdout

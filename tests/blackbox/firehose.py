@@ -43,10 +43,10 @@ END = b"the end"
 class Site:
     """A server with every protocol that publishes."""
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, directory):
         self.kind = kind
         if kind == "leveret":
-            self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY)
+            self.server = Leveret(directory, "--mqtt", ANY, "--stomp", ANY)
             self.mqtt, self.stomp = listening(self.server, "mqtt", "mqtt"), listening(self.server, "stomp", "stomp")
             url = self.server.http
         else:
@@ -59,7 +59,7 @@ class Site:
                 f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp}",
             ]
             plugins = f"{PLUGINS},rabbitmq_management,rabbitmq_mqtt,rabbitmq_stomp"
-            self.server = RabbitMq(folder, *settings, plugins=plugins, version=TAKEN_AFTER)
+            self.server = RabbitMq(directory, *settings, plugins=plugins, version=TAKEN_AFTER)
             url = f"http://127.0.0.1:{http}"
         self.api = Management(self.server, url)
         self.ctl = Ctl(url)

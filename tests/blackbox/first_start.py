@@ -76,8 +76,8 @@ def test_guest_alone_is_told_to_be_of_this_machine_where_others_could_connect(tm
         assert "from this machine only" not in server.child.output()
 
 
-def definitions(folder, password, **sections):
-    file = folder / "definitions.json"
+def definitions(directory, password, **sections):
+    file = directory / "definitions.json"
     people = [user("ann") | {"password": password}]
     file.write_text(json.dumps({"vhosts": [{"name": "/"}], "users": people, "permissions": [permission("ann", "/", ".*")]} | sections))
     return file

@@ -19,8 +19,8 @@ from harness.promql import Expression
 from harness.reader import Reader
 from harness.spool import spooling
 
-FOLDER = ROOT / "packaging" / "prometheus"
-FILES = sorted(FOLDER.glob("*.yml"))
+DIRECTORY = ROOT / "packaging" / "prometheus"
+FILES = sorted(DIRECTORY.glob("*.yml"))
 # Prometheus' own: whether a target could be scraped, and the labels that it gives each series of it.
 OWN_METRIC = "up"
 OWN_LABELS = {"instance", "job"}
@@ -39,10 +39,10 @@ RULES = [pytest.param(rule, id=rule["alert"]) for file in FILES for rule in rule
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
     """The samples of a broker with TLS, and of a pool in front of it that spools, by the metrics' names."""
-    folder = tmp_path_factory.mktemp("metrics")
-    certificate, key = TestCa(folder / "certificates").issue("server")
+    directory = tmp_path_factory.mktemp("metrics")
+    certificate, key = TestCa(directory / "certificates").issue("server")
     tls = ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
-    with leveret(folder / "broker", *tls) as broker, spooling(folder, f"amqp://{broker.address}") as pool:
+    with leveret(directory / "broker", *tls) as broker, spooling(directory, f"amqp://{broker.address}") as pool:
         with connect(pool) as connection:
             # Series of the spool are by user and virtual host: there are some once there has been a message.
             channel = connection.channel()
@@ -105,7 +105,7 @@ def holds(rule, server):
 
 
 def test_alarms_and_upstreams_that_are_down_are_seen(tmp_path):
-    rules = {rule["alert"]: rule for rule in rules_of(FOLDER / "leveret.rules.yml")}
+    rules = {rule["alert"]: rule for rule in rules_of(DIRECTORY / "leveret.rules.yml")}
     alarms = [rules[f"Leveret{name}"] for name in ("MemoryAlarm", "DiskAlarm")]
     with leveret(tmp_path / "fine") as fine:
         assert not any(holds(rule, fine) for rule in alarms)
@@ -124,7 +124,7 @@ def test_alarms_and_upstreams_that_are_down_are_seen(tmp_path):
 
 
 def test_the_first_parked_message_of_a_user_is_seen(tmp_path):
-    rules = {rule["alert"]: rule for rule in rules_of(FOLDER / "spool.rules.yml")}
+    rules = {rule["alert"]: rule for rule in rules_of(DIRECTORY / "spool.rules.yml")}
     parked = rules["LeveretSpoolHasParkedMessages"]
     with leveret(tmp_path / "broker") as broker, spooling(tmp_path, f"amqp://{broker.address}") as pool:
         assert not holds(parked, pool)
@@ -147,7 +147,7 @@ def test_the_steps_of_the_page(tmp_path):
     page.finish()
     assert sorted(prometheus["rule_files"]) == [file.name for file in FILES]
     [job] = prometheus["scrape_configs"]
-    [rule] = [rule for rule in rules_of(FOLDER / "leveret.rules.yml") if rule["alert"] == "LeveretDown"]
+    [rule] = [rule for rule in rules_of(DIRECTORY / "leveret.rules.yml") if rule["alert"] == "LeveretDown"]
     assert rule["expr"] == f'up{{job="{job["job_name"]}"}} == 0'
 
 
@@ -158,7 +158,7 @@ def test_the_page_has_every_alert_with_its_severity():
     for names, severities in rows:
         alerts, words = re.findall(r"`(\w+)`", names), severities.split(", ")
         told |= dict(zip(alerts, words if len(words) > 1 else words * len(alerts), strict=True))
-    assert told == {rule["alert"]: rule["labels"]["severity"] for rule in rules_of(FOLDER / "leveret.rules.yml")}
+    assert told == {rule["alert"]: rule["labels"]["severity"] for rule in rules_of(DIRECTORY / "leveret.rules.yml")}
 
 
 @pytest.mark.parametrize("text", ["up{job=}", "rate(up)", "up[5m", "up >", "(up", "nothing(up)", "up by", "up == 0 )"])

@@ -40,16 +40,16 @@ def reader(tmp_path):
 def service(reader):
     """A broker on a fixed port, so that `leveret health` finds it after each start."""
     [port] = free_ports(1)
-    data = reader.folder / "data"
+    data = reader.directory / "data"
     reader.variables = {"LEVERET_HTTP": f"127.0.0.1:{port}", "LEVERET_CTL_PASSWORD": "guest"}
-    with Service(reader.folder, "--data-dir", str(data), "--http", f"127.0.0.1:{port}") as service:
+    with Service(reader.directory, "--data-dir", str(data), "--http", f"127.0.0.1:{port}") as service:
         with StandIn(reader, "systemctl", service):
             yield service
 
 
 def here(reader):
-    """The page's folders, in the test's."""
-    return {USUAL: reader.folder / "data", "/backup/": f"{reader.folder}/backup/"}
+    """The page's directories, in the test's."""
+    return {USUAL: reader.directory / "data", "/backup/": f"{reader.directory}/backup/"}
 
 
 def publish(server, *bodies):
@@ -70,7 +70,7 @@ def take(server, most=None):
         return bodies
 
 
-def test_a_copy_of_a_stopped_broker_takes_the_place_of_its_folder(reader, service, page):
+def test_a_copy_of_a_stopped_broker_takes_the_place_of_its_directory(reader, service, page):
     publish(service.server, b"1", b"2")
     backup = page.block("sh", here(reader))
     reader.run(backup)
@@ -90,8 +90,8 @@ def test_a_copy_of_a_stopped_broker_takes_the_place_of_its_folder(reader, servic
 def test_the_check_that_the_page_relies_on_finds_a_damaged_copy(reader, service, page):
     publish(service.server, *(b"<message %d>" % number * 50 for number in range(20)))
     service("stop", "leveret")
-    damaged = reader.folder / "backup" / "leveret"
-    shutil.copytree(reader.folder / "data", damaged)
+    damaged = reader.directory / "backup" / "leveret"
+    shutil.copytree(reader.directory / "data", damaged)
     [segment] = [each for each in (damaged / "journal").glob("*.segment") if b"<message 7>" in each.read_bytes()]
     segment.write_bytes(segment.read_bytes().replace(b"<message 7>", b"<message ?>", 1))
     check = page.block("sh").splitlines()[-1].replace("/backup", str(damaged.parent))
@@ -129,8 +129,8 @@ def test_a_snapshot_of_a_running_broker_has_what_was_confirmed(reader, service, 
     wait_until(lambda: len(publisher.confirmed) > later)
     service("stop", "leveret")
     publisher.join(PATIENCE)
-    shutil.rmtree(reader.folder / "data")
-    (reader.folder / "backup" / "leveret-live").rename(reader.folder / "data")
+    shutil.rmtree(reader.directory / "data")
+    (reader.directory / "backup" / "leveret-live").rename(reader.directory / "data")
     service("start", "leveret")
     restored = [int(body) for body in take(service.server)]
     assert restored == list(range(len(restored)))
@@ -176,7 +176,7 @@ def test_definitions_are_exported_and_imported(reader, service, page):
     page.finish()
     reader.run(export)
     service("stop", "leveret")
-    shutil.rmtree(reader.folder / "data")
+    shutil.rmtree(reader.directory / "data")
     service("start", "leveret")
     reader.run(load)
     ctl = Ctl(service.server.http)

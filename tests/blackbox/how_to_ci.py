@@ -21,19 +21,19 @@ print("tested")
 
 
 class Job(Reader):
-    """A job's folder with the definitions, and a broker for it, on ports of its own."""
+    """A job's directory with the definitions, and a broker for it, on ports of its own."""
 
-    def __init__(self, folder, page):
-        super().__init__(folder)
+    def __init__(self, directory, page):
+        super().__init__(directory)
         self.write("definitions.json", page.file("definitions.json"))
         self.write("Makefile", "test:\n\t@check\n")
         self.write("tests.py", TESTS)
-        self.command("check", f"exec {sys.executable} {folder}/tests.py")
+        self.command("check", f"exec {sys.executable} {directory}/tests.py")
         self.port, self.http = free_ports(2)
 
     def service(self, variables):
         """The container that the service is, with its variables and those of the image."""
-        return image.variables() | variables | self.places() | {"LEVERET_WS": "off", "STATE_DIRECTORY": f"{self.folder}/state"}
+        return image.variables() | variables | self.places() | {"LEVERET_WS": "off", "STATE_DIRECTORY": f"{self.directory}/state"}
 
     def places(self):
         return {"LEVERET_AMQP": f"0.0.0.0:{self.port}", "LEVERET_HTTP": f"0.0.0.0:{self.http}"}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.how_to import FOLDER, HowTo
+from harness.how_to import DIRECTORY, HowTo
 
 LINES_MAX = 60
-PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
+PAGES = sorted(path.stem for path in DIRECTORY.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -49,11 +49,11 @@ def test_php_publishes_through_a_pool_of_its_host_or_of_its_container(reader, sh
     units_are_sound(reader, unit, page.file(DROP_IN))
     # A container has no systemd: the service was started above, by the command of its unit.
     reader.command("sudo", 'exec "$@"')
-    reader.command("systemctl", f'echo "$@" >>{reader.folder}/systemctl')
+    reader.command("systemctl", f'echo "$@" >>{reader.directory}/systemctl')
     wait_for_status(server.http + "/readyz", 200)
     here = {"LEVERET_HTTP": server.http.removeprefix("http://")}
     reader.run(page.block("sh", {SETTINGS: settings}), **here)
-    assert (reader.folder / "systemctl").read_text() == "daemon-reload\nrestart leveret\n"
+    assert (reader.directory / "systemctl").read_text() == "daemon-reload\nrestart leveret\n"
 
     reader.write("publish.php", page.file("publish.php", {"5673": port}))
     said = reader.run(page.block("sh"), LEVERET_CTL_URL=server.http)
@@ -101,10 +101,10 @@ def units_are_sound(reader, unit, drop_in):
     for name, text in {UNIT: unit, "php8.2-fpm.service": PHP_UNIT, "php8.2-fpm.service.d/leveret.conf": drop_in}.items():
         reader.write(f"units/{name}", text)
     argv = ["systemd-analyze", "verify", "--man=no", "php8.2-fpm.service"]
-    environment = clean_environment(SYSTEMD_UNIT_PATH=f"{reader.folder}/units:")
+    environment = clean_environment(SYSTEMD_UNIT_PATH=f"{reader.directory}/units:")
     done = subprocess.run(argv, env=environment, cwd=os.sep, capture_output=True, text=True, timeout=PATIENCE)
     # It speaks of other units of this machine, too.
-    faults = [line for line in done.stderr.splitlines() if "php8.2" in line or str(reader.folder) in line]
+    faults = [line for line in done.stderr.splitlines() if "php8.2" in line or str(reader.directory) in line]
     assert (done.returncode, faults) == (0, []), done.stderr
     parsed = configparser.ConfigParser()
     parsed.optionxform = str
@@ -121,7 +121,7 @@ def in_containers(reader, text):
     assert services["leveret"]["environment"].keys() >= conventional["leveret"]["environment"].keys()
     assert services["shop"]["network_mode"] == "service:leveret", "they share a network, and with it 127.0.0.1"
     own = services["leveret"]["environment"]
-    variables = image.variables() | own | {"STATE_DIRECTORY": f"{reader.folder}/container"}
+    variables = image.variables() | own | {"STATE_DIRECTORY": f"{reader.directory}/container"}
     server = reader.serve(image.command_line(), **variables)
     # Nobody else reaches it, though the image's own listeners are for everybody.
     for name in image.variables().keys() - {"STATE_DIRECTORY"}:

@@ -27,20 +27,20 @@ def reader(tmp_path):
 
 def test_the_settings_are_in_effect(reader):
     page = HowTo("production-checklist")
-    ca = TestCa(reader.folder / "tls")
+    ca = TestCa(reader.directory / "tls")
     certificate, key = ca.issue("server")
     reader.write("password", SECRET + "\n")
     [amqps, https, prometheus, http] = free_ports(4)
-    here = {"/etc/leveret": reader.folder, "/var/lib/leveret": reader.folder / "data", "/var/log/leveret": reader.folder}
+    here = {"/etc/leveret": reader.directory, "/var/lib/leveret": reader.directory / "data", "/var/log/leveret": reader.directory}
     ports = {f"0.0.0.0:{usual}": f"127.0.0.1:{port}" for usual, port in ((5671, amqps), (15671, https), (15692, prometheus))}
     settings = page.file("/etc/leveret/leveret.toml", here | ports)
     config = reader.write("leveret.toml", settings)
     reader.variables = {"LEVERET_CTL_URL": f"http://127.0.0.1:{http}"}
     # The package has started it before its operator has written settings.
-    with Service(reader.folder, "--data-dir", reader.folder / "data") as service:
+    with Service(reader.directory, "--data-dir", reader.directory / "data") as service:
         service.flags = ("--config", config, "--http", f"127.0.0.1:{http}")
         with StandIn(reader, "systemctl", service):
-            reader.run(page.block("sh", {"/etc/leveret": reader.folder}))
+            reader.run(page.block("sh", {"/etc/leveret": reader.directory}))
         page.finish()
         server = service.server
         admin = Ctl(server.http, "admin", SECRET)
@@ -49,7 +49,7 @@ def test_the_settings_are_in_effect(reader):
         metrics = scrape(f"http://127.0.0.1:{prometheus}/metrics")
         assert metrics.value("rabbitmq_disk_space_available_limit_bytes") == 2 << 30
         assert metrics.value("leveret_certificate_expires_seconds", certificate=certificate) > 0
-        assert "admin" in (reader.folder / "access.log").read_text()
+        assert "admin" in (reader.directory / "access.log").read_text()
         # All that the page sets is what the running server says of itself, with the file as the place that it came from.
         origins = {each["key"]: each["origin"] for each in admin.json("environment")}
         written = [line.split(" = ")[0] for line in settings.splitlines() if " = " in line]

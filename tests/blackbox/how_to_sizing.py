@@ -5,7 +5,7 @@ import re
 import pytest
 
 from harness.exposition import scrape
-from harness.how_to import FOLDER, HowTo
+from harness.how_to import DIRECTORY, HowTo
 from harness.reader import Reader
 
 CITED = re.compile(r"\]\((\.\./\w+\.md)#([\w-]+)\)")
@@ -17,7 +17,7 @@ VERSION = re.compile(r"RabbitMQ \d[\d.]*")
 
 def section(document, anchor):
     """The text below a heading, up to the next one of its level or above."""
-    lines = (FOLDER / document).read_text().splitlines()
+    lines = (DIRECTORY / document).read_text().splitlines()
     heading = re.compile(r"(#+) (.*)")
     level, found = None, []
     for line in lines:

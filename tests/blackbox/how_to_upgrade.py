@@ -1,4 +1,4 @@
-"""docs/how-to/upgrade.md: another binary takes over from a pool, and gets the data folder of a broker, as a file, a package and
+"""docs/how-to/upgrade.md: another binary takes over from a pool, and gets the data directory of a broker, as a file, a package and
 an image; the old one comes back, or refuses a format that it does not know, which loses nothing."""
 
 import contextlib
@@ -30,31 +30,31 @@ def page():
 
 
 class Host:
-    """A machine with the old binary installed, the new one beside it, and a broker on its data folder, unless `more` settings
+    """A machine with the old binary installed, the new one beside it, and a broker on its data directory, unless `more` settings
     make it a pool."""
 
     def __init__(self, reader, more=""):
         self.reader = reader
         self.old = binary().read_bytes()
-        self.data, self.program = reader.folder / "data", reader.folder / "programs" / "leveret"
-        for folder in (self.program.parent, reader.folder / "backup"):
-            folder.mkdir()
-        for path in (self.program, reader.folder / "leveret-new"):
+        self.data, self.program = reader.directory / "data", reader.directory / "programs" / "leveret"
+        for directory in (self.program.parent, reader.directory / "backup"):
+            directory.mkdir()
+        for path in (self.program, reader.directory / "leveret-new"):
             path.write_bytes(self.old + (NEW if path.name.endswith("new") else b""))
             path.chmod(0o755)
         amqp, http = free_ports(2)
         settings = f'http = "127.0.0.1:{http}"\ndata_dir = "{self.data}"\n{more}'
         config = reader.write("etc/leveret.toml", settings)
         reader.variables = {"LEVERET_CONFIG": str(config)}
-        self.service = Service(reader.folder, "--config", str(config), *flags(amqp, http))
+        self.service = Service(reader.directory, "--config", str(config), *flags(amqp, http))
         self.service.program = self.program
 
     def here(self, *usual):
         places = {
             "/usr/local/bin": self.program.parent,
             "/var/lib/leveret": self.data,
-            "/backup": self.reader.folder / "backup",
-            "/etc/leveret": self.reader.folder / "etc",
+            "/backup": self.reader.directory / "backup",
+            "/etc/leveret": self.reader.directory / "etc",
         }
         return {name: places[name] for name in usual}
 
@@ -104,7 +104,7 @@ def test_clients_of_a_pool_notice_nothing(tmp_path, page, targets):
         channel.exchange_declare("amq.fanout", passive=True)
 
 
-def test_the_binary_is_replaced_and_rolled_back_on_the_same_folder(host, page):
+def test_the_binary_is_replaced_and_rolled_back_on_the_same_directory(host, page):
     page.block("sh")
     service = host.service
     publish(service.server, b"by the old")
@@ -125,7 +125,7 @@ def test_a_package_and_an_image_take_over_as_well(host, page):
 
     def apt(*words):
         assert words == ("install", "./leveret_1_amd64.deb")
-        (host.reader.folder / "leveret-new").replace(host.program)
+        (host.reader.directory / "leveret-new").replace(host.program)
         service("reload", "leveret")
 
     host.reader.write("leveret_1_amd64.deb", "")
@@ -139,7 +139,7 @@ def test_a_package_and_an_image_take_over_as_well(host, page):
                 assert int(seconds) > DRAIN_SECONDS
                 service("stop", "leveret")
             case ("rename", "leveret", "leveret-old"):
-                # The image brings its program; the folder stays.
+                # The image brings its program; the directory stays.
                 service.program = host.program
             case ("run", "--detach", "--name", "leveret", "--publish", _, "--volume", _, "leveret:new"):
                 service("start", "leveret")
@@ -153,7 +153,7 @@ def test_a_package_and_an_image_take_over_as_well(host, page):
     assert take(service.server) == b"before" and service.starts == 2
 
 
-def test_a_folder_of_a_later_format_is_refused_unharmed_and_the_copy_brings_the_old_binary_back(host, page):
+def test_a_directory_of_a_later_format_is_refused_unharmed_and_the_copy_brings_the_old_binary_back(host, page):
     page.block("sh")
     service = host.service
     publish(service.server, b"before the upgrade")
@@ -200,7 +200,7 @@ def of_a_later_version(segment):
 def test_a_settings_file_that_the_new_version_does_not_know_stops_nothing(host, page):
     """The check comes first, so that the old version goes on."""
     page.block("sh")
-    config = host.reader.folder / "etc" / "leveret.toml"
+    config = host.reader.directory / "etc" / "leveret.toml"
     config.write_text(config.read_text() + 'gone = "setting"\n')
     host.reader.run(page.block("sh", host.here(*BINARY)), code=2)
     assert host.service.server.child.running() and host.service.starts == 1

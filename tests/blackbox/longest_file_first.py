@@ -45,13 +45,13 @@ def test_the_last_run_says_what_is_first_in_the_next(tmp_path):
     assert kept.read_text() == seconds
 
 
-def order(folder, *arguments):
+def order(directory, *arguments):
     """The files in the order in which one worker ran them."""
     argv = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-v", *arguments]
-    # In the folder that tests share it would take away the permissions that some of them give to others.
-    argv += ["--basetemp", folder / "kept"]
+    # In the directory that tests share it would take away the permissions that some of them give to others.
+    argv += ["--basetemp", directory / "kept"]
     environment = {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     ran = [line.split("inner/")[1].split(".py")[0] for line in done.stdout.splitlines() if "PASSED" in line]
     return list(dict.fromkeys(ran))

@@ -91,8 +91,8 @@ def rabbitmq(tmp_path_factory, version):
     """A RabbitMQ with its metrics, as soon as it has counted what a client did."""
     [port] = free_ports(1)
     settings = (f"prometheus.tcp.port = {port}", "prometheus.tcp.ip = 127.0.0.1", "collect_statistics_interval = 1000")
-    folder = tmp_path_factory.mktemp("rabbitmq") / "server"
-    server = RabbitMq(folder, *settings, plugins="rabbitmq_prometheus", version=version)
+    directory = tmp_path_factory.mktemp("rabbitmq") / "server"
+    server = RabbitMq(directory, *settings, plugins="rabbitmq_prometheus", version=version)
     server.http = f"http://127.0.0.1:{port}"
     yield server
     server.stop()

@@ -55,7 +55,7 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
     api = Management(cluster, cluster.http)
     assert api.get(path("policies", "/", "long"))["definition"] == {"max-length": 100000}
     assert not [exchange for exchange in api.get("exchanges") if exchange["name"].startswith("leveret.")]
-    record = movable.folder / "data" / "migration.json"
+    record = movable.directory / "data" / "migration.json"
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     # It stays one.
     movable.end_successor()
@@ -234,13 +234,13 @@ def test_a_broker_again_stays_one_and_can_move_again(movable, cluster):
     assert len({properties.headers["x-leveret-move-id"] for _, properties, _ in found}) == 10
 
 
-def test_nothing_of_a_password_is_in_the_folder(movable, cluster):
+def test_nothing_of_a_password_is_in_the_directory(movable, cluster):
     word = "hush-hush"
     api = Management(cluster, cluster.http)
     assert api.status("PUT", path("users", "quiet"), {"password": word, "tags": "administrator,impersonator"}) in (201, 204)
     fill(movable, "secretive", numbers(3))
     movable.ctl(*to(cluster, "--other-user", "quiet"), LEVERET_CTL_OTHER_PASSWORD=word)
-    files = [file for file in (movable.folder / "data").rglob("*") if file.is_file()]
+    files = [file for file in (movable.directory / "data").rglob("*") if file.is_file()]
     assert files and not [file for file in files if word.encode() in file.read_bytes()]
     assert word not in movable.server.child.output()
     assert bodies(take_all(cluster, "secretive")) == numbers(3)

@@ -65,7 +65,7 @@ def test_a_successor_that_has_been_started_by_hand_is_the_pool_as_well(tmp_path,
     """It finds no record when it starts, and waits for a broker that has written one when it ends."""
     api = closed(movable, cluster, "by-hand")
     listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
-    data = ("--data-dir", str(movable.folder / "data"), "--take-over", "on")
+    data = ("--data-dir", str(movable.directory / "data"), "--take-over", "on")
     with leveret(tmp_path / "by-hand", *listeners, *data, wait=False) as successor:
         # It has read its configuration and prints nothing while it waits; the broker answers once it is a pool.
         wait_until(lambda: is_asked(movable) or not successor.child.running())
@@ -187,7 +187,7 @@ def test_without_a_successor_the_process_fails_and_is_the_pool_when_it_starts_ag
     program = tmp_path / "leveret"
     shutil.copy(binary(), program)
     listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
-    with leveret(tmp_path / "gone", *listeners, "--data-dir", str(movable.folder / "data"), program=program) as server:
+    with leveret(tmp_path / "gone", *listeners, "--data-dir", str(movable.directory / "data"), program=program) as server:
         movable.server = server
         api = closed(movable, cluster, "no-successor")
         program.unlink()

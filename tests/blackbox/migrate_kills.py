@@ -81,7 +81,7 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
                 mine.channel().queue_delete("killed")
             movable.ctl(*words)
             assert exchanges() == [foreign]
-            assert not (movable.folder / "data" / "migration-exchanges.jsonl").exists()
+            assert not (movable.directory / "data" / "migration-exchanges.jsonl").exists()
         finally:
             link.stop()
             take_all(cluster, "killed")

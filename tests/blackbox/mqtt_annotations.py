@@ -63,7 +63,7 @@ def test_a_persistent_session_has_its_queues_back_after_kill_minus_nine(server):
         assert sorted((message.topic, message.qos) for message in reader.take(2)) == [("one", 1), ("zero", 0)]
 
 
-def test_a_data_folder_of_either_release_is_read_by_the_other(server):
+def test_a_data_directory_of_either_release_is_read_by_the_other(server):
     if server.kind != "leveret":
         pytest.skip("messages and sessions are the upstream's")
     options = {"keep": True, "expiry": 3600}

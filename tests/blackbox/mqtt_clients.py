@@ -34,16 +34,16 @@ SOMETIMES = {
 class MqttServer:
     """A server with its ports of MQTT and MQTT over WebSocket."""
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, directory):
         self.kind = kind
         if kind == "leveret":
-            self.server = Leveret(folder, *FLAGS)
+            self.server = Leveret(directory, *FLAGS)
             self.mqtt = int(self.server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
             self.web = int(self.server.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1))
         else:
             self.mqtt, self.web = free_ports(2)
             settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", f"web_mqtt.tcp.port = {self.web}"]
-            self.server = RabbitMq(folder, *settings, plugins="rabbitmq_mqtt,rabbitmq_web_mqtt", version=TAKEN_AFTER)
+            self.server = RabbitMq(directory, *settings, plugins="rabbitmq_mqtt,rabbitmq_web_mqtt", version=TAKEN_AFTER)
 
     def client(self, name, version=V311, **options):
         return MqttClient(self.mqtt, name, version, **options)
@@ -57,12 +57,12 @@ class MqttServer:
         self.server.stop()
 
 
-def started(kind, folder):
+def started(kind, directory):
     if kind not in POOL:
-        return MqttServer(kind, folder)
+        return MqttServer(kind, directory)
     if reason := lacking(kind):
         pytest.skip(reason)
-    return MqttPool(release_of(kind), folder)
+    return MqttPool(release_of(kind), directory)
 
 
 @pytest.fixture(scope="module")

@@ -33,19 +33,19 @@ VHOST = "fleet"
 class Leverets:
     """Two, each on ports that it keeps when it is killed and started again."""
 
-    def __init__(self, folder, nodes):
-        self.folder, self.starts = folder, collections.Counter()
+    def __init__(self, directory, nodes):
+        self.directory, self.starts = directory, collections.Counter()
         self.upstreams = [flag for node in nodes for flag in ("--upstream", f"amqp://127.0.0.1:{node.port}")]
         self.amqp, self.mqtt = free_ports(2), free_ports(2)
         self.servers = [self.start(0), self.start(1)]
 
     def start(self, index):
-        # What it writes to the disk stays; its output has a folder for each start.
-        folder = self.folder / f"leveret-{index}"
+        # What it writes to the disk stays; its output has a directory for each start.
+        directory = self.directory / f"leveret-{index}"
         flags = ["--amqp", f"127.0.0.1:{self.amqp[index]}", "--mqtt", f"127.0.0.1:{self.mqtt[index]}", "--mqtt-vhost", VHOST]
         self.starts[index] += 1
-        environment = {"STATE_DIRECTORY": str(folder / "state")}
-        server = Leveret(folder / f"start-{self.starts[index]}", *self.upstreams, *flags, env=environment)
+        environment = {"STATE_DIRECTORY": str(directory / "state")}
+        server = Leveret(directory / f"start-{self.starts[index]}", *self.upstreams, *flags, env=environment)
         server.child.wait_line(r"^mqtt +listening on")
         return server
 
@@ -112,14 +112,14 @@ def connected(port):
 class Story:
     """The load, what is killed meanwhile, and the accounts of it."""
 
-    def __init__(self, folder):
-        self.cluster = Cluster(folder / "nodes")
+    def __init__(self, directory):
+        self.cluster = Cluster(directory / "nodes")
         with contextlib.ExitStack() as stack:
             stack.callback(self.cluster.stop)
             first = self.cluster.nodes[0]
             first.control("add_vhost", VHOST, "--default-queue-type", "quorum")
             first.control("set_permissions", "-p", VHOST, "guest", ".*", ".*", ".*")
-            self.leverets = Leverets(folder, self.cluster.nodes)
+            self.leverets = Leverets(directory, self.cluster.nodes)
             stack.callback(self.leverets.stop)
             with connected(first.port) as channel:
                 channel.queue_declare(WITNESS, durable=True)

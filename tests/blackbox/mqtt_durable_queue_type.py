@@ -21,8 +21,8 @@ CLASSIC = ("--mqtt-durable-queue-type", "classic")
 class Types(MqttPool):
     """`ports` are those of MQTT of two Leverets, by the type of the queues that they declare. RabbitMQ declares quorum queues."""
 
-    def __init__(self, version, folder):
-        super().__init__(version, folder, *QUORUM, settings=["mqtt.durable_queue_type = quorum"])
+    def __init__(self, version, directory):
+        super().__init__(version, directory, *QUORUM, settings=["mqtt.durable_queue_type = quorum"])
         try:
             self.servers = [self.server, self.another("classic", CLASSIC)]
             quorum, classic = (listening(server, "mqtt", "mqtt") for server in self.servers)

@@ -26,15 +26,15 @@ WRONG = 0x83
 class Site:
     """A Leveret with MQTT and STOMP, and how to reach its broker: RabbitMQ, or itself. `native` is the port of MQTT of the former."""
 
-    def __init__(self, kind, folder):
-        self.kind, self.folder, self.count = kind, folder, 0
+    def __init__(self, kind, directory):
+        self.kind, self.directory, self.count = kind, directory, 0
         self.pool = None
         if kind == "leveret":
             self.server = self.again(*EVENTS)
             self.native = None
         else:
             settings = ["mqtt.exchange = events"]
-            self.pool = MqttPool(kind, folder, *EVENTS, "--stomp", ANY, settings=settings)
+            self.pool = MqttPool(kind, directory, *EVENTS, "--stomp", ANY, settings=settings)
             self.server, self.native = self.pool.server, self.pool.native
         self.mqtt = listening(self.server, "mqtt", "mqtt")
 
@@ -44,7 +44,7 @@ class Site:
         name, flags = f"run{self.count}", (*flags, "--stomp", ANY)
         if self.pool:
             return self.pool.another(name, flags)
-        return Leveret(self.folder / name, "--mqtt", ANY, "--data-dir", str(self.folder / "data"), *flags)
+        return Leveret(self.directory / name, "--mqtt", ANY, "--data-dir", str(self.directory / "data"), *flags)
 
     @contextlib.contextmanager
     def channel(self):

@@ -37,9 +37,9 @@ def port(server, name="mqtt", scheme="mqtt"):
     return listening(server, name, scheme)
 
 
-def definitions(folder, *users, vhost="/", topics=()):
+def definitions(directory, *users, vhost="/", topics=()):
     """A file with users who may do everything in a virtual host, but for these topic permissions."""
-    file = folder / "definitions.json"
+    file = directory / "definitions.json"
     own = [{"name": name, "password_hash": password, "tags": ""} for name, password in users]
     all_of_it = {"vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
     file.write_text(
@@ -143,23 +143,23 @@ RESTRICTED_USERS = """
 class Restricted:
     """A server where `ann` may use topics of her own and of her client's alone, and `bob` all; Leveret or RabbitMQ."""
 
-    def __init__(self, kind, folder, targets):
+    def __init__(self, kind, directory, targets):
         self.kind, self.vhost = kind, "plant"
         if kind == "leveret":
             topic = {"user": "ann", "write": TOPICS, "read": TOPICS}
-            file = definitions(folder, ("ann", TEST12), ("bob", TEST12), vhost="plant", topics=[topic])
-            self.context = leveret(folder / "leveret", "--mqtt", ANY, "--definitions", file)
+            file = definitions(directory, ("ann", TEST12), ("bob", TEST12), vhost="plant", topics=[topic])
+            self.context = leveret(directory / "leveret", "--mqtt", ANY, "--definitions", file)
             self.server = self.context.__enter__()
             self.mqtt = port(self.server)
         elif kind in POOL:
             flags, self.vhost = shared(kind, targets)
             targets[POOL[kind]].control("eval", RESTRICTED_USERS.format(self.vhost, TOPICS.replace("\\", "\\\\")))
-            self.context = leveret(folder / "leveret", "--mqtt", ANY, *flags)
+            self.context = leveret(directory / "leveret", "--mqtt", ANY, *flags)
             self.server = self.context.__enter__()
             self.mqtt = port(self.server)
         else:
             (self.mqtt,) = free_ports(1)
-            self.server = RabbitMq(folder / "rabbitmq", f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", plugins="rabbitmq_mqtt")
+            self.server = RabbitMq(directory / "rabbitmq", f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", plugins="rabbitmq_mqtt")
             self.server.control("add_vhost", "plant")
             for user in ("ann", "bob"):
                 self.server.control("add_user", user, "test12")
@@ -237,12 +237,12 @@ def test_the_upstreams_port_has_no_effect_without_an_upstream():
 class MqttUpstream:
     """A RabbitMQ that speaks MQTT in three ways."""
 
-    def __init__(self, folder):
-        self.ca = TestCa(folder / "tls")
+    def __init__(self, directory):
+        self.ca = TestCa(directory / "tls")
         certificate, key = self.ca.issue("rabbit")
         self.plain, self.tls = free_ports(2)
         self.server = RabbitMq(
-            folder / "rabbitmq",
+            directory / "rabbitmq",
             f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.plain}",
             f"mqtt.listeners.ssl.1 = 127.0.0.1:{self.tls}",
             f"ssl_options.cacertfile = {self.ca.file}",

@@ -20,8 +20,8 @@ EXCEPTIONS = {f"-{name}]": reason for name, reason in IN_FRONT_OF_AN_UPSTREAM.it
 class Observed:
     """What the scenarios saw on one server, by version and transport; each is asked once."""
 
-    def __init__(self, kind, folder, targets):
-        self.broker = Broker(kind, folder, targets=targets)
+    def __init__(self, kind, directory, targets):
+        self.broker = Broker(kind, directory, targets=targets)
         self.seen = {}
 
     def of(self, module, transport):

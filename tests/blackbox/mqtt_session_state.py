@@ -24,8 +24,8 @@ MAX_RECORDS = 256
 class Cluster(MqttPool):
     """`ports` are those of MQTT of two Leverets, `servers`."""
 
-    def __init__(self, version, folder):
-        super().__init__(version, folder)
+    def __init__(self, version, directory):
+        super().__init__(version, directory)
         self.count = 0
         try:
             self.servers = [self.server, self.another("other")]

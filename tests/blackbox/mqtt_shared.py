@@ -21,20 +21,20 @@ QUOTA_EXCEEDED, NO_SUBSCRIPTION, INVALID, NOT_AUTHORIZED = 0x97, 0x11, 0x8F, 0x8
 class Embedded:
     """Leveret with its own broker."""
 
-    def __init__(self, folder):
-        self.server = Leveret(folder, "--mqtt", "127.0.0.1:0")
+    def __init__(self, directory):
+        self.server = Leveret(directory, "--mqtt", "127.0.0.1:0")
         self.mqtt = listening(self.server, "mqtt", "mqtt")
 
     def stop(self):
         self.server.stop()
 
 
-def started(kind, folder):
+def started(kind, directory):
     if kind == "leveret":
-        return Embedded(folder)
+        return Embedded(directory)
     if reason := missing(kind):
         pytest.skip(reason)
-    return MqttPool(kind, folder)
+    return MqttPool(kind, directory)
 
 
 @pytest.fixture(scope="module", params=["leveret", *RELEASES])

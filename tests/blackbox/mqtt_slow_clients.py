@@ -28,8 +28,8 @@ DROPPED = {"leveret": "leveret_broker_mqtt_messages_dropped_total", "pool": "lev
 
 
 class Embedded:
-    def __init__(self, folder, *flags):
-        self.server = Leveret(folder, "--mqtt", ANY, *FLAGS, *flags)
+    def __init__(self, directory, *flags):
+        self.server = Leveret(directory, "--mqtt", ANY, *FLAGS, *flags)
         self.mqtt = listening(self.server, "mqtt", "mqtt")
         self.dropped = DROPPED["leveret"]
 
@@ -37,10 +37,10 @@ class Embedded:
         self.server.stop()
 
 
-def pool_of(version, folder):
+def pool_of(version, directory):
     if reason := missing(version):
         pytest.skip(reason)
-    pool = MqttPool(version, folder, *FLAGS)
+    pool = MqttPool(version, directory, *FLAGS)
     pool.dropped = DROPPED["pool"]
     return pool
 
@@ -54,11 +54,11 @@ def pool(request, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["leveret 3.10", "leveret 4", *RELEASES])
 def broker(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("slow")
+    directory = tmp_path_factory.mktemp("slow")
     if request.param.startswith("leveret"):
-        broker = Embedded(folder, "--compatibility", request.param.split()[1])
+        broker = Embedded(directory, "--compatibility", request.param.split()[1])
     else:
-        broker = pool_of(request.param, folder)
+        broker = pool_of(request.param, directory)
     yield broker
     broker.stop()
 

@@ -23,8 +23,8 @@ WARNING = "session takeover limited to connections of this server"
 class Cluster(MqttPool):
     """`ports` are those of MQTT of two Leverets, `servers`."""
 
-    def __init__(self, version, folder):
-        super().__init__(version, folder)
+    def __init__(self, version, directory):
+        super().__init__(version, directory)
         try:
             self.servers = [self.server, self.another("other")]
             self.ports = [listening(server, "mqtt", "mqtt") for server in self.servers]

@@ -34,11 +34,11 @@ def pool(request, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def in_front_of_leveret(folder, *flags):
+def in_front_of_leveret(directory, *flags):
     """A pool with MQTT in front of an embedded broker, which is yielded first."""
-    with replaceable(folder / "broker") as broker:
+    with replaceable(directory / "broker") as broker:
         flags = ("--upstream", f"amqp://127.0.0.1:{broker.port}", "--mqtt", ANY, *flags)
-        with leveret(folder / "pool", *flags) as server:
+        with leveret(directory / "pool", *flags) as server:
             server.mqtt = listening(server, "mqtt", "mqtt")
             yield broker, server
 
@@ -146,8 +146,8 @@ def test_500_numbered_messages_come_in_their_order_through_a_restart(tmp_path, v
     restarted_with_500_messages(tmp_path, release, version)
 
 
-def restarted_with_500_messages(folder, release, version):
-    pool = MqttPool(release, folder)
+def restarted_with_500_messages(directory, release, version):
+    pool = MqttPool(release, directory)
     try:
         with pool.client("reader", version, **persistent_session(version)) as reader, pool.client("writer", version) as writer:
             reader.subscribe("numbered/#", 1)

@@ -24,11 +24,11 @@ LOCAL = "127.0.0.1"
 class Served:
     """Leveret with and without TLS on ports that are mapped. `amqp` is the broker's URI, `native` a mapped port of RabbitMQ's."""
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, directory):
         self.rabbitmq, self.native = None, None
         mapped, self.unmapped = free_ports(2)
         self.mapped = mapped
-        ca = TestCa(folder / "tls")
+        ca = TestCa(directory / "tls")
         certificate, key = ca.issue("server")
         self.worker = ssl.create_default_context(cafile=str(ca.file))
         self.worker.load_cert_chain(*ca.issue("worker"))
@@ -39,18 +39,18 @@ class Served:
         flags += ["--tls-key", key, "--tls-verify-client", "optional", "--tls-client-ca", str(ca.file)]
         flags += ["--mqtt-port-vhosts", f"{mapped}=ported", "--mqtt-certificate-vhosts", "CN=worker=certified"]
         if kind == "leveret":
-            flags += ["--definitions", str(definitions(folder))]
+            flags += ["--definitions", str(definitions(directory))]
         else:
             if reason := missing(kind):
                 pytest.skip(reason)
             plain, self.native = free_ports(2)
             settings = [f"mqtt.listeners.tcp.{at} = {LOCAL}:{port}" for at, port in enumerate((plain, self.native), 1)]
-            self.rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_mqtt", version=kind)
+            self.rabbitmq = RabbitMq(directory / "rabbitmq", *settings, plugins="rabbitmq_mqtt", version=kind)
             self.rabbitmq.control("eval", MAKE_VHOSTS % ",".join(f'<<"{name}">>' for name in VHOSTS))
             mapping = json.dumps({str(self.native): "ported"})
             self.rabbitmq.control("set_global_parameter", "mqtt_port_to_vhost_mapping", mapping)
             flags += ["--upstream", f"amqp://{LOCAL}:{self.rabbitmq.port}"]
-        self.server = Leveret(folder / "leveret", *flags)
+        self.server = Leveret(directory / "leveret", *flags)
         listening(self.server, "mqtts", "mqtts")
         self.amqp = self.rabbitmq.uri if self.rabbitmq else self.server.uri
 
@@ -68,7 +68,7 @@ class Served:
             self.rabbitmq.stop()
 
 
-def definitions(folder):
+def definitions(directory):
     names = ["/", *VHOSTS]
     allowed = {"user": "guest", "configure": ".*", "write": ".*", "read": ".*"}
     written = {
@@ -76,7 +76,7 @@ def definitions(folder):
         "vhosts": [{"name": name} for name in names],
         "permissions": [{**allowed, "vhost": name} for name in names],
     }
-    file = folder / "definitions.json"
+    file = directory / "definitions.json"
     file.write_text(json.dumps(written))
     return file
 

@@ -28,19 +28,19 @@ def key():
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory, key):
     """Ports of AMQP: of RabbitMQ, of a pool in front of it, and of the embedded broker."""
-    folder = tmp_path_factory.mktemp("keys")
+    directory = tmp_path_factory.mktemp("keys")
     form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    (folder / "key.pem").write_bytes(key.private.public_key().public_bytes(*form))
-    (folder / "keys.json").write_text(key_set(key))
+    (directory / "key.pem").write_bytes(key.private.public_key().public_bytes(*form))
+    (directory / "keys.json").write_text(key_set(key))
     settings = [
         "auth_backends.1 = internal", "auth_backends.2 = rabbit_auth_backend_oauth2", "auth_oauth2.resource_server_id = rabbitmq",
-        "auth_oauth2.default_key = key-1", f"auth_oauth2.signing_keys.key-1 = {folder / 'key.pem'}",
+        "auth_oauth2.default_key = key-1", f"auth_oauth2.signing_keys.key-1 = {directory / 'key.pem'}",
     ]  # fmt: skip
     rabbitmq = RabbitMq(tmp_path_factory.mktemp("rabbitmq"), *settings, plugins="rabbitmq_auth_backend_oauth2", version="4")
     with contextlib.ExitStack() as stack:
         stack.callback(rabbitmq.stop)
         pool = stack.enter_context(leveret(tmp_path_factory.mktemp("pool"), "--upstream", f"amqp://127.0.0.1:{rabbitmq.port}"))
-        own = ("--compatibility", "4", *flags(folder / "keys.json"))
+        own = ("--compatibility", "4", *flags(directory / "keys.json"))
         broker = stack.enter_context(leveret(tmp_path_factory.mktemp("broker"), *own))
         yield {"rabbitmq": rabbitmq.port, "pool": pool.port, "broker": broker.port}
         pool.stop()

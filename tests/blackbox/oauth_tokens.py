@@ -32,12 +32,12 @@ def key(keys):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, keys):
-    folder = tmp_path_factory.mktemp("server")
-    file = folder / "keys.json"
+    directory = tmp_path_factory.mktemp("server")
+    file = directory / "keys.json"
     file.write_text(key_set(*keys.values()))
     aliases = ("--oauth2-scope-aliases", "role-of-all=rabbitmq.configure:*/* rabbitmq.write:*/* rabbitmq.read:*/*")
     more = ("--oauth2-additional-scopes", "realm_access.roles", *aliases)
-    with leveret(folder, "--mqtt", ANY, "--stomp", ANY, *flags(file), *more) as server:
+    with leveret(directory, "--mqtt", ANY, "--stomp", ANY, *flags(file), *more) as server:
         yield server
         server.stop()
 

@@ -18,13 +18,13 @@ def example(name):
     return yaml.safe_load(re.sub(r"\$\{BROKER_PASSWORD[^}]*\}", PASSWORD, text))
 
 
-def gets_in(folder, variables, url):
+def gets_in(directory, variables, url):
     """Starts a server with the example's variables, and logs in as its application."""
     at = urlsplit(url)
     # In the place of the example's password one that can be looked for in the log.
     variables = {name: PASSWORD if "PASS" in name and value == at.password else value for name, value in variables.items()}
     assert PASSWORD in variables.values(), "the application has the password of the broker's user"
-    with leveret(folder, env=variables) as server:
+    with leveret(directory, env=variables) as server:
         credentials = pika.PlainCredentials(at.username, PASSWORD)
         parameters = pika.ConnectionParameters("127.0.0.1", server.port, credentials=credentials)
         with pika.BlockingConnection(parameters) as connection:

@@ -143,7 +143,7 @@ class running:
         env = {"STATE_DIRECTORY": f"/var/lib/{unit(self.machine, 'StateDirectory')[0]}", "NOTIFY_SOCKET": "/run/notify"}
         drop = ["setpriv", "--reuid", user, "--regid", group, "--init-groups", "--no-new-privs"]
         argv = self.machine.argv(*drop, *shlex.split(command), env=env)
-        self.child = Child(argv, self.machine.folder.parent / "service.log", env=clean_environment())
+        self.child = Child(argv, self.machine.directory.parent / "service.log", env=clean_environment())
         try:
             self.manager.wait("READY")
         except TimeoutError:

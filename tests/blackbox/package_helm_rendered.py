@@ -199,20 +199,20 @@ def test_values_that_cannot_work_are_refused(helm, tmp_path, values, verdict):
     assert code != 0 and verdict in error
 
 
-def environment(objects, folder):
+def environment(objects, directory):
     """The variables of the pod's process, with the files that they name: those of secrets are made up."""
     container = container_of(objects)
     settings = image.variables() | {entry["name"]: entry["value"] for entry in container["env"]}
-    settings["STATE_DIRECTORY"] = str(folder / "state")
+    settings["STATE_DIRECTORY"] = str(directory / "state")
     if "LEVERET_DEFINITIONS" in settings:
-        (folder / "definitions.json").write_text("{}")
-        settings["LEVERET_DEFINITIONS"] = str(folder / "definitions.json")
+        (directory / "definitions.json").write_text("{}")
+        settings["LEVERET_DEFINITIONS"] = str(directory / "definitions.json")
     if "LEVERET_TLS_CERT" in settings:
-        pair = TestCa(folder).issue("leveret")
+        pair = TestCa(directory).issue("leveret")
         settings |= {"LEVERET_TLS_CERT": str(pair.certificate), "LEVERET_TLS_KEY": str(pair.key)}
     if settings.get("LEVERET_CONFIG") == CONFIG:
-        (folder / "leveret.toml").write_text(objects["ConfigMap"]["data"]["leveret.toml"])
-        settings["LEVERET_CONFIG"] = str(folder / "leveret.toml")
+        (directory / "leveret.toml").write_text(objects["ConfigMap"]["data"]["leveret.toml"])
+        settings["LEVERET_CONFIG"] = str(directory / "leveret.toml")
     mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
     for entry in container["env"]:
         if entry["value"].startswith("/"):

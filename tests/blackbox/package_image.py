@@ -109,7 +109,7 @@ def test_it_serves_as_a_user_without_rights_on_a_file_system_that_cannot_be_writ
             assert container.run("leveret", "health", "--ready").stdout == ""
             assert machine.run(ROOT / ".cache" / "venv" / "bin" / "python", "-c", CLIENT).stdout == "hello\n"
             assert machine.run("touch", f"{Container.ROOT}/tmp/file", check=False).returncode != 0
-            owners = machine.run("stat", "--format", "%u:%g", *container.processes_folders()).stdout.split()
+            owners = machine.run("stat", "--format", "%u:%g", *container.processes_directories()).stdout.split()
             assert set(owners) == {f"{USER}:{USER}"}
             # It ends as `docker stop` and Kubernetes ask it to.
             machine.run("pkill", "-TERM", "--exact", "leveret")
@@ -135,7 +135,7 @@ class Container:
 
     ROOT = "/tmp/image"
 
-    def __init__(self, machine, image, program, folder):
+    def __init__(self, machine, image, program, directory):
         self.machine, self.config = machine, image["config"]["config"]
         root = machine.path(self.ROOT)
         root.mkdir()
@@ -151,7 +151,7 @@ class Container:
             (root / name).mkdir(exist_ok=True)
         machine.run("sh", "-e", "-c", "\n".join(mounts))
         argv = self.argv(*self.config["Entrypoint"], *self.config["Cmd"])
-        self.child = Child(argv, folder / "container.log", env=clean_environment())
+        self.child = Child(argv, directory / "container.log", env=clean_environment())
 
     def argv(self, *command):
         """The command line of one that runs in the image: chroot looks for the program once it is inside."""
@@ -163,7 +163,7 @@ class Container:
         assert done.returncode == 0, done.stderr
         return done
 
-    def processes_folders(self):
+    def processes_directories(self):
         pids = self.machine.run("pgrep", "--exact", "leveret").stdout.split()
         assert pids
         return [f"/proc/{pid}" for pid in pids]
@@ -178,9 +178,9 @@ def program():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, program):
     """The layout with the program under test."""
-    folder = tmp_path_factory.mktemp("image")
-    assert build(folder, program)[0] == 0
-    [layout] = folder.glob("*-image")
+    directory = tmp_path_factory.mktemp("image")
+    assert build(directory, program)[0] == 0
+    [layout] = directory.glob("*-image")
     return layout
 
 

@@ -50,13 +50,13 @@ def test_the_same_input_gives_the_same_bytes(release, tmp_path):
 def test_the_archive_has_the_program_and_its_documents(release, tmp_path):
     with tarfile.open(release / ARCHIVE) as tar:
         tar.extractall(tmp_path, filter="data")
-    [folder] = tmp_path.iterdir()
-    assert folder.name == ARCHIVE.removesuffix(".tar.gz")
-    done = subprocess.run([folder / "leveret", "--version"], capture_output=True, text=True, timeout=PATIENCE)
+    [directory] = tmp_path.iterdir()
+    assert directory.name == ARCHIVE.removesuffix(".tar.gz")
+    done = subprocess.run([directory / "leveret", "--version"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == run("--version")[1]
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "leveret.toml", "leveret.service", "man/leveret-serve.1"):
-        assert (folder / name).stat().st_size > 0, name
-    assert "list_queues" in (folder / "completions" / "leveret.bash").read_text()
+        assert (directory / name).stat().st_size > 0, name
+    assert "list_queues" in (directory / "completions" / "leveret.bash").read_text()
 
 
 def test_the_bill_of_materials_names_the_crates_that_the_lock_file_has_for_the_program(bill):
@@ -95,18 +95,18 @@ def test_the_bill_of_materials_says_which_crate_needs_which(bill):
     assert reached == names.keys()
 
 
-def test_no_file_names_the_folder_of_the_checkout(release):
+def test_no_file_names_the_directory_of_the_checkout(release):
     """The binary apart, whose panics name source files, and the package, which is compressed."""
     for path in release.glob("*.json"):
         assert str(ROOT) not in path.read_text(), path.name
 
 
-def build(folder):
-    argv = [ROOT / "packaging" / "build-release.py", "--quick", folder, binary()]
+def build(directory):
+    argv = [ROOT / "packaging" / "build-release.py", "--quick", directory, binary()]
     done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=BUILD_SECONDS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == sorted(str(path) for path in folder.iterdir())
-    return folder
+    assert done.stdout.splitlines() == sorted(str(path) for path in directory.iterdir())
+    return directory
 
 
 def of_cargo(kinds):

@@ -34,25 +34,25 @@ def by_itself(built, _):
     return built
 
 
-def from_the_package(built, folder):
-    package = debian.build(folder, "1", built)
+def from_the_package(built, directory):
+    package = debian.build(directory, "1", built)
     field = subprocess.run(["dpkg-deb", "--field", package, "Architecture"], capture_output=True, text=True, timeout=PATIENCE)
     assert field.stdout.strip() == ARCHITECTURES[processor_of(built)]
-    subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True, timeout=PATIENCE)
-    return folder / "root" / "usr" / "bin" / "leveret"
+    subprocess.run(["dpkg-deb", "--extract", package, directory / "root"], check=True, timeout=PATIENCE)
+    return directory / "root" / "usr" / "bin" / "leveret"
 
 
-def from_the_image(built, folder):
+def from_the_image(built, directory):
     """That of one image for all processors."""
-    assert layout.build(folder, *PROGRAMS, flags=())[0] == 0
-    [written] = folder.glob("*-image")
+    assert layout.build(directory, *PROGRAMS, flags=())[0] == 0
+    [written] = directory.glob("*-image")
     architecture = ARCHITECTURES[processor_of(built)]
     [image] = [image for image in layout.images(written) if image["platform"]["architecture"] == architecture]
     for layer in image["layers"]:
         with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
-            tar.extractall(folder / "root", filter="tar")
+            tar.extractall(directory / "root", filter="tar")
     assert "PATH=/usr/bin" in image["config"]["config"]["Env"]
-    return folder / "root" / "usr" / "bin" / image["config"]["config"]["Entrypoint"][0]
+    return directory / "root" / "usr" / "bin" / image["config"]["config"]["Entrypoint"][0]
 
 
 @pytest.fixture(params=PROGRAMS, ids=processor_of)

@@ -135,7 +135,7 @@ def test_a_process_that_hangs_is_started_anew(machine, packages):
     assert "Watchdog timeout" in machine.run("journalctl", "--unit", SERVICE).stdout
 
 
-def test_the_process_has_no_rights_beyond_its_folders(machine, packages):
+def test_the_process_has_no_rights_beyond_its_directories(machine, packages):
     install_package(machine, packages[0])
     pid = process(machine)
     status = dict(re.findall(r"^(\w+):\s+(.*)$", machine.run("cat", f"/proc/{pid}/status").stdout, re.MULTILINE))
@@ -160,9 +160,9 @@ def install_package(machine, package):
 
 def override(machine, name, text):
     """A drop-in of the service."""
-    folder = machine.path("/etc/systemd/system/leveret.service.d")
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.conf").write_text(text)
+    directory = machine.path("/etc/systemd/system/leveret.service.d")
+    directory.mkdir(exist_ok=True)
+    (directory / f"{name}.conf").write_text(text)
     machine.run("systemctl", "daemon-reload")
 
 

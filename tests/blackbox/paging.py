@@ -82,11 +82,11 @@ def assert_mostly_on_disk(server, messages=MANY):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts servers one after the other on the same data folder."""
+    """Starts servers one after the other on the same data directory."""
 
     def start(*flags):
-        folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-        return leveret(folder, "--data-dir", str(tmp_path / "data"), *(flags or WATERMARK))
+        directory = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        return leveret(directory, "--data-dir", str(tmp_path / "data"), *(flags or WATERMARK))
 
     return start
 

@@ -20,7 +20,7 @@ def body_of(number):
 @pytest.mark.parametrize("mode", [1, 2], ids=["transient", "persistent"])
 def test_messages_that_cannot_be_paged_out_stay_in_memory_and_come_in_order(tmp_path, mode):
     disk = FailingDisk.without_room(tmp_path / "disk")
-    flags = ["--data-dir", str(disk.folder / "data"), "--disk-free-limit", "0", "--memory-paging-watermark", "100KiB"]
+    flags = ["--data-dir", str(disk.directory / "data"), "--disk-free-limit", "0", "--memory-paging-watermark", "100KiB"]
     with leveret(tmp_path / "server", *flags, env=disk.environment) as server, connect(server) as connection:
         channel = connection.channel()
         # Nothing of it is for the journal: there a full disk is the matter of durable_full_disk.py.

@@ -334,8 +334,8 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     """The port of each server, started with the same definitions when it is first asked for."""
-    folder = tmp_path_factory.mktemp("permissions")
-    definitions = folder / "definitions.json"
+    directory = tmp_path_factory.mktemp("permissions")
+    definitions = directory / "definitions.json"
     definitions.write_text(json.dumps(DEFINITIONS))
     with contextlib.ExitStack() as stack:
         started = {}
@@ -343,10 +343,10 @@ def servers(tmp_path_factory):
         def port(name):
             if name not in started:
                 if name == "rabbitmq":
-                    started[name] = RabbitMq(folder / name, f"load_definitions = {definitions}", version=TAKEN_AFTER)
+                    started[name] = RabbitMq(directory / name, f"load_definitions = {definitions}", version=TAKEN_AFTER)
                     stack.callback(started[name].stop)
                 else:
-                    started[name] = stack.enter_context(leveret(folder / name, "--definitions", definitions))
+                    started[name] = stack.enter_context(leveret(directory / name, "--definitions", definitions))
             return started[name].port
 
         yield port

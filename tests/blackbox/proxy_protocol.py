@@ -29,8 +29,8 @@ def v2(source, destination=HERE):
 LOCAL = SIGNATURE + b"\x20\x00\x00\x00"
 
 
-def behind_proxy(folder, *flags, version="any", trusted=HERE):
-    return leveret(folder, "--proxy-protocol", version, "--trusted-proxies", trusted, *flags)
+def behind_proxy(directory, *flags, version="any", trusted=HERE):
+    return leveret(directory, "--proxy-protocol", version, "--trusted-proxies", trusted, *flags)
 
 
 def opened(server, header):

@@ -15,7 +15,7 @@ from harness.rabbitmq import RabbitMq
 from harness.relay import HERE, RelayWire, relay
 from harness.websocket import FIN, TEXT
 
-# Debian keeps each version in a folder of its own; empty where there is none.
+# Debian keeps each version in a directory of its own; empty where there is none.
 POSTGRES = next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"))), "")
 
 
@@ -31,8 +31,8 @@ def rabbit(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def relayed(folder, port, **headers):
-    with relay(folder, f"tcp://{HERE}:{port}") as (_, listener), RelayWire(listener, **headers) as wire:
+def relayed(directory, port, **headers):
+    with relay(directory, f"tcp://{HERE}:{port}") as (_, listener), RelayWire(listener, **headers) as wire:
         yield wire
 
 
@@ -92,19 +92,19 @@ def test_postgresql(tmp_path):
         pytest.skip("PostgreSQL is not installed")
     # It refuses to run as root.
     user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
-    folder = tmp_path / "data"
-    folder.mkdir()
+    directory = tmp_path / "data"
+    directory.mkdir()
     if user:
-        for each in (folder, *list(tmp_path.parents)[:-2], tmp_path):
+        for each in (directory, *list(tmp_path.parents)[:-2], tmp_path):
             if each.stat().st_uid == os.getuid() and str(each) != "/tmp":
                 each.chmod(each.stat().st_mode | 0o011)
-        shutil.chown(folder, "postgres")
-    init = [*user, f"{POSTGRES}/initdb", "-D", folder, "-U", "tester", "-A", "trust", "-N", "--no-instructions"]
-    done = subprocess.run(init, capture_output=True, text=True, cwd=folder)
+        shutil.chown(directory, "postgres")
+    init = [*user, f"{POSTGRES}/initdb", "-D", directory, "-U", "tester", "-A", "trust", "-N", "--no-instructions"]
+    done = subprocess.run(init, capture_output=True, text=True, cwd=directory)
     assert done.returncode == 0, done.stderr
     (port,) = free_ports(1)
-    options = ["-D", folder, "-p", str(port), "-h", HERE, "-k", "", "-c", "fsync=off"]
-    server = Child([*user, f"{POSTGRES}/postgres", *options], tmp_path / "postgres.log", cwd=folder)
+    options = ["-D", directory, "-p", str(port), "-h", HERE, "-k", "", "-c", "fsync=off"]
+    server = Child([*user, f"{POSTGRES}/postgres", *options], tmp_path / "postgres.log", cwd=directory)
     try:
         server.wait_line("ready to accept connections", 60)
         with relayed(tmp_path / "l", port) as wire:

@@ -1,4 +1,4 @@
-"""A folder's files are served next to WebSocket, and nothing else of the disk."""
+"""A directory's files are served next to WebSocket, and nothing else of the disk."""
 
 import http.client
 
@@ -14,10 +14,10 @@ DATA = bytes(range(256)) * 1000
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("webroot")
-    secret = folder / "secret"
+    directory = tmp_path_factory.mktemp("webroot")
+    secret = directory / "secret"
     secret.write_bytes(b"secret")
-    root = folder / "root"
+    root = directory / "root"
     for name in ("sub", "empty", ".git"):
         (root / name).mkdir(parents=True)
     (root / "index.html").write_bytes(PAGE)
@@ -26,8 +26,8 @@ def port(tmp_path_factory):
     for name in ("module.mjs", "style.css", "picture.svg", "code.wasm", "a b.txt", ".git/config"):
         (root / name).write_bytes(b"x")
     (root / "out").symlink_to(secret)
-    (root / "folder").symlink_to(folder)
-    with leveret(folder, "--ws", f"{HERE}:0", "--webroot", str(root)) as server:
+    (root / "directory").symlink_to(directory)
+    with leveret(directory, "--ws", f"{HERE}:0", "--webroot", str(root)) as server:
         yield server.ws_port
 
 
@@ -107,7 +107,7 @@ def test_head_has_no_body_and_what_has_not_changed_is_not_sent(port):
 @pytest.mark.parametrize(
     "path",
     [
-        "/none", "/empty/", "/empty", "/out", "/folder/secret", "/.git/config", "/%2egit/config", "/../secret",
+        "/none", "/empty/", "/empty", "/out", "/directory/secret", "/.git/config", "/%2egit/config", "/../secret",
         "/%2e%2e/secret", "/sub/..%2f..%2fsecret", "/sub/%2e%2e/%2e%2e/secret", "//etc/passwd", "/%2fetc/passwd",
         "/..%5csecret", "/data.bin/", "/data.bin%00", "/%ff",
     ],

@@ -37,10 +37,10 @@ def part(name, *scripts, **options):
     return soak.Part(name, options.pop("builds", []), batches, **options)
 
 
-def outcome(folder, parts, seconds=LONG):
+def outcome(directory, parts, seconds=LONG):
     """The exit code and the report."""
-    code = soak.soak(parts, seconds, 7, folder)
-    return code, (folder / "report.md").read_text()
+    code = soak.soak(parts, seconds, 7, directory)
+    return code, (directory / "report.md").read_text()
 
 
 def test_what_passes_is_counted_with_its_seeds(tmp_path, capsys):

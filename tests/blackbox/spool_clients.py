@@ -208,7 +208,7 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
 def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker, link, language):
     disk = FailingDisk.without_room(tmp_path / "failing")
     flags = ["--disk-free-limit", "0"]
-    with spooling(tmp_path, link.url, *flags, data=disk.folder / "data", env=disk.environment) as server:
+    with spooling(tmp_path, link.url, *flags, data=disk.directory / "data", env=disk.environment) as server:
         with publisher(language, server) as application:
             application.publish(QUEUE, range(10))
             assert collect(broker, 10) == list(range(10))
@@ -227,7 +227,7 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
             application.confirmed()
             assert failing() == 0
             server.kill()
-    with spooling(tmp_path, link.url, *flags, data=disk.folder / "data", env=disk.environment) as server:
+    with spooling(tmp_path, link.url, *flags, data=disk.directory / "data", env=disk.environment) as server:
         assert waiting(server) == 50
         cut(link, False)
         with publisher_at_last(language, server) as application:

@@ -184,7 +184,7 @@ def test_large_and_small_messages_keep_their_order_over_lost_connections(tmp_pat
         server.stop()
 
 
-def test_rules_without_an_upstream_or_a_folder_are_mistakes():
+def test_rules_without_an_upstream_or_a_directory_are_mistakes():
     for flags, complaint in [
         ([], "spool: has no effect without an upstream"),
         (["--upstream", "amqp://localhost", "--data-dir", "off"], "spool: needs data_dir, a directory for the messages"),

@@ -65,9 +65,9 @@ def closed_with(connection):
     return closed.value.reply_code
 
 
-def is_stored(folder):
+def is_stored(directory):
     """Whether the accepted login has been written; it takes a slow hash."""
-    path = folder / "data" / "spool" / "logins"
+    path = directory / "data" / "spool" / "logins"
     return path.exists() and path.read_text().count("\n") == 1
 
 

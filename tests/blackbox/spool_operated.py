@@ -154,7 +154,7 @@ def test_what_is_dropped_does_not_come_again_after_a_kill_behind_the_answer(tmp_
     }[what]
     disk = FailingDisk.without_room(tmp_path / "failing")
     upstream, flags = f"amqp://127.0.0.1:{broker.port}", ["--disk-free-limit", "0"]
-    place = {"data": disk.folder / "data", "env": disk.environment}
+    place = {"data": disk.directory / "data", "env": disk.environment}
     left = lambda: (metric(server, "leveret_spool_deferred_messages"), metric(server, "leveret_spool_parked_messages"))
     with spooling(tmp_path, upstream, *flags, **place) as server, ThreadPoolExecutor(1) as executor:
         with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
@@ -170,7 +170,7 @@ def test_what_is_dropped_does_not_come_again_after_a_kill_behind_the_answer(tmp_
         disk.mend()
         assert answer.result().startswith("3 ")
         server.kill()
-    with spooling(tmp_path, upstream, *flags, data=disk.folder / "data") as server:
+    with spooling(tmp_path, upstream, *flags, data=disk.directory / "data") as server:
         messages = [row["messages"] for row in Ctl(server.http).json("spool", "list", "messages")]
         assert (sum(messages), metric(server, "leveret_spool_parked_messages")) == (0, 0)
         server.stop()

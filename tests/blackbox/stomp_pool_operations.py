@@ -20,9 +20,9 @@ FORCED = "CONNECTION_FORCED - broker forced connection closure with reason 'shut
 
 
 @contextlib.contextmanager
-def pool(folder, port, *flags, **options):
+def pool(directory, port, *flags, **options):
     """A pool in front of the upstream on this port, with a listener for STOMP."""
-    with leveret(folder, "--upstream", f"amqp://127.0.0.1:{port}", "--stomp", ANY, *flags, **options) as server:
+    with leveret(directory, "--upstream", f"amqp://127.0.0.1:{port}", "--stomp", ANY, *flags, **options) as server:
         server.stomp = listening(server, "stomp", "stomp")
         yield server
 

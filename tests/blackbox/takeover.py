@@ -230,7 +230,7 @@ QUESTIONS = ("user", "vhost", "resource", "topic")
 HTTP = [word for what in QUESTIONS for word in (f"--auth-http-{what}-path", "https://127.0.0.1:1/")]
 OAUTH = ["--auth-backends", "internal", "--auth-backends", "oauth2", "--oauth2-resource-server-id", "r"]
 
-# Files of a folder, after the flags that name them.
+# Files of a directory, after the flags that name them.
 NAMED_FILES = {
     "access_log": ["--access-log", "access.log"],
     "oauth2_jwks": [*OAUTH, "--oauth2-jwks", "keys.json"],
@@ -242,22 +242,22 @@ NAMED_FILES = {
 
 @pytest.mark.parametrize("setting", NAMED_FILES)
 def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path, targets, setting):
-    """One at a time can use the data folder, so the old process has to end before the new one can serve."""
+    """One at a time can use the data directory, so the old process has to end before the new one can serve."""
     ca = TestCa(tmp_path / "files")
-    (ca.folder / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
-    (ca.folder / "identities.toml").write_text("")
+    (ca.directory / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
+    (ca.directory / "identities.toml").write_text("")
     *others, name = NAMED_FILES[setting]
-    named = [*others, ca.folder / name]
+    named = [*others, ca.directory / name]
     if setting == "upstream_external":
         certificate, key = TestCa(tmp_path / "tls").issue("server")
         named += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
         named += ["--tls-client-ca", tmp_path / "tls" / "ca.pem"]
         named += ["--spool", '{exchange = "^spooled$"}', "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
     named = [str(word) for word in ("--data-dir", tmp_path / "data", *named)]
-    assert run("config", "check", *named) == (0, "", "") and not (ca.folder / "access.log").exists()
+    assert run("config", "check", *named) == (0, "", "") and not (ca.directory / "access.log").exists()
     with replaceable(tmp_path, *named) as (server, program, callers):
         replace(program)
-        shutil.rmtree(ca.folder)
+        shutil.rmtree(ca.directory)
         assert "the successor has ended, and the server continues" in Ctl(server.http).fails("upgrade")
         server.child.wait_line(f"leveret: {setting}: ")
         code, _, told = run("config", "check", *named)

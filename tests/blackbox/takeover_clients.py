@@ -40,12 +40,12 @@ class Succession:
     def __init__(self, tmp_path, upstream, stack, *more):
         amqp, http = free_ports(2)
         self.flags = ["--amqp", f"127.0.0.1:{amqp}", "--http", f"127.0.0.1:{http}", "--upstream", upstream, *more]
-        self.folder, self.stack, self.count = tmp_path, stack, 0
+        self.directory, self.stack, self.count = tmp_path, stack, 0
         self.now = self._start()
 
     def _start(self, *more):
         self.count += 1
-        return self.stack.enter_context(leveret(self.folder / str(self.count), *self.flags, *more))
+        return self.stack.enter_context(leveret(self.directory / str(self.count), *self.flags, *more))
 
     def start_successor(self):
         """Returns when it serves; the process before hands its clients over then."""

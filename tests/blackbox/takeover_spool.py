@@ -1,4 +1,4 @@
-"""A process takes over from a pool with a spool, whose folder one at a time can use, while the link to the broker stands still:
+"""A process takes over from a pool with a spool, whose directory one at a time can use, while the link to the broker stands still:
 publishers go on in front of the new one, nothing confirmed is lost, and messages come in order."""
 
 import contextlib

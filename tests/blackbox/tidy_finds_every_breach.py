@@ -110,12 +110,12 @@ mod tests {
 }
 
 
-def breaches(folder, files):
+def breaches(directory, files):
     for name, text in files.items():
-        path = folder / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return list(tidy.check(folder))
+    return list(tidy.check(directory))
 
 
 @pytest.mark.parametrize("rule", BREACHES)

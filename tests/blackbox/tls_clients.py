@@ -26,14 +26,14 @@ def ca(tmp_path_factory):
 def server(tmp_path_factory, ca):
     pairs = [ca.issue("first", ["localhost"]), ca.issue("second", ["second.example"])]
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
-    folder = tmp_path_factory.mktemp("server")
+    directory = tmp_path_factory.mktemp("server")
     verify = ["--tls-client-ca", ca.file, "--tls-verify-client", "optional"]
     names = ["guest", *(f"CN={by} worker,O=Hares" for by in CLIENTS)]
     permissions = [permission(name, configure=".*", write=".*", read=".*") for name in names]
     users = [user(name, "administrator") for name in names]
-    definitions = folder / "definitions.json"
+    definitions = directory / "definitions.json"
     definitions.write_text(json.dumps({"vhosts": [{"name": "/"}], "users": users, "permissions": permissions}))
-    with leveret(folder, "--amqps", "127.0.0.1:0", *files, *verify, "--definitions", definitions) as server:
+    with leveret(directory, "--amqps", "127.0.0.1:0", *files, *verify, "--definitions", definitions) as server:
         server.tls_port = server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
         yield server
         server.stop()

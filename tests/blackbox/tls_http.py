@@ -31,10 +31,10 @@ def ca(tmp_path):
 
 
 @contextlib.contextmanager
-def over_tls(folder, pairs, *flags):
+def over_tls(directory, pairs, *flags):
     """A server whose `tls_port` is that of its HTTP listener over TLS, and `https` its URL."""
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
-    with leveret(folder / "server", "--https", "127.0.0.1:0", *files, *flags) as server:
+    with leveret(directory / "server", "--https", "127.0.0.1:0", *files, *flags) as server:
         server.tls_port = int(server.child.wait_line(r"^https +listening on https://127\.0\.0\.1:(\d+)$").group(1))
         server.https = f"https://localhost:{server.tls_port}"
         yield server

@@ -24,10 +24,10 @@ def ca(tmp_path):
     return TestCa(tmp_path / "certificates")
 
 
-def over_tls(folder, pairs, *flags, **options):
+def over_tls(directory, pairs, *flags, **options):
     """A server with a TLS listener."""
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
-    return leveret(folder / "server", "--amqps", "127.0.0.1:0", *files, *flags, **options)
+    return leveret(directory / "server", "--amqps", "127.0.0.1:0", *files, *flags, **options)
 
 
 def port_of(server):
@@ -176,10 +176,10 @@ def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, ca):
         round_trip(connection)
 
 
-def definitions(folder, *users):
+def definitions(directory, *users):
     """A file with users that have no passwords, and all permissions."""
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-    path = folder / "definitions.json"
+    path = directory / "definitions.json"
     path.write_text(
         json.dumps(
             {

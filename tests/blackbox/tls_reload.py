@@ -18,8 +18,8 @@ CLIENTS = ["java", "go"]
 class Holder:
     """A client with one connection, through which words go while it lasts."""
 
-    def __init__(self, by, uri, folder):
-        self.child = Child([*HOLDING[by], uri], folder / f"{by}.log", stdin=subprocess.PIPE)
+    def __init__(self, by, uri, directory):
+        self.child = Child([*HOLDING[by], uri], directory / f"{by}.log", stdin=subprocess.PIPE)
         self.child.wait_line("^connected$")
 
     def say(self, word):

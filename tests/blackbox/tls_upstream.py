@@ -13,12 +13,12 @@ from harness.rabbitmq import RabbitMq
 class TlsUpstream:
     """A RabbitMQ that asks for client certificates, and the CA that it and its clients trust."""
 
-    def __init__(self, folder):
-        self.ca = TestCa(folder / "certificates")
+    def __init__(self, directory):
+        self.ca = TestCa(directory / "certificates")
         server = self.ca.issue("rabbit", names=["localhost", "rabbit.example"])
         [self.tls_port] = free_ports(1)
         self.rabbit = RabbitMq(
-            folder / "rabbit",
+            directory / "rabbit",
             f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}",
             f"ssl_options.cacertfile = {self.ca.file}",
             f"ssl_options.certfile = {server.certificate}",

@@ -63,7 +63,7 @@ def test_a_taken_port_comes_with_what_to_do(tmp_path):
     assert "another process has it (`ss -ltnp` shows which)" in error and f"--upstream amqp://{address}" in error
 
 
-def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
+def test_a_data_directory_that_cannot_be_used_comes_with_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
         error = run(*SERVE_IN, tmp_path / "data")[2]
@@ -73,7 +73,7 @@ def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_data_folder_of_another_user_comes_with_what_to_do(tmp_path):
+def test_a_data_directory_of_another_user_comes_with_what_to_do(tmp_path):
     (tmp_path / "roots").mkdir(mode=0o700)
     tmp_path.chmod(0o755)
     argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *SERVE_IN, tmp_path / "roots"]

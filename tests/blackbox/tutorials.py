@@ -25,7 +25,7 @@ def reader(tmp_path):
 
 
 def moved(text, changes):
-    """The text with a test's ports and folders."""
+    """The text with a test's ports and directories."""
     for usual, own in changes.items():
         text = re.sub(rf"\b{usual}\b", str(own), text)
     return text
@@ -38,14 +38,14 @@ def test_a_first_broker_keeps_its_messages_when_it_is_killed(reader):
     own = {"5672": amqp, "data-dir data": f"data-dir data-{os.getpid()}-of-tests"}
     made, serve = page.block("sh").splitlines()
     reader.run(made)
-    # The rest happens in the folder that the reader is in now.
-    in_folder = "cd first-broker && "
-    here = f"bash -c {shlex.quote(f'{in_folder} exec {moved(serve, own)}')}"
+    # The rest happens in the directory that the reader is in now.
+    in_directory = "cd first-broker && "
+    here = f"bash -c {shlex.quote(f'{in_directory} exec {moved(serve, own)}')}"
     variables = {"LEVERET_AMQP": f"127.0.0.1:{amqp}", "LEVERET_HTTP": "127.0.0.1:0"}
     server = reader.serve(here, **variables)
     for name in ["publish.py", "consume.py"]:
         reader.write(f"first-broker/{name}", moved(page.file(name), own))
-    assert reader.run(in_folder + page.block("sh")) == "3 orders are on disk\n"
+    assert reader.run(in_directory + page.block("sh")) == "3 orders are on disk\n"
     listed = reader.run(page.block("sh"), LEVERET_CTL_URL=server.http)
     assert re.search(r"^orders +3 +0$", listed, re.MULTILINE), listed
     kill, again = page.block("sh").splitlines()
@@ -53,7 +53,7 @@ def test_a_first_broker_keeps_its_messages_when_it_is_killed(reader):
     reader.run(moved(kill, own))
     server.child.wait(PATIENCE)
     reader.serve(here, **variables)
-    assert reader.run(in_folder + page.block("sh")) == "order 0\norder 1\norder 2\n"
+    assert reader.run(in_directory + page.block("sh")) == "order 0\norder 1\norder 2\n"
     page.finish()
 
 

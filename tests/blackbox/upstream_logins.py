@@ -22,14 +22,14 @@ EVERYTHING = [".*", ".*", ".*"]
 class CertificateUpstream:
     """A RabbitMQ where a certificate is a login, and the CA that issued it."""
 
-    def __init__(self, folder):
-        self.ca = TestCa(folder / "certificates")
+    def __init__(self, directory):
+        self.ca = TestCa(directory / "certificates")
         self.server = self.ca.issue("server")
         subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
         self.worker = self.ca.issue("worker", subject=subject)
         [self.tls_port] = free_ports(1)
         self.rabbit = RabbitMq(
-            folder / "rabbit",
+            directory / "rabbit",
             f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}",
             f"ssl_options.cacertfile = {self.ca.file}",
             f"ssl_options.certfile = {self.server.certificate}",

@@ -35,9 +35,9 @@ def window(tmp_path_factory, pair):
         yield window
 
 
-def wss(folder, pair, *flags):
+def wss(directory, pair, *flags):
     certificate, key = pair
-    return leveret(folder, "--wss", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, *flags)
+    return leveret(directory, "--wss", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key, *flags)
 
 
 def port(server):

@@ -28,12 +28,12 @@ def main():
         return 0
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "differential"
     program = os.environ.get("DIFFERENTIAL_BIN", built)
-    with tempfile.TemporaryDirectory() as folder:
-        definitions = Path(folder) / "definitions.json"
+    with tempfile.TemporaryDirectory() as directory:
+        definitions = Path(directory) / "definitions.json"
         definitions.write_text(json.dumps(DEFINITIONS))
-        rabbitmq = RabbitMq(Path(folder) / "rabbitmq", f"load_definitions = {definitions}", MESSAGE_SIZE, version=options.release)
+        rabbitmq = RabbitMq(Path(directory) / "rabbitmq", f"load_definitions = {definitions}", MESSAGE_SIZE, version=options.release)
         try:
-            leveret = Leveret(Path(folder) / "leveret", "--definitions", definitions, "--compatibility", options.release)
+            leveret = Leveret(Path(directory) / "leveret", "--definitions", definitions, "--compatibility", options.release)
             try:
                 targets = ["--rabbitmq", f"127.0.0.1:{rabbitmq.port}", "--leveret", leveret.address]
                 code = subprocess.run([program, *targets, *others]).returncode

@@ -28,8 +28,8 @@ POLL_SECONDS = 0.05
 class Rabbit:
     """RabbitMQ itself."""
 
-    def __init__(self, folder):
-        self.rabbitmq = RabbitMq(folder / "rabbitmq")
+    def __init__(self, directory):
+        self.rabbitmq = RabbitMq(directory / "rabbitmq")
         self.uri = self.rabbitmq.uri
 
     def stopped(self):
@@ -63,9 +63,9 @@ class Pool(Rabbit):
 
     flags = ()
 
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.folder = folder / "pool"
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.directory = directory / "pool"
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         try:
             self.start_pool()
@@ -76,7 +76,7 @@ class Pool(Rabbit):
 
     def start_pool(self):
         upstream = self.rabbitmq.uri.replace("guest:guest@", "")
-        self.pool = Leveret(self.folder, "--upstream", upstream, *self.flags, amqp=self.address)
+        self.pool = Leveret(self.directory, "--upstream", upstream, *self.flags, amqp=self.address)
 
     def pool_stopped(self):
         self.pool.stop()
@@ -104,12 +104,12 @@ class ShortPool(Pool):
 
 
 class Broker:
-    """The embedded broker, with its data folder."""
+    """The embedded broker, with its data directory."""
 
-    def __init__(self, folder):
-        self.folder = folder / "broker"
-        self.folder.mkdir(parents=True)
-        self.file = self.folder / "leveret.toml"
+    def __init__(self, directory):
+        self.directory = directory / "broker"
+        self.directory.mkdir(parents=True)
+        self.file = self.directory / "leveret.toml"
         self.file.write_text("")
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.start()
@@ -119,7 +119,7 @@ class Broker:
         """Nothing happens."""
 
     def start(self):
-        self.server = Leveret(self.folder, "--config", self.file, amqp=self.address)
+        self.server = Leveret(self.directory, "--config", self.file, amqp=self.address)
 
     def stopped(self):
         self.server.stop()
@@ -177,13 +177,13 @@ def pytest_generate_tests(metafunc):
 class Trial:
     """One server and the selected frameworks. `outcomes` is by event and framework: `None`, or what failed."""
 
-    def __init__(self, name, frameworks, folder):
+    def __init__(self, name, frameworks, directory):
         start, events = TRIALS[name]
-        self.name, self.folder = name, folder
+        self.name, self.directory = name, directory
         self.outcomes = {}
         self.clients = {}
         self.started = 0
-        self.server = start(folder)
+        self.server = start(directory)
         try:
             for framework in frameworks:
                 self.replace(framework)
@@ -199,7 +199,7 @@ class Trial:
         if framework in self.clients:
             self.clients[framework].kill()
         self.started += 1
-        self.clients[framework] = Client(framework, self.server.uri, self.folder / f"{framework}-{self.started}")
+        self.clients[framework] = Client(framework, self.server.uri, self.directory / f"{framework}-{self.started}")
 
     def go_through(self, event):
         failed = {name: why for name, why in LEFT_OUT.get((self.name, event), {}).items() if name in self.clients}
@@ -220,7 +220,7 @@ class Trial:
         # The next event finds all of them at work.
         self.each({}, self.advanced())
         after = time.monotonic() - began - happened
-        with (self.folder / "events.log").open("a") as log:
+        with (self.directory / "events.log").open("a") as log:
             print(f"{event}: {happened:.1f} s, recovered after {after:.1f} s, failed: {sorted(failed)}", file=log)
 
     def alarm(self, failed):

@@ -41,16 +41,16 @@ def compared():
 class Servers(contextlib.ExitStack):
     """The servers of a run, each started when it is asked for first, and all stopped with the block, the last started first."""
 
-    def __init__(self, folder):
+    def __init__(self, directory):
         super().__init__()
-        self.folder = Path(folder)
+        self.directory = Path(directory)
         self.started = {}
 
     def rabbitmq(self, name, *settings, release=None, plugins=PLUGINS):
         """RabbitMQ of the release with this name; `release` is the name of the release where several have the same."""
         if name not in self.started:
             version = RELEASES[release or name]
-            server = RabbitMq(self.folder / name, *settings, plugins=plugins, version=version, busy_wait=True)
+            server = RabbitMq(self.directory / name, *settings, plugins=plugins, version=version, busy_wait=True)
             self.callback(server.stop)
             check_process(server)
             self.started[name] = server
@@ -64,7 +64,7 @@ class Servers(contextlib.ExitStack):
 
     def leveret(self, name, *flags, program=None):
         if name not in self.started:
-            server = Leveret(self.folder / name, "--log", "warn", *flags, program=program)
+            server = Leveret(self.directory / name, "--log", "warn", *flags, program=program)
             self.callback(server.stop)
             self.started[name] = server
         return self.started[name]
@@ -97,9 +97,9 @@ class Peak:
     """The resident memory of a process from now on, in bytes: now, and at most."""
 
     def __init__(self, process):
-        self.folder = Path(f"/proc/{process.pid}")
+        self.directory = Path(f"/proc/{process.pid}")
         # 5 sets the peak to what it takes now (proc_pid_clear_refs(5)).
-        (self.folder / "clear_refs").write_text("5")
+        (self.directory / "clear_refs").write_text("5")
         self.before = self.read("VmRSS")
 
     @property
@@ -107,7 +107,7 @@ class Peak:
         return self.read("VmHWM")
 
     def read(self, name):
-        [line] = [line for line in (self.folder / "status").read_text().splitlines() if line.startswith(f"{name}:")]
+        [line] = [line for line in (self.directory / "status").read_text().splitlines() if line.startswith(f"{name}:")]
         return int(line.split()[1]) * 1024
 
 
@@ -126,8 +126,8 @@ def bench(study, systems, *words, wrapper=()):
     """Has `leveret bench` compare systems; whether what was expected was reached, and the report. What it prints goes to standard
     error: standard output is for the tables of the page."""
     chosen = [part for each in systems for part in ("--system", each)]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory, "report.json")
         command = [*wrapper, binary(), "bench", study, *chosen, *words, "--json", report]
         done = subprocess.run(list(map(str, command)), stdout=sys.stderr)
         if not report.exists():

@@ -21,22 +21,22 @@ ANY = "127.0.0.1:0"
 class Side:
     """One of the two. Whatever it opens is closed with it."""
 
-    def __init__(self, kind, folder, longest_session):
+    def __init__(self, kind, directory, longest_session):
         self.kind = kind
         self.front = None
         self.opened = contextlib.ExitStack()
         if kind == "leveret":
             flags = ["--mqtt-session-expiry-max", f"{longest_session}s"] if longest_session else []
-            self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4", *flags)
+            self.server = Leveret(directory, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4", *flags)
             self.mqtt_port, self.stomp_port = listening(self.server, "mqtt", "mqtt"), listening(self.server, "stomp", "stomp")
             self.http = Management(self.server, self.server.http)
         elif kind == "pool":
             (http,) = free_ports(1)
             settings = [f"management.tcp.port = {http}", "management.tcp.ip = 127.0.0.1"]
-            self.server = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_management", version="4")
+            self.server = RabbitMq(directory / "rabbitmq", *settings, plugins="rabbitmq_management", version="4")
             flags = ["--mqtt-session-expiry-max", f"{longest_session}s"] if longest_session else []
             upstream = f"amqp://127.0.0.1:{self.server.port}"
-            self.front = Leveret(folder, "--upstream", upstream, "--mqtt", ANY, *flags)
+            self.front = Leveret(directory, "--upstream", upstream, "--mqtt", ANY, *flags)
             self.mqtt_port = listening(self.front, "mqtt", "mqtt")
             self.http = Management(self.server, f"http://127.0.0.1:{http}")
         else:
@@ -50,7 +50,7 @@ class Side:
             if longest_session:
                 settings.append(f"mqtt.max_session_expiry_interval_seconds = {longest_session}")
             plugins = "rabbitmq_mqtt,rabbitmq_stomp,rabbitmq_management"
-            self.server = RabbitMq(folder, *settings, plugins=plugins, version="4")
+            self.server = RabbitMq(directory, *settings, plugins=plugins, version="4")
             self.http = Management(self.server, f"http://127.0.0.1:{http}")
 
     def mqtt5(self):
@@ -105,12 +105,12 @@ class Side:
 
 
 @contextlib.contextmanager
-def both(folder, longest_session=None, ours="leveret"):
+def both(directory, longest_session=None, ours="leveret"):
     """`ours` may be "pool": Leveret in front of a RabbitMQ 4 of its own, with MQTT alone. `longest_session` is how many seconds a session of MQTT may outlive its connection; by default, a day."""
     with contextlib.ExitStack() as stack:
         sides = []
         for kind in (ours, "rabbitmq"):
-            sides.append(Side(kind, folder / kind, longest_session))
+            sides.append(Side(kind, directory / kind, longest_session))
             stack.callback(sides[-1].stop)
         yield sides
 

@@ -34,16 +34,16 @@ class BrowserError(AssertionError):
 
 
 @contextlib.contextmanager
-def browser(folder, *switches):
+def browser(directory, *switches):
     """A browser with an empty profile, and whatever switches are added, for the length of a `with`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = clean_environment(HOME=str(folder))
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = clean_environment(HOME=str(directory))
     # Left to itself it chooses a port that is free over IPv6, and ends if that is not free over IPv4 as well.
     [port] = free_ports(1)
-    driver = Child(["chromedriver", f"--port={port}"], folder / "chromedriver.log", env=environment)
+    driver = Child(["chromedriver", f"--port={port}"], directory / "chromedriver.log", env=environment)
     try:
         driver.wait_line(f"started successfully on port {port}")
-        window = Browser(f"http://127.0.0.1:{port}", folder / "profile", switches)
+        window = Browser(f"http://127.0.0.1:{port}", directory / "profile", switches)
         try:
             yield window
         finally:

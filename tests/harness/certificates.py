@@ -16,9 +16,9 @@ DAY = datetime.timedelta(days=1)
 class Pair:
     """The files of a certificate and its key, PEM."""
 
-    def __init__(self, folder, name):
-        self.certificate = folder / f"{name}.pem"
-        self.key = folder / f"{name}.key"
+    def __init__(self, directory, name):
+        self.certificate = directory / f"{name}.pem"
+        self.key = directory / f"{name}.key"
 
     def __iter__(self):
         return iter((str(self.certificate), str(self.key)))
@@ -35,19 +35,19 @@ class TestCa:
     # Not a class of tests, though it has the prefix of one.
     __test__ = False
 
-    def __init__(self, folder, name="ca", days=3650):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+    def __init__(self, directory, name="ca", days=3650):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self.subject = subject_of([(NameOID.COMMON_NAME, name)])
         self.key = ec.generate_private_key(ec.SECP256R1())
         basic = x509.BasicConstraints(ca=True, path_length=None)
         builder = started(self.subject, self.subject, self.key, days).add_extension(basic, critical=True)
-        self.file = folder / f"{name}.pem"
+        self.file = directory / f"{name}.pem"
         self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def write_key(self):
         """The file of its own key, for a server that presents the CA certificate as its own."""
-        return write_key(self.folder / f"{self.file.stem}.key", self.key)
+        return write_key(self.directory / f"{self.file.stem}.key", self.key)
 
     def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False, days=1):
         """A certificate for servers and clients alike, in files called `name`; it ends in so many days."""
@@ -58,7 +58,7 @@ class TestCa:
         if names:
             alternative = x509.SubjectAlternativeName([general(each) for each in names])
             builder = builder.add_extension(alternative, critical=False)
-        pair = Pair(self.folder, name)
+        pair = Pair(self.directory, name)
         certificate = builder.sign(self.key, hashes.SHA256())
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_key(pair.key, key)

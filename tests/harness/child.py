@@ -20,7 +20,7 @@ def forget_ended():
 
 
 class Child:
-    """`logs` is a folder in which it keeps logs of its own, beside what it prints. `stderr` is where its standard error goes, in
+    """`logs` is a directory in which it keeps logs of its own, beside what it prints. `stderr` is where its standard error goes, in
     place of the output that is kept."""
 
     def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None, pass_fds=(), stderr=subprocess.STDOUT):
@@ -43,7 +43,7 @@ class Child:
             start_new_session=True,
             pass_fds=pass_fds,
         )
-        # Opened here: a child may end, and its folder be removed, before the thread runs.
+        # Opened here: a child may end, and its directory be removed, before the thread runs.
         self.reader = threading.Thread(target=self._read, args=[self.log.open("w")], daemon=True)
         self.reader.start()
         started.append(self)

@@ -48,7 +48,7 @@ class Ctl:
         return line.removeprefix("leveret: ")
 
 
-def managed_rabbitmq(folder, version=TAKEN_AFTER):
+def managed_rabbitmq(directory, version=TAKEN_AFTER):
     """A RabbitMQ whose `http` is its management API."""
     [port] = free_ports(1)
     settings = (
@@ -59,6 +59,6 @@ def managed_rabbitmq(folder, version=TAKEN_AFTER):
         # It gives up after a minute otherwise, which on a slow disk is too soon for a virtual host's end.
         *(f"management.tcp.{timeout}_timeout = {int(ANSWER_SECONDS * 1000)}" for timeout in ("idle", "inactivity", "request")),
     )
-    server = RabbitMq(folder, *settings, plugins=f"{PLUGINS},rabbitmq_management", version=version)
+    server = RabbitMq(directory, *settings, plugins=f"{PLUGINS},rabbitmq_management", version=version)
     server.http = f"http://127.0.0.1:{port}"
     return server

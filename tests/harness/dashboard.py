@@ -44,9 +44,9 @@ PALE = """
 
 
 @contextlib.contextmanager
-def dashboard(folder):
+def dashboard(directory):
     """A browser that notes whatever the page's policy forbids."""
-    with browser(folder) as window:
+    with browser(directory) as window:
         window.run_first(WATCH)
         window.resize(1180, 900)
         yield window

@@ -10,18 +10,18 @@ from harness.patience import PATIENCE
 BUILD_SECONDS = 2 * PATIENCE
 
 
-def build(folder, revision, program=None):
+def build(directory, revision, program=None):
     """Builds the package of a program, by default the one under test; returns its path."""
-    argv = [ROOT / "packaging" / "build-deb.sh", program or binary(), folder, revision]
+    argv = [ROOT / "packaging" / "build-deb.sh", program or binary(), directory, revision]
     env = clean_environment(COMPRESSION="none")
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS)
     assert done.returncode == 0, done.stderr
-    return folder / os.path.basename(done.stdout.strip())
+    return directory / os.path.basename(done.stdout.strip())
 
 
-def two_revisions(folder):
+def two_revisions(directory):
     """The package twice, the second as its next revision."""
-    return [build(folder, revision) for revision in ("1", "2")]
+    return [build(directory, revision) for revision in ("1", "2")]
 
 
 def bring(machine, packages):

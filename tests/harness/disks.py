@@ -36,19 +36,19 @@ class NoNamespaces(Exception):
 class SmallDisk:
     """A file system of its own, in memory, in a mount namespace of its own: nothing is left of it when the tests are killed."""
 
-    def __init__(self, folder, mebibytes):
-        folder.mkdir()
+    def __init__(self, directory, mebibytes):
+        directory.mkdir()
         users = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         script = 'mount -t tmpfs -o "size=$1m" leveret-test "$2" && echo mounted && exec cat'
-        argv = ["unshare", *users, "--mount", "--propagation", "private", "sh", "-c", script, "-", str(mebibytes), folder]
+        argv = ["unshare", *users, "--mount", "--propagation", "private", "sh", "-c", script, "-", str(mebibytes), directory]
         self.holder = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         if self.holder.stdout.readline() != "mounted\n":
             _, error = self.holder.communicate()
             raise NoNamespaces(error.strip())
-        self.folder = Path(f"/proc/{self.holder.pid}/root{folder}")
-        self.filler = self.folder / "filler"
+        self.directory = Path(f"/proc/{self.holder.pid}/root{directory}")
+        self.filler = self.directory / "filler"
         self.environment = {}
 
     def fail(self, leave=0):
@@ -64,7 +64,7 @@ class SmallDisk:
                     pass
 
     def free_bytes(self):
-        room = os.statvfs(self.folder)
+        room = os.statvfs(self.directory)
         return room.f_bavail * room.f_frsize
 
     def mend(self):
@@ -75,20 +75,20 @@ class SmallDisk:
 
 
 class FailingDisk:
-    """An ordinary folder; what is written there, or synced, fails for a process with this environment."""
+    """An ordinary directory; what is written there, or synced, fails for a process with this environment."""
 
-    def __init__(self, folder, fault):
-        folder.mkdir()
-        self.folder, self.fault, self.switch = folder, fault, folder / "fault"
+    def __init__(self, directory, fault):
+        directory.mkdir()
+        self.directory, self.fault, self.switch = directory, fault, directory / "fault"
         self.environment = {"LD_PRELOAD": str(preloaded()), "FAILING_DISK": str(self.switch)}
 
     @classmethod
-    def without_room(cls, folder):
-        return cls(folder, "w")
+    def without_room(cls, directory):
+        return cls(directory, "w")
 
     @classmethod
-    def that_cannot_sync(cls, folder):
-        return cls(folder, "s")
+    def that_cannot_sync(cls, directory):
+        return cls(directory, "s")
 
     def fail(self):
         # At once: a file that is still empty is no fault.

@@ -33,8 +33,8 @@ HOLDING = {
 
 
 class Driver:
-    def __init__(self, client, folder):
-        self.errors = folder / f"{client}.log"
+    def __init__(self, client, directory):
+        self.errors = directory / f"{client}.log"
         self.process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *map(str, COMMANDS[client])],
             stdin=subprocess.PIPE,
@@ -81,14 +81,14 @@ class Driver:
 class Drivers:
     """Drivers by client, started on first use and again should one have ended."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
         self.started = {}
 
     def __getitem__(self, client):
         driver = self.started.get(client)
         if driver is None or not driver.running():
-            driver = self.started[client] = Driver(client, self.folder)
+            driver = self.started[client] = Driver(client, self.directory)
         return driver
 
     def stop(self):

@@ -16,7 +16,7 @@ import signal
 from harness.child import Child
 from harness.drivers import CACHE, TESTS
 
-FOLDER = TESTS / "frameworks"
+DIRECTORY = TESTS / "frameworks"
 CELERY = CACHE / "frameworks" / "bin" / "celery"
 PYTHON = CACHE / "frameworks" / "bin" / "python"
 # Two processes, as for a machine with two cores; else a worker as it is by default.
@@ -29,9 +29,9 @@ JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 COMMANDS = {
     "spring": [["java", *JVM, "-cp", f"{CACHE}/spring/classes:{CACHE}/spring/dependency/*", "Application"]],
     "celery": [[CELERY, *WORKER], [PYTHON, "producer.py"]],
-    "bunny": [["ruby", FOLDER / "bunny" / "client.rb"]],
-    "php": [["php", FOLDER / "php" / "publisher.php"], ["php", FOLDER / "php" / "consumer.php"]],
-    "aio_pika": [[PYTHON, FOLDER / "aio_pika" / "client.py"]],
+    "bunny": [["ruby", DIRECTORY / "bunny" / "client.rb"]],
+    "php": [["php", DIRECTORY / "php" / "publisher.php"], ["php", DIRECTORY / "php" / "consumer.php"]],
+    "aio_pika": [[PYTHON, DIRECTORY / "aio_pika" / "client.py"]],
 }
 TAKES_VARIABLES = {"celery"}
 LAST_LINES = 60
@@ -41,19 +41,19 @@ REPORT = re.compile(r'\{"(confirmed|received)": ?(\d+)}')
 class Client:
     """The processes of one framework with a queue of their own, and the numbers that they have reported."""
 
-    def __init__(self, name, uri, folder):
+    def __init__(self, name, uri, directory):
         self.name = name
-        folder.mkdir(parents=True)
-        self.pause = folder / "pause"
+        directory.mkdir(parents=True)
+        self.pause = directory / "pause"
         self.confirmed, self.received = set(), set()
-        queue = folder.name
+        queue = directory.name
         given = [uri, queue, self.pause]
         variables = dict(zip(["FRAMEWORKS_URI", "FRAMEWORKS_QUEUE", "FRAMEWORKS_PAUSE"], map(str, given), strict=True))
         self.children, self.read = [], []
         for number, command in enumerate(COMMANDS[name]):
             argv = command if name in TAKES_VARIABLES else [*command, *given]
-            log = folder / f"{number}.log"
-            self.children.append(Child(argv, log, env=os.environ | variables, cwd=FOLDER / name))
+            log = directory / f"{number}.log"
+            self.children.append(Child(argv, log, env=os.environ | variables, cwd=DIRECTORY / name))
             self.read.append(0)
 
     def update(self):

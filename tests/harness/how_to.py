@@ -4,7 +4,7 @@ import re
 
 from harness.leveret import ROOT
 
-FOLDER = ROOT / "docs" / "how-to"
+DIRECTORY = ROOT / "docs" / "how-to"
 TUTORIALS = ROOT / "docs" / "tutorials"
 # A fenced block, the text in front of it, and its language.
 BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -15,8 +15,8 @@ NAMED = re.compile(r"`([^`\n]+)`:\s*\Z")
 class HowTo:
     """A page. A test takes each of its blocks, changed as a reader would change it, and says in the end that it has."""
 
-    def __init__(self, name, folder=FOLDER):
-        self.path = folder / f"{name}.md"
+    def __init__(self, name, directory=DIRECTORY):
+        self.path = directory / f"{name}.md"
         page = self.path.read_text()
         self.blocks = []
         for found in BLOCK.finditer(page):
@@ -56,7 +56,7 @@ class Block:
 
 
 def changed(text, changes):
-    """The text with other words, each of which must be in it: a test's ports and folders in place of the usual ones."""
+    """The text with other words, each of which must be in it: a test's ports and directories in place of the usual ones."""
     for old, new in dict(changes).items():
         assert old in text, f"{old!r} is not in {text!r}"
         text = text.replace(old, str(new))

@@ -7,22 +7,22 @@ from harness.ports import free_ports
 
 
 @contextlib.contextmanager
-def leveret(folder, *flags, **options):
+def leveret(directory, *flags, **options):
     """A server for the length of a `with`; it is killed at the end should the test have left it running."""
-    server = Leveret(folder, *flags, **options)
+    server = Leveret(directory, *flags, **options)
     try:
         yield server
     finally:
         server.child.kill()
 
 
-def replaceable(folder, *flags):
+def replaceable(directory, *flags):
     """A server whose place another one takes at the same address: at a port that no connection is given while neither listens."""
     [port] = free_ports(1)
-    return leveret(folder, *flags, amqp=f"127.0.0.1:{port}")
+    return leveret(directory, *flags, amqp=f"127.0.0.1:{port}")
 
 
 def restartable(tmp_path, *flags):
-    """A server on a data folder that the one before it left, with a folder of its own for its output."""
+    """A server on a data directory that the one before it left, with a directory of its own for its output."""
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     return leveret(run, "--data-dir", str(tmp_path / "data"), *flags)

@@ -12,8 +12,8 @@ from harness.patience import PATIENCE
 MEDIA = "application/vnd.oci.image"
 
 
-def build(folder, *programs, flags=("--allow-dynamic",)):
-    argv = [ROOT / "packaging" / "build-image.py", *flags, "--compression", "1", folder, *programs]
+def build(directory, *programs, flags=("--allow-dynamic",)):
+    argv = [ROOT / "packaging" / "build-image.py", *flags, "--compression", "1", directory, *programs]
     done = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE)
     return done.returncode, done.stdout.strip(), done.stderr
 

@@ -24,18 +24,18 @@ class Leveret:
     """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added.
     `program` is another build, `stderr` a file in place of the output that is kept."""
 
-    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None, stderr=subprocess.STDOUT):
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None, stderr=subprocess.STDOUT):
+        directory.mkdir(parents=True, exist_ok=True)
         quiet = [word for name in OPTIONAL_LISTENERS if name not in flags for word in (name, "off")]
         fixed = {"--amqp": amqp, "--http": "127.0.0.1:0"}
         addresses = [word for name, address in fixed.items() if name not in flags for word in (name, address)]
         argv = [program or binary(), "serve", *quiet, *addresses, *flags]
-        defaults = {"STATE_DIRECTORY": str(folder / "state")}
+        defaults = {"STATE_DIRECTORY": str(directory / "state")}
         if "--upstream" in flags:
             # However long a broker takes to start again: a minute by default.
             defaults["LEVERET_UPSTREAM_OUTAGE_MAX"] = f"{TEST_SECONDS}s"
         environment = clean_environment(**(defaults | (env or {})))
-        self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder, stderr=stderr)
+        self.child = Child(argv, directory / "leveret.log", env=environment, cwd=directory, stderr=stderr)
         if wait:
             try:
                 self.address = self.child.wait_line(r"^amqp +listening on amqp://([^\s/]+)").group(1)

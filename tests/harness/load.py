@@ -15,9 +15,9 @@ ANSWER_SECONDS = 2 * PATIENCE
 class Load:
     """200 confirming publishers and 50 consumers, unless `options` say otherwise."""
 
-    def __init__(self, folder, uri, **options):
+    def __init__(self, directory, uri, **options):
         flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"uri": uri, "patience": f"{PATIENCE}s", **options}.items()]
-        self.child = Child([CACHE / "go" / "load", *flags], folder / "load.log", stdin=subprocess.PIPE)
+        self.child = Child([CACHE / "go" / "load", *flags], directory / "load.log", stdin=subprocess.PIPE)
         self.answers = 0
         self.answer()
 

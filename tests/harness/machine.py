@@ -24,18 +24,18 @@ SPACES = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
 # Writes go to memory. What is mounted below / is not part of the copy, but for the devices and the checkout.
 PREPARE = """
 set -e
-mount -t tmpfs none {folder}
-mkdir {folder}/written {folder}/work {folder}/root
-mount -t overlay overlay -o lowerdir=/,upperdir={folder}/written,workdir={folder}/work {folder}/root
-mount -t proc proc {folder}/root/proc
-mount --rbind /dev {folder}/root/dev
-for each in run tmp; do mount -t tmpfs none {folder}/root/$each; done
-chmod 1777 {folder}/root/tmp
-mkdir -p {folder}/root{checkout}
-mount --bind {checkout} {folder}/root{checkout}
-mount -o remount,bind,ro {folder}/root{checkout}
+mount -t tmpfs none {directory}
+mkdir {directory}/written {directory}/work {directory}/root
+mount -t overlay overlay -o lowerdir=/,upperdir={directory}/written,workdir={directory}/work {directory}/root
+mount -t proc proc {directory}/root/proc
+mount --rbind /dev {directory}/root/dev
+for each in run tmp; do mount -t tmpfs none {directory}/root/$each; done
+chmod 1777 {directory}/root/tmp
+mkdir -p {directory}/root{checkout}
+mount --bind {checkout} {directory}/root{checkout}
+mount -o remount,bind,ro {directory}/root{checkout}
 ip link set lo up
-touch {folder}/ready
+touch {directory}/ready
 {go_on}
 """
 # Of the machines of this process.
@@ -46,11 +46,11 @@ WITHOUT_SERVICES = "exec sleep infinity"
 # systemd has control groups of its own, and of its units only the log's to begin with: others change the kernel's settings and devices,
 # which are this machine's, too. The copy becomes the root of its spaces, as there are no user namespaces in a chroot (unshare(2)).
 WITH_SYSTEMD = """
-mkdir {folder}/groups
-mount -t cgroup2 none {folder}/groups
-mkdir {folder}/groups/{group}
-echo $$ >{folder}/groups/{group}/cgroup.procs
-cd {folder}/root
+mkdir {directory}/groups
+mount -t cgroup2 none {directory}/groups
+mkdir {directory}/groups/{group}
+echo $$ >{directory}/groups/{group}/cgroup.procs
+cd {directory}/root
 rm -rf lib/systemd/system/*.wants/* etc/systemd/system/*.wants usr/sbin/policy-rc.d
 mkdir -p etc/systemd/system/sysinit.target.wants
 ln -s /lib/systemd/system/systemd-journald.service etc/systemd/system/sysinit.target.wants/
@@ -66,8 +66,8 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Its groups can be removed, from within, once the kernel has ended the last process in them.
 LEAVE = """
-mount -t cgroup2 none {folder}
-until find {folder}/{group} -depth -type d -exec rmdir {{}} + 2>{folder}.left; do sleep 0.05; done
+mount -t cgroup2 none {directory}
+until find {directory}/{group} -depth -type d -exec rmdir {{}} + 2>{directory}.left; do sleep 0.05; done
 """
 
 
@@ -98,11 +98,11 @@ class Machine:
 
     go_on = WITHOUT_SERVICES
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
         self.group = f"leveret-tests-{os.getpid()}-{next(numbers)}"
-        folder.mkdir(parents=True)
-        prepare = PREPARE.format(folder=folder, checkout=ROOT, go_on=self.go_on.format(folder=folder, group=self.group, moved=MOVED, path=PATH))
+        directory.mkdir(parents=True)
+        prepare = PREPARE.format(directory=directory, checkout=ROOT, go_on=self.go_on.format(directory=directory, group=self.group, moved=MOVED, path=PATH))
         self.holder = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *SPACES, "--kill-child", "sh", "-c", prepare],
             stderr=subprocess.PIPE,
@@ -140,12 +140,12 @@ class Machine:
     @property
     def root(self):
         """Its file system as it is found from outside: it is mounted in the copy's spaces alone."""
-        return Path(f"/proc/{self.holder.pid}/root{self.folder}/root")
+        return Path(f"/proc/{self.holder.pid}/root{self.directory}/root")
 
     @property
     def enter(self):
         """What a command in its spaces comes into its file system by."""
-        return ["chroot", str(self.folder / "root")]
+        return ["chroot", str(self.directory / "root")]
 
     def path(self, inside):
         """Where a path of the copy is found from outside."""
@@ -189,7 +189,7 @@ class MachineWithSystemd(Machine):
 
     def __exit__(self, *_):
         super().__exit__()
-        script = LEAVE.format(folder=self.folder, group=self.group)
+        script = LEAVE.format(directory=self.directory, group=self.group)
         subprocess.run(["unshare", "--mount", "sh", "-ec", script], check=True, timeout=PATIENCE)
 
 
@@ -198,12 +198,12 @@ class Manager:
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # By way of its folder: the name of a socket has 107 bytes at most (unix(7)), and those of a test's folders are long.
-        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+        # By way of its directory: the name of a socket has 107 bytes at most (unix(7)), and those of a test's directories are long.
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
         try:
-            self.socket.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+            self.socket.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
         finally:
-            os.close(folder)
+            os.close(directory)
         os.chmod(path, 0o777)
 
     def __enter__(self):

@@ -80,8 +80,8 @@ def path(*parts):
 
 
 @contextlib.contextmanager
-def leveret(folder, *flags):
-    server = Leveret(folder, *flags)
+def leveret(directory, *flags):
+    server = Leveret(directory, *flags)
     try:
         yield Management(server, server.http)
     finally:
@@ -89,20 +89,20 @@ def leveret(folder, *flags):
 
 
 @contextlib.contextmanager
-def beside(folders, version):
+def beside(directories, version):
     """The broker that follows a release of RabbitMQ, and that itself."""
     if reason := missing(version):
         pytest.skip(f"RabbitMQ {version}: {reason}")
     flags = ("--compatibility", version)
-    with rabbitmq(folders.mktemp("rabbitmq"), version) as theirs, leveret(folders.mktemp("leveret"), *flags) as ours:
+    with rabbitmq(directories.mktemp("rabbitmq"), version) as theirs, leveret(directories.mktemp("leveret"), *flags) as ours:
         yield ours, theirs
 
 
 @contextlib.contextmanager
-def rabbitmq(folder, version=TAKEN_AFTER):
+def rabbitmq(directory, version=TAKEN_AFTER):
     [port] = free_ports(1)
     settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
-    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=version)
+    server = RabbitMq(directory, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=version)
     try:
         yield Management(server, f"http://127.0.0.1:{port}")
     finally:

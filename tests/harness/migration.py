@@ -22,11 +22,11 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class Movable:
-    """A Leveret on fixed ports with a data folder, which may be killed and started again; a process that has taken over from it is
+    """A Leveret on fixed ports with a data directory, which may be killed and started again; a process that has taken over from it is
     killed at the end as well."""
 
-    def __init__(self, folder, stack, *flags):
-        self.folder, self.stack, self.flags, self.runs = folder, stack, flags, 0
+    def __init__(self, directory, stack, *flags):
+        self.directory, self.stack, self.flags, self.runs = directory, stack, flags, 0
         self.amqp, self.http_port = free_ports(2)
         self.ctl = Ctl(f"http://127.0.0.1:{self.http_port}")
         self.start()
@@ -35,8 +35,8 @@ class Movable:
     def start(self):
         self.runs += 1
         listeners = ("--amqp", f"127.0.0.1:{self.amqp}", "--http", f"127.0.0.1:{self.http_port}")
-        data = ("--data-dir", str(self.folder / "data"))
-        self.server = self.stack.enter_context(leveret(self.folder / f"run{self.runs}", *listeners, *data, *self.flags))
+        data = ("--data-dir", str(self.directory / "data"))
+        self.server = self.stack.enter_context(leveret(self.directory / f"run{self.runs}", *listeners, *data, *self.flags))
 
     def restart(self):
         self.server.kill()
@@ -102,7 +102,7 @@ def to(cluster, *more, port=None):
 
 def with_unix_socket(movable):
     """Starts it again with a listener for STOMP at a Unix socket; returns the path."""
-    path = movable.folder / "stomp.sock"
+    path = movable.directory / "stomp.sock"
     movable.flags = ("--stomp", f"unix:{path}")
     movable.restart()
     return path

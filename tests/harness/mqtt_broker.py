@@ -36,8 +36,8 @@ class Broker:
     """A server that speaks everything: `kind` is leveret, rabbitmq, or one of the pools. With `targets` a pool is in front of a
     RabbitMQ that others share, and its MQTT clients have a virtual host of their own there; otherwise it has a RabbitMQ of its own."""
 
-    def __init__(self, kind, folder, *flags, targets=None):
-        self.kind, self.folder = kind, folder
+    def __init__(self, kind, directory, *flags, targets=None):
+        self.kind, self.directory = kind, directory
         self.upstream = None
         self.vhost = "/"
         if kind == "leveret":
@@ -47,7 +47,7 @@ class Broker:
                 version = RABBITMQ[POOL[kind]]
                 if reason := missing(version):
                     pytest.skip(reason)
-                self.upstream = RabbitMq(folder / "upstream", version=version)
+                self.upstream = RabbitMq(directory / "upstream", version=version)
                 upstream = ["--upstream", f"amqp://127.0.0.1:{self.upstream.port}"]
             else:
                 upstream, self.vhost = shared(kind, targets)
@@ -62,11 +62,11 @@ class Broker:
                 # As text, its default, bytes that are no UTF-8 fail the WebSocket.
                 "web_stomp.ws_frame = binary",
             ]
-            self.server = RabbitMq(folder, *settings, plugins=PLUGINS, version=TAKEN_AFTER)
+            self.server = RabbitMq(directory, *settings, plugins=PLUGINS, version=TAKEN_AFTER)
 
     def start(self, *flags):
         self.flags = flags
-        self.server = Leveret(self.folder, *FLAGS, *flags)
+        self.server = Leveret(self.directory, *FLAGS, *flags)
         self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
         self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
 
@@ -130,18 +130,18 @@ def listening(server, name, scheme):
 
 
 class KilledServer:
-    """A server with MQTT on a data folder, which can be killed and started again: the embedded broker, or a pool in front of a
+    """A server with MQTT on a data directory, which can be killed and started again: the embedded broker, or a pool in front of a
     RabbitMQ that others share."""
 
-    def __init__(self, folder, *flags, kind="leveret", targets=None):
-        self.kind, self.folder, self.flags, self.vhost = kind, folder, flags, "/"
+    def __init__(self, directory, *flags, kind="leveret", targets=None):
+        self.kind, self.directory, self.flags, self.vhost = kind, directory, flags, "/"
         if kind in POOL:
             upstream, self.vhost = shared(kind, targets)
             self.flags = (*upstream, *flags)
         self.start()
 
     def start(self):
-        self.context = leveret(self.folder, "--mqtt", ANY, *self.flags)
+        self.context = leveret(self.directory, "--mqtt", ANY, *self.flags)
         self.server = self.context.__enter__()
         self.port = listening(self.server, "mqtt", "mqtt")
 

@@ -21,13 +21,13 @@ PLUGINS = "rabbitmq_mqtt"
 class MqttPool:
     """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
 
-    def __init__(self, version, folder, *flags, settings=()):
+    def __init__(self, version, directory, *flags, settings=()):
         """`settings` are RabbitMQ's."""
-        self.version, self.folder, self.flags = version, folder, flags
+        self.version, self.directory, self.flags = version, directory, flags
         self.kind = next(kind for kind in POOL if release_of(kind) == version)
         (self.native,) = free_ports(1)
         settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}", *settings]
-        self.rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins=PLUGINS, version=version)
+        self.rabbitmq = RabbitMq(directory / "rabbitmq", *settings, plugins=PLUGINS, version=version)
         try:
             self.server = self.another()
         except BaseException:
@@ -40,7 +40,7 @@ class MqttPool:
         """One more Leveret in front of the same RabbitMQ."""
         own = self.flags if flags is None else flags
         flags = ("--upstream", f"amqp://127.0.0.1:{self.rabbitmq.port}", "--mqtt", ANY, "--web-mqtt", ANY, *own)
-        return Leveret(self.folder / name, *flags)
+        return Leveret(self.directory / name, *flags)
 
     def client(self, name, version=V311, **options):
         return MqttClient(self.mqtt, name, version, **options)

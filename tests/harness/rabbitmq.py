@@ -1,4 +1,4 @@
-"""RabbitMQ as a child process on ports and in folders of its own, its port mapper included; or a cluster of it."""
+"""RabbitMQ as a child process on ports and in directories of its own, its port mapper included; or a cluster of it."""
 
 import contextlib
 import os
@@ -35,19 +35,19 @@ class RabbitMq:
     is as it comes, to be measured."""
 
     def __init__(
-        self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None, busy_wait=False
+        self, directory, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None, busy_wait=False
     ):
-        self.folder = folder
+        self.directory = directory
         self.flags = "-kernel inet_dist_use_interface {127,0,0,1}" + ("" if busy_wait else f" {NO_BUSY_WAIT}")
         self.release = release(version)
         self.port, self.distribution_port, *mapper_port = ports or free_ports(3)
         self.node = node_name(self.port)
         self.mapper_is_own = mapper is None
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         # A port mapper of our own, started first: one that the server starts would outlive it.
-        self.mapper = mapper or PortMapper(folder, *mapper_port)
-        self.env = self.prepare(settings, plugins, home or folder / "home")
-        self.rabbitmqctl = Rabbitmqctl(folder, f"{TOOLS}/rabbitmqctl", self.release, self.env)
+        self.mapper = mapper or PortMapper(directory, *mapper_port)
+        self.env = self.prepare(settings, plugins, home or directory / "home")
+        self.rabbitmqctl = Rabbitmqctl(directory, f"{TOOLS}/rabbitmqctl", self.release, self.env)
         self.starts = 0
         try:
             self.start(wait)
@@ -56,11 +56,11 @@ class RabbitMq:
             raise
 
     def prepare(self, settings, plugins, home):
-        for folder in (home, self.folder / "mnesia", self.folder / "log"):
-            folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "plugins").write_text(f"[{plugins}].\n")
+        for directory in (home, self.directory / "mnesia", self.directory / "log"):
+            directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "plugins").write_text(f"[{plugins}].\n")
         lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
-        (self.folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
+        (self.directory / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
         return clean_environment(
             # The Erlang cookie is made in here, so that no other node is known or disturbed.
             HOME=str(home),
@@ -71,18 +71,18 @@ class RabbitMq:
             RABBITMQ_NODENAME=self.node,
             RABBITMQ_DIST_PORT=str(self.distribution_port),
             RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=self.flags,
-            RABBITMQ_MNESIA_BASE=str(self.folder / "mnesia"),
-            RABBITMQ_LOG_BASE=str(self.folder / "log"),
-            RABBITMQ_ENABLED_PLUGINS_FILE=str(self.folder / "plugins"),
-            RABBITMQ_CONFIG_FILE=str(self.folder / "rabbitmq.conf"),
+            RABBITMQ_MNESIA_BASE=str(self.directory / "mnesia"),
+            RABBITMQ_LOG_BASE=str(self.directory / "log"),
+            RABBITMQ_ENABLED_PLUGINS_FILE=str(self.directory / "plugins"),
+            RABBITMQ_CONFIG_FILE=str(self.directory / "rabbitmq.conf"),
             RABBITMQ_CONF_ENV_FILE="/dev/null",
         )
 
     def start(self, wait=True):
-        """Starts the server, for the first time or again with the same ports and folders."""
-        log = self.folder / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
+        """Starts the server, for the first time or again with the same ports and directories."""
+        log = self.directory / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
         self.starts += 1
-        self.server = Child([*self.release.inside, SERVER], log, env=self.env, logs=self.folder / "log")
+        self.server = Child([*self.release.inside, SERVER], log, env=self.env, logs=self.directory / "log")
         if wait:
             self.server.wait_line(READY, START_SECONDS)
 
@@ -142,10 +142,10 @@ class RabbitMq:
 class PortMapper:
     """Where the nodes of a cluster, and their tools, find each other."""
 
-    def __init__(self, folder, port):
+    def __init__(self, directory, port):
         self.port = port
         env = clean_environment(ERL_EPMD_PORT=str(self.port), ERL_EPMD_ADDRESS="127.0.0.1")
-        self.child = Child(["epmd"], folder / "epmd.log", env=env)
+        self.child = Child(["epmd"], directory / "epmd.log", env=env)
 
     def stop(self):
         self.child.kill()
@@ -154,8 +154,8 @@ class PortMapper:
 class Cluster:
     """Several servers that know each other by name and share their queues."""
 
-    def __init__(self, folder, count=3):
-        folder.mkdir(parents=True)
+    def __init__(self, directory, count=3):
+        directory.mkdir(parents=True)
         mapper_port, *ports = free_ports(1 + 2 * count)
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
         settings = ["cluster_formation.peer_discovery_backend = classic_config"]
@@ -163,8 +163,8 @@ class Cluster:
             f"cluster_formation.classic_config.nodes.{number} = {node_name(port)}"
             for number, (port, _) in enumerate(pairs, 1)
         ]
-        self.mapper = PortMapper(folder, mapper_port)
-        home = folder / "home"
+        self.mapper = PortMapper(directory, mapper_port)
+        home = directory / "home"
         home.mkdir()
         cookie = home / ".erlang.cookie"
         cookie.write_text(secrets.token_hex(10))
@@ -175,7 +175,7 @@ class Cluster:
                 # The first makes the cluster and the others join; with RabbitMQ 4, where the first would wait for them, they agree.
                 is_first = number == 0 and release().name == "3.10"
                 options = {"ports": pair, "mapper": self.mapper, "home": home, "wait": is_first}
-                self.nodes.append(RabbitMq(folder / f"node-{number}", *settings, **options))
+                self.nodes.append(RabbitMq(directory / f"node-{number}", *settings, **options))
             for node in self.nodes:
                 node.server.wait_line(READY, START_SECONDS)
         except BaseException:

@@ -68,8 +68,8 @@ END = re.compile(rb"\x01(\d+)\n$")
 class Rabbitmqctl:
     """One node's. `release` and `env` are the node's; the machine starts with the first command."""
 
-    def __init__(self, folder, script, release, env):
-        self.errors = folder / "rabbitmqctl.log"
+    def __init__(self, directory, script, release, env):
+        self.errors = directory / "rabbitmqctl.log"
         self.script, self.release, self.env = script, release, env
         self.process = None
         self.turn = threading.Lock()
@@ -119,16 +119,16 @@ class Rabbitmqctl:
 
 @functools.cache
 def code(release):
-    """The folders with the code of a release's rabbitmqctl."""
+    """The directories with the code of a release's rabbitmqctl."""
     [tool] = release.usr.glob(TOOL)
     key = hashlib.sha256(tool.read_bytes()).hexdigest()[:16]
-    folder = CACHE / f"rabbitmqctl-{key}"
-    if not folder.exists():
+    directory = CACHE / f"rabbitmqctl-{key}"
+    if not directory.exists():
         # Others may be at it, too.
-        new = folder.with_suffix(f".{os.getpid()}")
+        new = directory.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(tool) as archive:
             archive.extractall(new)
         with contextlib.suppress(OSError):
-            new.rename(folder)
+            new.rename(directory)
         shutil.rmtree(new, ignore_errors=True)
-    return sorted({str(module.parent) for module in folder.rglob("*.beam")})
+    return sorted({str(module.parent) for module in directory.rglob("*.beam")})

@@ -1,4 +1,4 @@
-"""A reader of a page of docs/how-to: a folder with the page's files, in which its commands run as they stand there."""
+"""A reader of a page of docs/how-to: a directory with the page's files, in which its commands run as they stand there."""
 
 import os
 import shlex
@@ -20,9 +20,9 @@ OTHER_LISTENERS = ("WS", "MQTT", "STOMP", "WEB_MQTT", "WEB_STOMP")
 class Reader:
     """`variables` are those of each command."""
 
-    def __init__(self, folder, **variables):
-        self.folder = folder
-        self.bin = folder / "bin"
+    def __init__(self, directory, **variables):
+        self.directory = directory
+        self.bin = directory / "bin"
         self.bin.mkdir(parents=True)
         self.variables = variables
         self.children = []
@@ -45,21 +45,21 @@ class Reader:
         path.chmod(0o755)
 
     def write(self, name, text):
-        path = self.folder / name
+        path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
     def environment(self, variables):
         base = clean_environment()
-        return base | {"PATH": f"{self.bin}:{base['PATH']}", "HOME": str(self.folder)} | self.variables | variables
+        return base | {"PATH": f"{self.bin}:{base['PATH']}", "HOME": str(self.directory)} | self.variables | variables
 
     def run(self, script, code=0, **variables):
         """What a script prints; each of its commands has to do well, unless another exit code is meant."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             env=self.environment(variables),
-            cwd=self.folder,
+            cwd=self.directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -70,15 +70,15 @@ class Reader:
 
     def start(self, line, **variables):
         """A command that runs until the test ends it, or the test itself ends."""
-        log = self.folder / f"{len(self.children)}.log"
-        child = Child(["bash", "-c", f"exec {line.strip()}"], log, env=self.environment(variables), cwd=self.folder)
+        log = self.directory / f"{len(self.children)}.log"
+        child = Child(["bash", "-c", f"exec {line.strip()}"], log, env=self.environment(variables), cwd=self.directory)
         self.children.append(child)
         return child
 
     def serve(self, line, **variables):
         """A server that the command line starts, as it is once it listens."""
         quiet = {f"LEVERET_{name}": "off" for name in OTHER_LISTENERS}
-        fixed = {"LEVERET_UPSTREAM_TIMEOUT": f"{PATIENCE}s", "STATE_DIRECTORY": str(self.folder / "state")}
+        fixed = {"LEVERET_UPSTREAM_TIMEOUT": f"{PATIENCE}s", "STATE_DIRECTORY": str(self.directory / "state")}
         return Served(self.start(line, **(quiet | fixed | variables)))
 
 

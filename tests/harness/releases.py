@@ -1,4 +1,4 @@
-"""The releases of RabbitMQ that tests run: Debian's own, and Debian testing's in a folder (tests/rabbitmq4.sh)."""
+"""The releases of RabbitMQ that tests run: Debian's own, and Debian testing's in a directory (tests/rabbitmq4.sh)."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.leveret import ROOT
 
-FOLDER = ROOT / ".cache" / "rabbitmq4" / "usr"
+DIRECTORY = ROOT / ".cache" / "rabbitmq4" / "usr"
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,18 @@ class Release:
     usr: Path = Path("/usr")
 
 
-# What is in the folder takes the place of /usr, for the command alone; who is not root is so in there.
+# What is in the directory takes the place of /usr, for the command alone; who is not root is so in there.
 USER = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(FOLDER))
+INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(DIRECTORY))
 
 # The release whose answers the embedded broker gives, and is compared with.
 TAKEN_AFTER = "3.10"
-RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE, FOLDER)}
+RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE, DIRECTORY)}
 
 
 def missing(name):
     """Why this release can't be run here; `None` if it can."""
-    reason = FOLDER.parent / "missing"
+    reason = DIRECTORY.parent / "missing"
     return reason.read_text().strip() if name == "4" and reason.exists() else None
 
 

@@ -7,10 +7,10 @@ from harness.metrics import metric
 RULE = '{exchange = ".*"}'
 
 
-def spooling(folder, upstream, *flags, rule=RULE, data=None, env=None):
-    """A pool with a spool, which finds again what the one before it on `folder` left."""
-    run = folder / f"run{len(list(folder.glob('run*')))}"
-    data = str(data or folder / "data")
+def spooling(directory, upstream, *flags, rule=RULE, data=None, env=None):
+    """A pool with a spool, which finds again what the one before it on `directory` left."""
+    run = directory / f"run{len(list(directory.glob('run*')))}"
+    data = str(data or directory / "data")
     return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags, env=env or {})
 
 

@@ -35,7 +35,7 @@ class StandIn:
     def __init__(self, reader, name, function):
         self.function = function
         self.socket = socket.socket(socket.AF_UNIX)
-        # An abstract name (unix(7)): the path of a test's folder is often longer than that of a socket may be.
+        # An abstract name (unix(7)): the path of a test's directory is often longer than that of a socket may be.
         address = f"leveret-tests-stand-in-{os.getpid()}-{self.socket.fileno()}"
         self.socket.bind("\0" + address)
         self.socket.listen()
@@ -67,11 +67,11 @@ class StandIn:
 
 
 class Service:
-    """A server that `systemctl` starts, stops and reloads: `flags` are those of each start, `folder` has what the server prints.
+    """A server that `systemctl` starts, stops and reloads: `flags` are those of each start, `directory` has what the server prints.
     A reload needs a `program` of the service's own, and a file that has taken its place on the disk."""
 
-    def __init__(self, folder, *flags):
-        self.folder, self.flags = folder, flags
+    def __init__(self, directory, *flags):
+        self.directory, self.flags = directory, flags
         self.program = None
         self.server = None
         self.starts = 0
@@ -86,7 +86,7 @@ class Service:
             self._stop()
         if action != "stop":
             self.starts += 1
-            self.server = Leveret(self.folder / f"run{self.starts}", *self.flags, program=self.program)
+            self.server = Leveret(self.directory / f"run{self.starts}", *self.flags, program=self.program)
         return self.server
 
     @property

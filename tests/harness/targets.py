@@ -24,8 +24,8 @@ def lacking(name):
 
 
 class Targets:
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
         self.started = {}
 
     def __getitem__(self, name):
@@ -40,12 +40,12 @@ class Targets:
         return self[next(name for name, version in RABBITMQ.items() if version == release().name)]
 
     def _start(self, name):
-        folder = self.folder / name
+        directory = self.directory / name
         if name in RABBITMQ:
-            return RabbitMq(folder, MESSAGE_SIZE, version=release_of(name))
+            return RabbitMq(directory, MESSAGE_SIZE, version=release_of(name))
         if name in BROKER:
-            return Leveret(folder, "--compatibility", BROKER[name])
-        return Leveret(folder, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
+            return Leveret(directory, "--compatibility", BROKER[name])
+        return Leveret(directory, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
 
     def stop(self):
         """Stops the last started first, as a proxy goes before its upstream."""

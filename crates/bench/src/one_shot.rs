@@ -13,8 +13,8 @@ use crate::latency::Latencies;
 use crate::metric::Metric;
 use crate::stream::content::MessageProperties;
 use crate::study::Sample;
-use crate::study::crew::{WorkResult, WorkerConfig, work};
 use crate::study::meter::Meter;
+use crate::study::workers::{WorkResult, WorkerConfig, work};
 use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;

@@ -13,7 +13,7 @@ use crate::pagers::Pagers;
 use crate::serve::{NewBroker, ServeError, start_timer};
 
 /// The directory within `data_dir`.
-const FOLDER: &str = "spool";
+const DIR: &str = "spool";
 
 /// The file of accepted logins within that directory.
 const LOGINS: &str = "logins";
@@ -41,7 +41,7 @@ impl SpoolDirectory {
         let data_dir = config.data_dir.directory();
         if config.spool.0.is_empty() {
             if let Ok(Some(data_dir)) = data_dir
-                && data_dir.join(FOLDER).exists()
+                && data_dir.join(DIR).exists()
             {
                 tracing::warn!(directory = %data_dir.display(), "no spool rule is set: messages in the spool are not forwarded");
             }
@@ -50,7 +50,7 @@ impl SpoolDirectory {
         let at_fault = |error| ServeError::DataDirectory(SettingError::new("data_dir", error));
         // A rule without a directory is refused as a mistake of the configuration.
         let Some(data_dir) = data_dir.map_err(at_fault)? else { return Ok(None) };
-        let path = data_dir.join(FOLDER);
+        let path = data_dir.join(DIR);
         let NewBroker { broker, changed, notifier } =
             NewBroker::create(PAGING_WATERMARK, Compatibility::default());
         let now = clock.timestamp(Instant::now());

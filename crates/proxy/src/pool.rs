@@ -6,7 +6,7 @@ mod connection_permits;
 mod deletions;
 mod endpoints;
 mod guards;
-mod patience;
+mod outage;
 mod placement;
 mod restoring;
 mod unverified;

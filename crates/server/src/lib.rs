@@ -74,7 +74,7 @@ pub use server::{DepartingClient, MAX_CLIENT_STATE, MAX_UNSPLIT_MESSAGE, ResumeE
 pub use spool::{
     ForwardingMode, ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolSelection, SpoolStatus,
 };
-pub use upstream::sharing::{
+pub use upstream::multiplexing::{
     MultiplexedBindingStatus, MultiplexedCounts, MultiplexedQueueStatus, MultiplexedTotals,
 };
 pub use websocket::{Routes, WebSocketConfig, Webroot};

@@ -39,7 +39,7 @@ use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::spool::Spool;
-use crate::upstream::sharing::{
+use crate::upstream::multiplexing::{
     MultiplexedBindingStatus, MultiplexedQueueStatus, MultiplexedSubscriptions, MultiplexedTotals,
 };
 use crate::websocket::{self, WebSocketConfig};

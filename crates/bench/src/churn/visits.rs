@@ -18,7 +18,7 @@ use crate::client::{
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process;
-use crate::study::crew::{WorkResult, WorkerConfig, WorkerResult};
+use crate::study::workers::{WorkResult, WorkerConfig, WorkerResult};
 use crate::uri::Uri;
 
 /// How often to check for visits that take too long.

@@ -20,7 +20,7 @@ pub(crate) struct StreamArguments {
     pub(crate) systems: SystemArguments,
     /// Beside the systems, round by round, write and sync messages of this size one by one in this directory, as
     /// the system named disk: the best that a synchronous publisher could achieve
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// Connections that publish
     #[arg(long, default_value_t = 1)]

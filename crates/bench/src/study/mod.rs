@@ -7,14 +7,13 @@
 
 pub(crate) mod arguments;
 pub(crate) mod chart;
-pub(crate) mod companion;
 pub(crate) mod compare;
 pub(crate) mod comparison;
-pub(crate) mod crew;
 pub(crate) mod draw;
 pub(crate) mod expect;
 pub(crate) mod files;
 pub(crate) mod grid;
+pub(crate) mod managed_process;
 pub(crate) mod meter;
 pub(crate) mod page;
 pub(crate) mod published;
@@ -22,6 +21,7 @@ pub(crate) mod report;
 pub(crate) mod results;
 pub(crate) mod section;
 pub(crate) mod systems;
+pub(crate) mod workers;
 
 use crate::error::Error;
 use crate::machine::Machine;

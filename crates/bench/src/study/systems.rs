@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use transport::HostAndPort;
 
-use super::companion::ManagedProcess;
+use super::managed_process::ManagedProcess;
 use crate::error::Error;
 use crate::uri::Uri;
 use crate::usage::check;

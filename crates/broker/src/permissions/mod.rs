@@ -4,10 +4,10 @@
 //! about each of its operations ([`AuthzBackend`]). Sessions and publishers share
 //! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
-mod asked;
-mod asked_grant;
 mod authorised;
 mod client;
+mod external;
+mod external_grant;
 mod pattern;
 mod scopes;
 #[cfg(test)]
@@ -22,13 +22,13 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use sync::{Rank, RwLock};
 
-pub(crate) use asked::ExternalPermissions;
-pub use asked::{
-    AuthzBackend, AuthzDecision, AuthzFuture, AuthzRequest, AuthzSubject, AuthzTarget, PendingAuthz,
-};
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
+pub(crate) use external::ExternalPermissions;
+pub use external::{
+    AuthzBackend, AuthzDecision, AuthzFuture, AuthzRequest, AuthzSubject, AuthzTarget, PendingAuthz,
+};
 pub use pattern::{Pattern, PatternError, TooManySteps};
 use scopes::Scopes;
 pub use scopes::literal_in_scope;

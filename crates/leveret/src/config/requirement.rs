@@ -78,7 +78,7 @@ pub(super) const SPOOL: Requirement = Requirement {
     otherwise: "has no effect without a rule of spool",
 };
 
-pub(super) const DATA_FOLDER: Requirement = Requirement {
+pub(super) const DATA_DIR: Requirement = Requirement {
     is_met: |config| config.data_dir != DataDir::Off,
     otherwise: "needs data_dir, a directory for the messages",
 };

@@ -21,7 +21,7 @@ use super::origins::Origins;
 use super::relay::RelayList;
 use super::relayed_upstream::UpstreamPort;
 use super::requirement::{
-    CACHED_BACKEND, CERTIFICATE, CLIENT_CA, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTP_BACKEND,
+    CACHED_BACKEND, CERTIFICATE, CLIENT_CA, CLIENT_VERIFICATION, DATA_DIR, EMBEDDED_BROKER, HTTP_BACKEND,
     HTTPS, LOGIN_BY_CERTIFICATE, OAUTH2, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM,
     UPSTREAM_FOR_QUORUM, UPSTREAM_OVER_TLS, WEBSOCKET,
 };
@@ -404,7 +404,7 @@ settings! {
         /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
         /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the directory
         /// `spool` of `data_dir`. docs/spool.md says when that is of use, and when not.
-        spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
+        spool: SpoolRules = "off", requires UPSTREAM and DATA_DIR;
 
         /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
         /// less. Parked messages count, and may take half of it. A user in a virtual host may take three quarters of what

@@ -1,10 +1,10 @@
 //! Whole conversations with the embedded broker, stepped without sockets and on a simulated clock.
 
 mod alarms;
-mod asked;
 mod behaviours;
 mod counting;
 mod disk;
+mod external_authz;
 mod fairness;
 mod firehose;
 mod flow;

@@ -24,8 +24,8 @@ use super::origin::exchange_for;
 use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use crate::private_file::{MODE, remove_private_file, replace_private_file, sync_dir};
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
+use crate::upstream::multiplexing::task::OpenError;
 use crate::upstream::open_refusal::OpenRefusal;
-use crate::upstream::sharing::task::OpenError;
 
 /// Deletions that are under way at a time on a channel.
 const WINDOW: usize = 64;

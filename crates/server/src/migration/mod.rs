@@ -49,8 +49,8 @@ pub use self::progress::{MovedQueue, MovedQueueState};
 use crate::alarms::Alarms;
 use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::task::{OpenError, OpenUpstream as _};
-use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
+use crate::upstream::multiplexing::task::{OpenError, OpenUpstream as _};
+use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 
 /// Queues that move at a time. Each has some MiB in flight, and a channel there.
 const AT_ONCE: usize = 16;

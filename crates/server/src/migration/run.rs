@@ -12,7 +12,7 @@ use sync::work;
 use super::MovingQueue;
 use super::progress::Concurrency;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::task::close_in_time;
+use crate::upstream::multiplexing::task::close_in_time;
 
 /// After this time a run ends, and its queue is behind those that wait for their turns.
 pub(super) const MAX_RUN: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use super::outgoing::OutgoingMove;
 use super::progress::EMPTY_PAUSE;
 use super::run::{MAX_RUN, MoveTurns, RunEnd};
 use super::*;
-use crate::upstream::sharing::tests::{USER, Upstream};
+use crate::upstream::multiplexing::tests::{USER, Upstream};
 
 /// This broker and the other one, with a queue of the same name each.
 struct Brokers {

@@ -1,8 +1,8 @@
 //! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
 
-mod asked;
 mod deleted_vhost;
 mod dots;
+mod external_authz;
 mod found_queues;
 mod million;
 mod pending_retained;

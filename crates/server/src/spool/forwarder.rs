@@ -22,9 +22,9 @@ use super::local::{LoadingShare, LocalSpool, SpoolQueue};
 use super::mode::ForwardingMode;
 use super::refusals::is_permanent;
 use crate::upstream::client::AmqpClient;
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::task::{CLOSE_TIMEOUT, OpenError, close_in_time};
 use crate::upstream::retry::RETRY;
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::{CLOSE_TIMEOUT, OpenError, close_in_time};
 
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
 /// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the

@@ -49,8 +49,8 @@ use tokio::task::JoinHandle;
 use crate::alarms::Alarms;
 use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::task::{OpenError, OpenUpstream};
-use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
+use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
+use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 
 pub(crate) use self::admission::PendingLogin;
 use self::admission::{ask_upstream, now_of};

@@ -10,9 +10,9 @@
 
 pub(crate) mod client;
 pub(crate) mod confirms;
+pub(crate) mod multiplexing;
 pub(crate) mod open_refusal;
 pub(crate) mod retry;
-pub(crate) mod sharing;
 
 use std::sync::Arc;
 

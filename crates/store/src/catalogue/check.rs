@@ -14,7 +14,7 @@ use super::rebuild::rebuild;
 use super::{CACHE, CatalogueError, FILE, Section, prepare};
 use crate::disk::Disk;
 use crate::journal;
-use crate::pages::DURABLE_FOLDER as QUEUES;
+use crate::pages::DURABLE_DIR as QUEUES;
 
 /// Findings about the definitions' file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -48,7 +48,7 @@ impl Disk for RealDisk {
     }
 
     fn create_dir(&self, directory: &str) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(self.path(directory))
+        fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(self.path(directory))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
@@ -120,7 +120,7 @@ fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
 /// Only the owner may read messages.
 const FILE_MODE: u32 = 0o600;
 /// The same for directories.
-const FOLDER_MODE: u32 = 0o700;
+const DIR_MODE: u32 = 0o700;
 
 #[cfg(test)]
 mod tests {

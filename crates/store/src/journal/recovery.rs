@@ -13,7 +13,7 @@ use super::pending::PendingRecords;
 use super::ranges::RangeSet;
 use super::record::{JournalRecordKind, take_enqueue, take_ranges, take_transfer};
 use super::scan::{JournalReport, Problem, Scan, ScannedItem, rewrite, scan};
-use super::segment::FOLDER;
+use super::segment::DIR;
 use super::space::Space;
 use super::spares::Spares;
 use super::writer::JournalWriter;
@@ -70,7 +70,7 @@ pub fn open(
     settings: JournalSettings,
     hooks: Box<dyn Hooks>,
 ) -> Result<(Committer, RecoveredJournal), OpenError> {
-    disk.create_dir(FOLDER)?;
+    disk.create_dir(DIR)?;
     let mut replay = Replay::default();
     let mut scan = scan(&*disk, |found| replay.take(found))?;
     if !scan.report.problems.is_empty() {

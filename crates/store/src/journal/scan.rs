@@ -7,7 +7,7 @@ use super::address::Lsn;
 use super::pending::Extent;
 use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::recovery::OpenError;
-use super::segment::{self, DATA_START, FOLDER, FileUse, JournalFile, SegmentHeader, SharedFile};
+use super::segment::{self, DATA_START, DIR, FileUse, JournalFile, SegmentHeader, SharedFile};
 use crate::disk::{Disk, name_for_damaged};
 
 /// Findings about a journal.
@@ -148,7 +148,7 @@ pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(ScannedItem<'_>)) -> Re
 impl Scan {
     fn open_files(&mut self, disk: &dyn Disk) -> Result<Vec<SharedFile>, OpenError> {
         let mut sequences: Vec<_> =
-            disk.list(FOLDER)?.iter().filter_map(|name| segment::sequence_of(name)).collect();
+            disk.list(DIR)?.iter().filter_map(|name| segment::sequence_of(name)).collect();
         sequences.sort_unstable();
         self.next_sequence = sequences.last().map_or(1, |last| last + 1);
         let mut files = Vec::new();
@@ -355,7 +355,7 @@ impl Fix {
             Self::PutAside { sequence } => {
                 let path = segment::path(*sequence);
                 disk.rename(&path, &name_for_damaged(disk, &path)?)?;
-                disk.sync_dir(FOLDER)
+                disk.sync_dir(DIR)
             }
         }
     }

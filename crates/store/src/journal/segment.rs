@@ -112,12 +112,12 @@ pub(super) fn unknown_version(bytes: &[u8]) -> Option<u32> {
 
 /// The path of a segment file.
 pub(super) fn path(sequence: u64) -> String {
-    format!("{FOLDER}/{sequence:016x}{SUFFIX}")
+    format!("{DIR}/{sequence:016x}{SUFFIX}")
 }
 
 /// Whether there is any segment file.
 pub(crate) fn has_segments(disk: &dyn Disk) -> io::Result<bool> {
-    Ok(disk.list(FOLDER)?.iter().any(|name| sequence_of(name).is_some()))
+    Ok(disk.list(DIR)?.iter().any(|name| sequence_of(name).is_some()))
 }
 
 /// The number in a file's name.
@@ -154,7 +154,7 @@ fn crc(copy: &[u8]) -> u32 {
 }
 
 /// The directory of the segments.
-pub(super) const FOLDER: &str = "journal";
+pub(super) const DIR: &str = "journal";
 /// Offset in a file at which the records begin: the header's page is never rewritten with them.
 pub(super) const DATA_START: u64 = 4096;
 /// Changes with the meaning of anything on disk. Version 1 had no transfers.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::segment::{self, FOLDER, SharedFile};
+use super::segment::{self, DIR, SharedFile};
 use super::space::Space;
 use crate::disk::{Disk, DiskFile, is_full};
 
@@ -60,9 +60,9 @@ impl Spares {
         next_sequence: u64,
     ) -> Self {
         // Spares of an earlier run. In a copy of its directory their space may not be allocated.
-        let names = disk.list(FOLDER).unwrap_or_default();
+        let names = disk.list(DIR).unwrap_or_default();
         let size = space.small_segment();
-        let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));
+        let is_there = |path: &String| names.iter().any(|name| *path == format!("{DIR}/{name}"));
         let holds = |path: &String| disk.open(path).is_ok_and(|file| file.reserve(size).is_ok());
         let reserved =
             (0..RESERVED_SEGMENTS).map(reserve_path).take_while(|path| is_there(path) && holds(path)).count();
@@ -120,7 +120,7 @@ impl Spares {
     fn begin(&self, size: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {
-            self.disk.sync_dir(FOLDER)?;
+            self.disk.sync_dir(DIR)?;
             state.unsynced = false;
         }
         let ready = state.ready.pop_front();
@@ -147,7 +147,7 @@ impl Spares {
             file.set_len(needed)?;
         }
         if new {
-            self.disk.sync_dir(FOLDER)?;
+            self.disk.sync_dir(DIR)?;
         }
         Ok((file, len.max(needed)))
     }
@@ -194,9 +194,9 @@ impl Spares {
     pub(super) fn release_reserve(&self) {
         let mut state = self.state.lock();
         // An earlier run may have left one.
-        let names = self.disk.list(FOLDER).unwrap_or_default();
+        let names = self.disk.list(DIR).unwrap_or_default();
         for name in names.iter().filter(|name| name.starts_with(RESERVE_NAME)) {
-            if self.disk.remove(&format!("{FOLDER}/{name}")).is_ok() {
+            if self.disk.remove(&format!("{DIR}/{name}")).is_ok() {
                 state.is_reserve_used = true;
             }
         }
@@ -223,7 +223,7 @@ impl Spares {
         let sequence = state.next_number();
         self.disk.rename(PREPARING, &segment::path(sequence))?;
         state.unsynced = true;
-        if let Err(error) = self.disk.sync_dir(FOLDER) {
+        if let Err(error) = self.disk.sync_dir(DIR) {
             drop(self.disk.remove(&segment::path(sequence)));
             return Err(error);
         }
@@ -245,7 +245,7 @@ impl Spares {
             }
         }
         if state.unsynced && !state.retiring.is_empty() {
-            self.disk.sync_dir(FOLDER)?;
+            self.disk.sync_dir(DIR)?;
             state.unsynced = false;
         }
         while let Some(file) = state.retiring.front() {
@@ -255,7 +255,7 @@ impl Spares {
                 None => self.rename(&mut state, old, keep)?,
             };
             state.renamed = Some(new);
-            self.disk.sync_dir(FOLDER)?;
+            self.disk.sync_dir(DIR)?;
             state.renamed = None;
             state.retiring.pop_front();
             // If a number was assigned since, this one would be used out of order.
@@ -312,7 +312,7 @@ impl SparesState {
 }
 
 fn reserve_path(number: usize) -> String {
-    format!("{FOLDER}/{RESERVE_NAME}-{number}")
+    format!("{DIR}/{RESERVE_NAME}-{number}")
 }
 
 /// A file that is being filled.

@@ -1,11 +1,11 @@
 //! Inspects a queue's directory without changing it.
 
-use super::companions::{SegmentIndex, decode_index, newest_sidecar};
 use super::envelope;
 use super::error::{PagesError, at};
 use super::files::OpenFiles;
 use super::record::{self, PageHeader, SEGMENT_HEADER};
 use super::recover::{Names, names};
+use super::segment_files::{SegmentIndex, decode_index, newest_sidecar};
 use super::walk::{Walk, WalkedItem};
 
 /// Findings about a queue's directory.

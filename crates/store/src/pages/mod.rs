@@ -22,7 +22,6 @@
 //! - Memory and disk have separate locks: `settle` and similar methods never wait for the disk.
 
 mod check;
-mod companions;
 mod envelope;
 mod error;
 mod files;
@@ -34,6 +33,7 @@ mod read;
 mod record;
 mod recover;
 mod segment;
+mod segment_files;
 mod survey;
 mod walk;
 mod write;
@@ -140,12 +140,12 @@ impl Pages {
 }
 
 /// Directory of the queues whose segments survive a restart.
-pub(crate) const DURABLE_FOLDER: &str = "queues";
+pub(crate) const DURABLE_DIR: &str = "queues";
 
 impl Durability {
     fn directory(self) -> &'static str {
         match self {
-            Self::Durable => DURABLE_FOLDER,
+            Self::Durable => DURABLE_DIR,
             Self::Transient => "transient",
         }
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::companions::{encode_sidecar, write_whole};
 use super::envelope;
 use super::error::{PagesError, at};
 use super::files::SegmentFileName;
 use super::queue::{QueueSegments, QueueState, SegmentWriter};
 use super::segment::{NewestSidecar, PageSegment, SidecarState};
+use super::segment_files::{encode_sidecar, write_whole};
 use crate::disk::DiskFile;
 
 /// A sidecar to write.

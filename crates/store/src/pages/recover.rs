@@ -25,13 +25,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::companions::{apply_sidecar, decode_index, encode_index, newest_sidecar, write_whole};
 use super::envelope;
 use super::error::{Damage, PagesError, at};
 use super::files::{INDEX, OpenFiles, SEGMENT, SIDECARS, SegmentFileName};
 use super::queue::{QueueSegments, QueueState};
 use super::record::{self, PageHeader, SEGMENT_HEADER};
 use super::segment::PageSegment;
+use super::segment_files::{apply_sidecar, decode_index, encode_index, newest_sidecar, write_whole};
 use super::walk::{Walk, WalkedItem};
 use crate::disk::DiskFile;
 

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use super::companions::{encode_index, write_whole};
 use super::envelope::read_range;
 use super::error::{PagesError, at};
 use super::files::SegmentFileName;
@@ -15,6 +14,7 @@ use super::positions::PositionSet;
 use super::queue::{QueueSegments, QueueState, SegmentWriter};
 use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, ScannedRecord};
 use super::segment::{PageSegment, SegmentPhase};
+use super::segment_files::{encode_index, write_whole};
 use crate::disk::DiskFile;
 
 /// An error that stopped an append, and the number of records before it.

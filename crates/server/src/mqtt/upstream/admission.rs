@@ -8,13 +8,13 @@ use mqtt::session::Session;
 use mqtt::{MqttVersion, ReasonCode};
 use transport::Outbox;
 
-use super::farewell::SessionTeardown;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::retained::LogClient;
 use super::session::{AdmittedUpstream, UpstreamSession};
 use super::session_takeover::{EarlierConsumer, Watched, Watcher};
 use super::state::{ReadState, StateEvent, StateReading, in_use};
+use super::teardown::SessionTeardown;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
@@ -23,8 +23,8 @@ use crate::mqtt::hub::queue_name;
 use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use crate::mqtt::message::MessageMapping;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
+use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::open_refusal::OpenRefusal;
-use crate::upstream::sharing::UpstreamLogin;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
 /// The beginning of the names of shared queues, which is also that of the queues of sessions.

@@ -18,7 +18,7 @@ use crate::mqtt::delivering::{MESSAGE, Out};
 use crate::mqtt::message::{self, Addressed, Outgoing};
 use crate::mqtt::native::StoredForm;
 use crate::mqtt::subscriptions::{Class, FilterMatch, Match};
-use crate::upstream::sharing::MultiplexedMessage;
+use crate::upstream::multiplexing::MultiplexedMessage;
 
 impl UpstreamSession {
     /// Sends the messages that the client can take now.

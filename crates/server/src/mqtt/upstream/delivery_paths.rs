@@ -11,7 +11,7 @@ use mqtt::topic::TopicFilter;
 
 use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::subscriptions::Class;
-use crate::upstream::sharing::MultiplexedMessage;
+use crate::upstream::multiplexing::MultiplexedMessage;
 
 /// The time that a live subscription continues when the session's queue has been bound for it: messages from before may still
 /// be on their way through the shared queue.

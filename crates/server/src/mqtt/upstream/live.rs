@@ -14,7 +14,7 @@ use crate::mqtt::MqttConfig;
 use crate::mqtt::message;
 use crate::mqtt::native::StoredForm;
 use crate::server::Shared;
-use crate::upstream::sharing::{
+use crate::upstream::multiplexing::{
     Copies, InboxLimits, IsDroppable, MultiplexedMessage, MultiplexedSubscriber, SubscriberEvent,
     SubscriberInbox, UpstreamLogin,
 };

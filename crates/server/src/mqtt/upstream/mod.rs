@@ -10,7 +10,7 @@
 //! - [`state`]: what of a persistent session is stored upstream beside its messages.
 //! - [`session_takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`retained`]: retained messages, which all servers in front of the upstream share.
-//! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
+//! - [`teardown`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
 //! - [`shown`]: all of these, as operators see them.
 //!
@@ -27,7 +27,6 @@ mod delayed_wills;
 mod delivering;
 mod delivery_paths;
 mod detached_ages;
-mod farewell;
 mod group_consumers;
 mod group_table;
 mod groups;
@@ -45,6 +44,7 @@ mod shown;
 mod simulation;
 mod state;
 mod subscribing;
+mod teardown;
 #[cfg(test)]
 mod tests;
 mod unacked;

@@ -18,7 +18,6 @@ use tokio::sync::oneshot;
 use transport::Outbox;
 
 use super::delivery_paths::DeliveryPaths;
-use super::farewell::{DelayedWill, SessionTeardown, note_accepted, publish_will};
 use super::groups::Groups;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
@@ -28,6 +27,7 @@ use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient, RetainedSession};
 use super::session_takeover::{TakenBy, Watched};
 use super::state::{OutboundPublish, StateQueue, StateWork};
+use super::teardown::{DelayedWill, SessionTeardown, note_accepted, publish_will};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::Backend;
 use crate::mqtt::detached::lease;
@@ -41,7 +41,7 @@ use crate::mqtt::session_ownership::Owner;
 use crate::mqtt::subscriptions::Subscriptions;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
-use crate::upstream::sharing::UpstreamLogin;
+use crate::upstream::multiplexing::UpstreamLogin;
 
 /// A client's session in front of an upstream.
 pub(super) struct UpstreamSession {

@@ -27,9 +27,9 @@ use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
 use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
 use crate::backend::Clock;
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::{OpenError, OpenUpstream};
-use crate::upstream::sharing::tests::{USER, Upstream};
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
+use crate::upstream::multiplexing::tests::{USER, Upstream};
 
 /// A spool whose disk is written to when a test says so.
 struct Simulated {

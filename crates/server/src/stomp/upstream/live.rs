@@ -1,5 +1,5 @@
 //! Subscriptions to topics without acknowledgements and without a queue of their own: all such subscriptions of a user in a
-//! virtual host share a queue upstream ([`crate::upstream::sharing`]).
+//! virtual host share a queue upstream ([`crate::upstream::multiplexing`]).
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::backend::Backend;
 use crate::server::Shared;
 use crate::stomp::declaring::{Declaration, SUBSCRIPTION_QUEUE};
 use crate::stomp::session::of_fault;
-use crate::upstream::sharing::{
+use crate::upstream::multiplexing::{
     Copies, InboxLimits, MultiplexedMessage, MultiplexedSubscriber, SubscriberEvent, SubscriberInbox,
     UpstreamLogin,
 };

@@ -1,9 +1,9 @@
 //! The bytes of the current file formats, which every later version has to read.
 
 use super::*;
-use crate::pages::companions::{decode_index, decode_sidecar, encode_index, encode_sidecar};
 use crate::pages::record;
 use crate::pages::segment::PageSegment;
+use crate::pages::segment_files::{decode_index, decode_sidecar, encode_index, encode_sidecar};
 
 const SALT: u64 = 0x1122_3344_5566_7788;
 

@@ -15,10 +15,10 @@ use crate::upstream::client::{
     AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
 };
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::dialogue::{Dialogue, DialogueLink};
-use crate::upstream::sharing::link::LinkEnd;
-use crate::upstream::sharing::task::LinkedQueue;
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::dialogue::{Dialogue, DialogueLink};
+use crate::upstream::multiplexing::link::LinkEnd;
+use crate::upstream::multiplexing::task::LinkedQueue;
 
 /// Most entries that the upstream sends before they are acknowledged: an upstream 20 ms away still sends 50,000 a second.
 const WINDOW: u16 = 1000;

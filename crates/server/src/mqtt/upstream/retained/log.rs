@@ -20,7 +20,7 @@ use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::mqtt::session::Refusal;
-use crate::upstream::sharing::UpstreamLogin;
+use crate::upstream::multiplexing::UpstreamLogin;
 
 /// Longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first connection
 /// upstream. After that it counts as so.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use crate::upstream::sharing::{LoginKey, UpstreamLogin};
+use crate::upstream::multiplexing::{LoginKey, UpstreamLogin};
 
 /// Time after which a login that was refused is tried again: permissions may have been granted.
 pub(super) const REFUSAL_TTL: Duration = Duration::from_secs(60);

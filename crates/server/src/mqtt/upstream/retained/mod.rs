@@ -8,7 +8,7 @@
 //! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
 //! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: by whose
 //!   login one is read; [`status`]: as operators see them.
-//! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
+//! - [`link`]: the conversation with the upstream, which [`crate::upstream::multiplexing::task`] runs.
 //! - [`publishing`]: a session's messages that are to be retained; [`delivering`]: those for its new subscriptions.
 //!
 //! # How a message is retained

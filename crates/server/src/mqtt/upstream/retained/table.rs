@@ -15,8 +15,8 @@ use super::log::{LogClient, RetainedLog};
 use super::status::RetainedStatus;
 use super::topics::LogLimits;
 use crate::backend::Clock;
-use crate::upstream::sharing::task::{OpenUpstream, serve, unless_unused};
-use crate::upstream::sharing::{PoolUpstream, UpstreamLogin};
+use crate::upstream::multiplexing::task::{OpenUpstream, serve, unless_unused};
+use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 
 /// One log for each virtual host with clients.
 pub(in super::super) struct RetainedLogs {

@@ -25,8 +25,8 @@ use super::{LOG, RetainedLogs};
 use crate::backend::Clock;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::tests::{USER, Upstream, settle};
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::tests::{USER, Upstream, settle};
 
 const NOW: Timestamp = Timestamp(1_000_000);
 const LIMITS: LogLimits = LogLimits { maximum: 64 << 10, segment: 4 << 10 };

@@ -15,9 +15,9 @@ use super::watch::Watch;
 use crate::upstream::client::announced;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
-use crate::upstream::sharing::dialogue::{Dialogue, DialogueLink};
-use crate::upstream::sharing::link::LinkEnd;
-use crate::upstream::sharing::task::LinkedQueue;
+use crate::upstream::multiplexing::dialogue::{Dialogue, DialogueLink};
+use crate::upstream::multiplexing::link::LinkEnd;
+use crate::upstream::multiplexing::task::LinkedQueue;
 
 /// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
 /// however many there are.

@@ -7,7 +7,7 @@
 //!
 //! - [`table`]: the queues of this process ([`Takeovers`]).
 //! - [`watch`]: one of them with its clients ([`watch::Watch`]), and a client's entry there ([`watch::Watched`]).
-//! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
+//! - [`link`]: the conversation with the upstream, which [`crate::upstream::multiplexing::task`] runs.
 //! - [`announcement`]: the message. [`earlier`]: the wait for the other connection's consumer.
 //!
 //! Invariants:

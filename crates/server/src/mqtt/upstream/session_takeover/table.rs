@@ -11,8 +11,8 @@ use sync::{Mutex, Rank};
 use super::EXCHANGE;
 use super::watch::{Watch, Watched, Watcher};
 use crate::mqtt::upstream::hub::UpstreamHub;
-use crate::upstream::sharing::task::{LinkedQueue, OpenUpstream, serve, unless_unused};
-use crate::upstream::sharing::{LoginKey, PoolUpstream, UpstreamLogin};
+use crate::upstream::multiplexing::task::{LinkedQueue, OpenUpstream, serve, unless_unused};
+use crate::upstream::multiplexing::{LoginKey, PoolUpstream, UpstreamLogin};
 
 /// Logins whose refusal was logged that are remembered: past that many it may be logged again.
 const MAX_LOGGED: usize = 1024;

@@ -18,12 +18,12 @@ use super::{EXCHANGE, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
-use crate::mqtt::upstream::farewell::leave;
 use crate::mqtt::upstream::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
+use crate::mqtt::upstream::teardown::leave;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::OpenError;
-use crate::upstream::sharing::tests::{USER, Upstream, settle};
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::task::OpenError;
+use crate::upstream::multiplexing::tests::{USER, Upstream, settle};
 
 /// A server of its own.
 struct Process {

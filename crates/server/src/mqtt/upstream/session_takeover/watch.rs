@@ -14,8 +14,8 @@ use super::link::TakeoverLink;
 use crate::mqtt::session_ownership::Owner;
 use crate::mqtt::upstream::hub::{UpstreamClaim, UpstreamHub};
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::LinkedQueue;
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::task::LinkedQueue;
 
 /// Longest time that a client waits for its announcement: enough for the handshakes of a first connection upstream.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(2);

@@ -4,10 +4,10 @@ use std::task::Waker;
 
 use super::*;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
-use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
 use crate::mqtt::upstream::session::ANNOUNCEMENT_TIMEOUT;
 use crate::mqtt::upstream::session_takeover::IDLE_TIMEOUT;
 use crate::mqtt::upstream::state::STALE_TIMEOUT;
+use crate::mqtt::upstream::teardown::SETTLE_TIMEOUT;
 use crate::mqtt::upstream::tests::uplink;
 
 const NOTHING: [&str; 0] = [];

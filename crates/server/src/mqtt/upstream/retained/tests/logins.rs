@@ -10,7 +10,7 @@ use super::*;
 use crate::mqtt::upstream::retained::log::MAX_DECISION;
 use crate::mqtt::upstream::retained::logins::{LogLogins, MAX_REFUSALS};
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::task::{OpenError, OpenUpstream};
+use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
 
 fn login(user: impl ToString) -> UpstreamLogin {
     let credentials = Arc::new(Credentials::plain(user.to_string(), "secret"));

@@ -8,7 +8,7 @@ use super::*;
 use crate::mqtt::upstream::retained::RetainedWait;
 use crate::mqtt::upstream::retained::delivering::RetainedSession;
 use crate::mqtt::upstream::retained::link::LogLink;
-use crate::upstream::sharing::link::LinkStep;
+use crate::upstream::multiplexing::link::LinkStep;
 
 /// More than are looked at in one turn.
 const TOPICS: usize = 10_000;

@@ -8,8 +8,8 @@ use super::stream::TestStream;
 use super::*;
 use crate::mqtt::upstream::retained::link::{LogLink, MARKER_TIMEOUT};
 use crate::mqtt::upstream::retained::log::{LogProgress, RetainedLog};
-use crate::upstream::sharing::link::LinkStep;
-use crate::upstream::sharing::task::UpstreamLink;
+use crate::upstream::multiplexing::link::LinkStep;
+use crate::upstream::multiplexing::task::UpstreamLink;
 
 pub(super) fn log() -> Arc<RetainedLog> {
     RetainedLog::new("/", &EXCHANGE.into(), LIMITS, Clock::start(), false)
@@ -33,7 +33,7 @@ pub(super) fn link(log: &Arc<RetainedLog>, stream: &TestStream) -> LogLink {
     link
 }
 
-pub(super) fn turn(link: &mut LogLink) -> Result<LinkStep, crate::upstream::sharing::link::LinkEnd> {
+pub(super) fn turn(link: &mut LogLink) -> Result<LinkStep, crate::upstream::multiplexing::link::LinkEnd> {
     link.take_turn(Waker::noop(), transport::now())
 }
 

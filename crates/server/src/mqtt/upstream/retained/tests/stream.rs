@@ -15,8 +15,8 @@ use transport::{InnerOutbox, Outbox};
 use super::super::record::Encoded;
 use crate::amqp::session::BackendSession;
 use crate::upstream::client::AmqpClient;
-use crate::upstream::sharing::UpstreamLogin;
-use crate::upstream::sharing::task::{OpenError, OpenUpstream};
+use crate::upstream::multiplexing::UpstreamLogin;
+use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
 
 /// The stream, and the connections to it.
 #[derive(Clone, Default)]

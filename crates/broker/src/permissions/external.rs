@@ -342,5 +342,5 @@ impl Identity {
 }
 
 #[cfg(test)]
-#[path = "asked_tests.rs"]
+#[path = "external_tests.rs"]
 mod tests;

@@ -4,7 +4,7 @@ use proxy::Pool;
 
 use super::*;
 use crate::simulated::InProcessConnector;
-use crate::upstream::sharing::state::IDLE_TIMEOUT;
+use crate::upstream::multiplexing::state::IDLE_TIMEOUT;
 
 /// A site whose subscribers come through a pool.
 struct PooledSite {

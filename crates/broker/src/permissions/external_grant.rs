@@ -1,6 +1,6 @@
 //! The checks of a user about whose operations another auth backend is asked.
 
-use super::asked::{AuthzDecision, AuthzTarget, ExternalPermissions};
+use super::external::{AuthzDecision, AuthzTarget, ExternalPermissions};
 use super::{Access, Grant};
 use crate::error::BrokerError;
 

@@ -1,7 +1,7 @@
 //! Upstreams that are lost, do not answer, or refuse.
 
 use super::*;
-use crate::upstream::sharing::state::IDLE_TIMEOUT;
+use crate::upstream::multiplexing::state::IDLE_TIMEOUT;
 
 /// Longer than the longest pause between two attempts.
 const A_WHILE: Duration = Duration::from_secs(6);

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use sync::work;
 
 use super::*;
-use crate::upstream::sharing::fan_out::FanOut;
-use crate::upstream::sharing::inbox::MultiplexedMessage;
-use crate::upstream::sharing::queue::MultiplexedQueue;
+use crate::upstream::multiplexing::fan_out::FanOut;
+use crate::upstream::multiplexing::inbox::MultiplexedMessage;
+use crate::upstream::multiplexing::queue::MultiplexedQueue;
 
 /// A message for all of them takes several turns.
 const SUBSCRIBERS: usize = 10_000;

@@ -1,11 +1,11 @@
 //! Queues and bindings that the upstream has for the subscribers.
 
 use super::*;
-use crate::upstream::sharing::queue::MultiplexedQueue;
-use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
-use crate::upstream::sharing::state::{IDLE_TIMEOUT, MAX_REQUESTED};
-use crate::upstream::sharing::task::LinkedQueue;
-use crate::upstream::sharing::{MultiplexedCounts, MultiplexedTotals};
+use crate::upstream::multiplexing::queue::MultiplexedQueue;
+use crate::upstream::multiplexing::requests::{KeyRequest, MAX_IDLE};
+use crate::upstream::multiplexing::state::{IDLE_TIMEOUT, MAX_REQUESTED};
+use crate::upstream::multiplexing::task::LinkedQueue;
+use crate::upstream::multiplexing::{MultiplexedCounts, MultiplexedTotals};
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_copy_of_each_message() {
