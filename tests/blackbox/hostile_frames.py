@@ -22,6 +22,7 @@ from harness.wire import (
     content_header,
     frame,
     frame_announcing,
+    long_string,
     publish_arguments,
     short_string,
 )
@@ -33,6 +34,10 @@ GIBIBYTE = 1 << 30
 # What three such frames may cost: a small part of what one announces, and far more than a process grows by on its own.
 ALLOWED = GIBIBYTE // 16
 FRAME_MAX = 131072
+# The flag of a message's headers among its properties.
+HAS_HEADERS = 1 << 13
+BASIC_DELIVER = (60, 60)
+QUEUE_DELETE, QUEUE_DELETE_OK = (50, 40), (50, 41)
 PUBLISH = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "any"))
 DECLARE = struct.pack(">H", 0) + short_string("any") + b"\x00" + b"\x00\x00\x00\x00"
 
@@ -95,6 +100,28 @@ def test_s1_an_offence_ends_only_the_offender(target, offence):
         if words:
             assert text.partition(" - ")[2] == words
         bystander.open_channel()
+
+
+@pytest.mark.parametrize("of_properties", [FRAME_MAX - 7, FRAME_MAX])
+def test_a_content_header_may_exceed_frame_max_by_the_frames_own_bytes(targets, target, target_name, of_properties):
+    """RabbitMQ takes and delivers it. One client's message must not cost the pool a connection that others share."""
+    publisher = targets["rabbitmq"] if target_name == "proxy" else target
+    queue = f"hostile-frames-{target_name}-{of_properties}"
+    table = short_string("h") + b"S"
+    table += long_string(bytes(of_properties - 14 - 4 - len(table) - 4))
+    header = struct.pack(">HHQH", 60, 0, 0, HAS_HEADERS) + long_string(table)
+    with Wire(publisher.port) as sender, Wire(target.port) as receiver:
+        sender.handshake().open_channel()
+        sender.declare(queue)
+        publish = struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", queue)
+        sender.send(frame(METHOD, 1, publish) + frame(HEADER, 1, header))
+        receiver.handshake().open_channel()
+        receiver.consume(queue)
+        receiver.expect(BASIC_DELIVER)
+        assert receiver.read_frame() == (HEADER, 1, header)
+        receiver.open_channel(2)
+        sender.send_method(1, QUEUE_DELETE, struct.pack(">H", 0) + short_string(queue) + b"\x00")
+        sender.expect(QUEUE_DELETE_OK)
 
 
 HEADERS = {

@@ -182,6 +182,29 @@ def test_a_nack_is_no_failure_and_a_closed_connection_is(same):
     assert (last["x-acquired-count"], last["x-delivery-count"]) == ("3", "1")
 
 
+def test_a_transaction_is_routed_by_its_commit(same):
+    """Unlike one of AMQP."""
+
+    def commit(side):
+        client, _ = side.stomp()
+        with side.channel() as channel:
+            before, after = (channel.queue_declare("", exclusive=True).method.queue for _ in range(2))
+            channel.queue_bind(before, "amq.topic", "in.transaction")
+            client.send("BEGIN\ntransaction:t\n\n")
+            client.send("SEND\ndestination:/topic/in.transaction\ntransaction:t\n\nrouted late")
+            client.send("SEND\ndestination:/topic/other\nreceipt:behind\n\n")
+            answers = [told(client.frame())]
+            channel.queue_unbind(before, "amq.topic", "in.transaction")
+            channel.queue_bind(after, "amq.topic", "in.transaction")
+            client.send("COMMIT\ntransaction:t\nreceipt:committed\n\n")
+            answers.append(told(client.frame()))
+            body = next_message(channel, after)[2]
+            channel.cancel()
+            return answers, body, channel.queue_declare(before, passive=True).method.message_count
+
+    assert same(commit)[1:] == (b"routed late", 0)
+
+
 def test_stomp_clients_see_an_mqtt_message_alike(same):
     def publish(side):
         client, _ = side.stomp()

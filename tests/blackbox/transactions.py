@@ -94,6 +94,25 @@ def test_what_had_no_route_is_returned_by_the_commit_although_it_has_one_now(obs
     comes(observer, QUEUE, [b"routed"])
 
 
+@pytest.mark.parametrize("arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "classic"}], ids=lambda given: given["x-queue-type"])
+def test_a_queue_that_is_declared_again_before_the_commit_gets_the_messages(observer, channel, target_name, arguments):
+    declare = {"durable": True, "arguments": arguments}
+    observer.queue_delete(QUEUE)
+    observer.queue_declare(QUEUE, **declare)
+    observer.queue_bind(QUEUE, EXCHANGE)
+    publish(channel, (EXCHANGE, "", b"bound"), ("", QUEUE, b"direct"), ("", OTHER, b"elsewhere"))
+    observer.queue_delete(QUEUE)
+    observer.queue_declare(QUEUE, **declare)
+    if target_name == "rabbitmq4" and arguments["x-queue-type"] == "classic":
+        # On purpose (docs/compatibility.md).
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+            channel.tx_commit()
+    else:
+        channel.tx_commit()
+        comes(observer, QUEUE, [b"bound", b"direct"])
+    comes(observer, OTHER, [b"elsewhere"])
+
+
 def test_a_commit_that_a_full_queue_refuses_in_part_closes_the_channel(observer, channel):
     observer.queue_delete(QUEUE)
     observer.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})

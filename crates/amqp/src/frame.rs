@@ -46,10 +46,11 @@ impl<'a> Frame<'a> {
     /// [`Frame::wire_len`] bytes of `input`.
     ///
     /// The announced length is validated as soon as the header is there, before the caller waits for, or allocates, the
-    /// payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
+    /// payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit. Like RabbitMQ, which writes such frames
+    /// too, this accepts a payload of up to `frame_max`.
     ///
     /// # Errors
-    /// 501 FRAME_ERROR for an unknown type, a frame longer than `frame_max`, or a wrong end byte.
+    /// 501 FRAME_ERROR for an unknown type, a payload longer than `frame_max`, or a wrong end byte.
     #[inline]
     pub fn parse(input: &'a [u8], frame_max: u32) -> Result<Option<Self>, Fault> {
         let Some((header, rest)) = input.split_first_chunk::<HEADER_LEN>() else {
@@ -61,7 +62,7 @@ impl<'a> Frame<'a> {
         let kind = kind_of(header[0])?;
         let channel = u16::from_be_bytes([header[1], header[2]]);
         let length = u32::from_be_bytes([header[3], header[4], header[5], header[6]]);
-        if frame_max != 0 && length > frame_max - OVERHEAD as u32 {
+        if frame_max != 0 && length > frame_max {
             return Err(Fault::new(
                 ReplyCode::FrameError,
                 format!(
@@ -188,6 +189,15 @@ mod tests {
         assert_eq!(out.len(), 4096);
         let frame = Frame::parse(&out, 4096).unwrap().unwrap();
         assert_eq!((frame.channel, frame.wire_len()), (3, 4096));
+    }
+
+    #[test]
+    fn a_frame_may_be_larger_by_its_own_overhead() {
+        let mut out = Vec::new();
+        write_frame(&mut out, FrameKind::Header, 3, |out| out.extend([7; 4096]));
+        assert_eq!(Frame::parse(&out, 4096).unwrap().unwrap().wire_len(), 4104);
+        let announced = header(FrameKind::Header, 3, 4097);
+        assert_eq!(Frame::parse(&announced, 4096).unwrap_err().code, ReplyCode::FrameError);
     }
 
     #[test]

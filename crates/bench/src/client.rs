@@ -171,7 +171,11 @@ impl Connection {
     }
 }
 
-/// Writes all bytes, however slowly the system takes them, as long as it takes some within [`SETUP_TIMEOUT`].
+/// How long a system may do nothing in a round that is counted in messages, which would never end if it has stopped. An
+/// election of a leader, or a disk that writes its cache, takes seconds.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
+
+/// Writes all bytes, however slowly the system takes them, as long as it takes some within [`STALL_TIMEOUT`].
 pub(crate) fn write_all(
     mut stream: &TcpStream,
     bytes: &[u8],
@@ -181,7 +185,11 @@ pub(crate) fn write_all(
     while !rest.is_empty() {
         match stream.write(rest) {
             Ok(written) => (rest, progress) = (&rest[written..], Instant::now()),
-            Err(error) if is_timeout(&error) && progress.elapsed() < SETUP_TIMEOUT => {}
+            Err(error) if is_timeout(&error) && progress.elapsed() < STALL_TIMEOUT => {}
+            Err(error) if is_timeout(&error) => {
+                let patience = STALL_TIMEOUT.as_secs();
+                return Err(ClientError::Stopped(format!("{doing}: it has read nothing for {patience} s")));
+            }
             Err(error) => return Err(ClientError::Io { doing, cause: error }),
         }
     }

@@ -79,7 +79,9 @@ pub use store::{AnswerQueue, DiskPoint, Store, Waiter};
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
 pub use compatibility::Compatibility;
-pub use definitions::{Definitions, DefinitionsError, LoadedDefinitions, arguments_of, json_of};
+pub use definitions::{
+    Definitions, DefinitionsError, LoadedDefinitions, NullNotAllowed, arguments_of, json_of,
+};
 pub use error::BrokerError;
 pub use firehose::{TracedConnection, Tracer};
 pub use inspect::without_blind_copies;

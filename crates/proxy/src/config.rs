@@ -60,7 +60,8 @@ pub struct PoolConfig {
     pub write_timeout: Duration,
     /// Requested heartbeat interval, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
-    /// Requested maximum frame size in bytes. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
+    /// Requested maximum frame size in bytes. A frame of it, and its overhead once more, has to fit
+    /// [`transport::MAX_UNCONSUMED`], the limit of the read buffer.
     pub frame_max: u32,
     /// Maximum channels on an upstream connection that clients share, if the broker allows as many. A
     /// client's own connection carries as many as the broker allows.

@@ -23,9 +23,9 @@ use crate::turn::{next_busy_turn, turn_to_end};
 /// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of
-/// the scratch buffer is always free to read into.
-pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
+/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole AMQP frame with a payload of 128 KiB
+/// fits, and about half of the scratch buffer is always free to read into.
+pub const MAX_UNCONSUMED: usize = SCRATCH / 2 + 8;
 
 /// Fewest bytes that a read asks for after an earlier read could not be processed in one turn: less would cost more in
 /// system calls than it saves in bytes that wait here and not with the peer.

@@ -1,7 +1,7 @@
 //! Bindings, and the properties keys that distinguish bindings between the same source and destination.
 
 use amqp::FieldTable;
-use broker::{Binding, BindingEnd, BindingView, json_of};
+use broker::{Binding, BindingEnd, BindingView, VirtualHost, json_of};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
@@ -39,8 +39,7 @@ pub(super) fn all(call: &Call) -> ApiAnswer {
 
 /// `GET /api/queues/{vhost}/{name}/bindings`.
 pub(super) fn to_queue(call: &Call) -> ApiAnswer {
-    let found = of_queue(call, call.at("name"))?;
-    show_found(call, found)
+    show_found(call, of_queue(&*call.vhost()?, call.at("name")))
 }
 
 /// `GET /api/exchanges/{vhost}/{name}/bindings/source`.
@@ -48,16 +47,17 @@ pub(super) fn from_exchange(call: &Call) -> ApiAnswer {
     let vhost = call.vhost()?;
     let found = match exchanges::name(call.at("name")) {
         "" => vhost.all_queues().iter().map(|queue| implicit(queue.name())).collect(),
-        name => vhost.bindings_of_exchange(name).ok_or_else(ApiError::not_found)?,
+        name => vhost.bindings_of_exchange(name).unwrap_or_default(),
     };
     show_found(call, found)
 }
 
 /// `GET /api/exchanges/{vhost}/{name}/bindings/destination`.
 pub(super) fn to_exchange(call: &Call) -> ApiAnswer {
+    let vhost = call.vhost()?;
     let found = match exchanges::name(call.at("name")) {
         "" => Vec::new(),
-        name => call.vhost()?.bindings_to_exchange(name).ok_or_else(ApiError::not_found)?,
+        name => vhost.bindings_to_exchange(name).unwrap_or_default(),
     };
     show_found(call, found)
 }
@@ -121,21 +121,21 @@ fn destination(call: &Call) -> (&str, bool) {
     }
 }
 
-fn of_queue(call: &Call, name: &str) -> Result<Vec<BindingView>, ApiError> {
-    let mut found = call.vhost()?.bindings_to_queue(name).ok_or_else(ApiError::not_found)?;
+/// The bindings to a queue; none if it does not exist.
+fn of_queue(vhost: &VirtualHost, name: &str) -> Vec<BindingView> {
+    let Some(mut found) = vhost.bindings_to_queue(name) else { return Vec::new() };
     found.push(implicit(&name.into()));
-    Ok(found)
+    found
 }
 
-/// The bindings between the source and the destination in the path.
+/// The bindings between the source and the destination in the path. As in RabbitMQ, ends that do not exist have none.
 fn of_ends(call: &Call) -> Result<Vec<BindingView>, ApiError> {
     let vhost = call.vhost()?;
     let source = exchanges::name(call.at("source"));
-    vhost.exchange_view(source).ok_or_else(ApiError::not_found)?;
     let (destination, is_queue) = destination(call);
     let mut found = match is_queue {
-        true => of_queue(call, destination)?,
-        false => vhost.bindings_to_exchange(destination).ok_or_else(ApiError::not_found)?,
+        true => of_queue(&vhost, destination),
+        false => vhost.bindings_to_exchange(destination).unwrap_or_default(),
     };
     found.retain(|view| &*view.source == source);
     Ok(found)

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use amqp::RawTable;
 use amqp::frame::max_body_payload;
+use amqp::{FieldTable, RawTable};
 use axum::http::StatusCode;
 use broker::{
     AuthorisedSession, Broker, Compatibility, DiskPoint, Lsn, Section, Store, Ticket, Timestamp, VirtualHost,
     arguments_of,
 };
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::Api;
 use super::error::ApiError;
@@ -247,11 +247,11 @@ pub(super) fn require(body: &Map<String, Value>, keys: &[&str]) -> Result<(), Ap
 /// Reads a boolean, which RabbitMQ also accepts as a string.
 pub(super) fn flag(body: &Map<String, Value>, key: &str, default: bool) -> Result<bool, ApiError> {
     match body.get(key) {
-        None | Some(Value::Null) => Ok(default),
+        None => Ok(default),
         Some(Value::Bool(value)) => Ok(*value),
         Some(Value::String(text)) if text == "true" => Ok(true),
         Some(Value::String(text)) if text == "false" => Ok(false),
-        Some(other) => Err(ApiError::bad_request(format!("{key} is not a boolean: {other}"))),
+        Some(other) => Err(ApiError::bad_request(json!(["not_boolean", other]))),
     }
 }
 
@@ -284,7 +284,7 @@ pub(super) fn object(body: &mut Map<String, Value>, key: &str) -> Result<Map<Str
 
 /// The arguments of a declaration or binding, encoded as an AMQP table.
 pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Vec<u8>, ApiError> {
-    let encoded = arguments_of(&object(body, "arguments")?).encode();
+    let encoded = table(&object(body, "arguments")?)?.encode();
     let most = max_body_payload(call.api.process.frame_max());
     match encoded.len() {
         length if length <= most => Ok(encoded),
@@ -292,6 +292,11 @@ pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Ve
             "the arguments have {length} bytes, but {most} are the most that a client could send"
         ))),
     }
+}
+
+/// Arguments or headers as an AMQP table.
+pub(super) fn table(arguments: &Map<String, Value>) -> Result<FieldTable, ApiError> {
+    arguments_of(arguments).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 /// Encoded arguments in the form that the broker accepts.

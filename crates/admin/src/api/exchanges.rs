@@ -38,7 +38,10 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
     let arguments = arguments(call, &mut body)?;
     let declare = ExchangeDeclare {
         name: short("the exchange's name", call.at("name"))?,
-        kind: text(&body, "type", "direct")?,
+        kind: match body.get("type") {
+            Some(Value::Null) => "null",
+            _ => text(&body, "type", "direct")?,
+        },
         passive: false,
         durable: flag(&body, "durable", false)?,
         auto_delete: flag(&body, "auto_delete", false)?,

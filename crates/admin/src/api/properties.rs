@@ -2,10 +2,10 @@
 
 use amqp::properties::ShortBytes;
 use amqp::{Properties, RawTable};
-use broker::{arguments_of, json_of};
+use broker::json_of;
 use serde_json::{Map, Value, json};
 
-use super::call::{number, object};
+use super::call::{number, object, table};
 use super::error::ApiError;
 
 /// Encodes properties given as JSON. Unknown ones are ignored, as in RabbitMQ.
@@ -13,7 +13,7 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     // Headers first: taking them out needs `given` mutably, the readers below borrow it.
     let headers = match given.get("headers") {
         None | Some(Value::Null) => None,
-        Some(_) => Some(arguments_of(&object(&mut given, "headers")?).encode()),
+        Some(_) => Some(table(&object(&mut given, "headers")?)?.encode()),
     };
     let text = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),

@@ -159,7 +159,7 @@ struct Publisher<'a> {
 impl Publisher<'_> {
     /// Returns the waits in nanoseconds: those of messages confirmed before the deletion began, and all others.
     fn run(&self) -> Result<(Latencies, Latencies), ClientError> {
-        let mut session = ConfirmedChannel::open(&self.system.uri, false)?;
+        let mut session = ConfirmedChannel::open(&self.system.uri, false)?.beside_requests();
         let message = self.keys.message(&mut Random::new(0));
         let (mut before, mut during) = (Latencies::new(), Latencies::new());
         while !self.done.load(Ordering::Relaxed) {

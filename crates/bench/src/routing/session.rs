@@ -9,11 +9,13 @@ use amqp::method::{basic, confirm};
 use amqp::{FrameKind, Method};
 
 use super::CHANNEL;
-use crate::client::{Connection, Fill, HeartbeatTimer, check_close, expect_method, is_timeout};
+use crate::client::{
+    Connection, Fill, HeartbeatTimer, STALL_TIMEOUT, check_close, expect_method, is_timeout,
+};
 use crate::error::ClientError;
 use crate::uri::Uri;
 
-/// How long a system may be silent while answers are pending: some need more than a minute to delete one queue.
+/// How long a system may do nothing while answers are pending: some need more than a minute to delete one queue.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// Requests are written in pieces of about this size when pipelined, to make the cost of a write negligible.
 const PIECE_BYTES: usize = 32 * 1024;
@@ -31,6 +33,8 @@ pub(super) struct ConfirmedChannel {
     unanswered: u64,
     unconfirmed: Unconfirmed,
     returned: u64,
+    /// How long no message may be confirmed while any are unconfirmed.
+    patience: Duration,
 }
 
 impl ConfirmedChannel {
@@ -49,7 +53,13 @@ impl ConfirmedChannel {
             unanswered: 0,
             unconfirmed: Unconfirmed::default(),
             returned: 0,
+            patience: STALL_TIMEOUT,
         })
+    }
+
+    /// The same for messages beside another connection's requests, which may take as long as those do.
+    pub(super) fn beside_requests(self) -> Self {
+        Self { patience: TIMEOUT, ..self }
     }
 
     /// Product and version that the system announced.
@@ -118,13 +128,14 @@ impl ConfirmedChannel {
 
     fn wait_until(&mut self, most: u64) -> Result<(), ClientError> {
         self.flush()?;
-        let mut heard = Instant::now();
+        let mut progress = Instant::now();
         while self.outstanding() > most {
-            if self.receive()? {
-                heard = Instant::now();
-            } else if heard.elapsed() > TIMEOUT {
-                return Err(ClientError::TimedOut("a step of the routing study"));
-            } else if let Some(frame) = self.heartbeat.poll() {
+            // Heartbeats are no progress.
+            if self.receive_answers()? {
+                progress = Instant::now();
+            }
+            self.check_patience(progress)?;
+            if let Some(frame) = self.heartbeat.poll() {
                 self.out.extend_from_slice(frame);
                 self.flush()?;
             }
@@ -132,14 +143,32 @@ impl ConfirmedChannel {
         Ok(())
     }
 
+    /// Fails if the system has done nothing since `progress`, though it had long enough for what it has to do.
+    fn check_patience(&self, progress: Instant) -> Result<(), ClientError> {
+        match self.unanswered {
+            0 if progress.elapsed() > self.patience => {
+                let (unconfirmed, patience) = (self.unconfirmed.count, self.patience.as_secs());
+                let text = format!(
+                    "{unconfirmed} messages are unconfirmed, and none was confirmed for {patience} s"
+                );
+                Err(ClientError::Stopped(text))
+            }
+            1.. if progress.elapsed() > TIMEOUT => Err(ClientError::TimedOut("a step of the routing study")),
+            _ => Ok(()),
+        }
+    }
+
     fn flush(&mut self) -> Result<(), ClientError> {
-        let mut written = 0;
+        let (mut written, mut progress) = (0, Instant::now());
         while written < self.out.len() {
             match (&self.connection.stream).write(&self.out[written..]) {
-                Ok(n) => written += n,
+                Ok(n) => (written, progress) = (written + n, Instant::now()),
                 // The system may be waiting for this client to read.
                 Err(error) if is_timeout(&error) => {
-                    self.receive()?;
+                    if self.receive_answers()? {
+                        progress = Instant::now();
+                    }
+                    self.check_patience(progress)?;
                 }
                 Err(cause) => return Err(ClientError::Io { doing: "sending requests", cause }),
             }
@@ -148,8 +177,9 @@ impl ConfirmedChannel {
         Ok(())
     }
 
-    /// Reads once and handles the input; returns whether there was any.
-    fn receive(&mut self) -> Result<bool, ClientError> {
+    /// Reads once and handles the input; returns whether it had answers or confirms.
+    fn receive_answers(&mut self) -> Result<bool, ClientError> {
+        let before = self.outstanding();
         let Connection { stream, receiver, .. } = &mut self.connection;
         match receiver.fill(stream).map_err(ClientError::io("waiting for answers"))? {
             Fill::Data => {}
@@ -175,7 +205,7 @@ impl ConfirmedChannel {
                 }
             }
         }
-        Ok(true)
+        Ok(self.outstanding() < before)
     }
 }
 

@@ -79,6 +79,20 @@ fn a_message_that_reaches_no_queue_ends_the_study() {
 }
 
 #[test]
+fn a_system_that_confirms_no_more_ends_the_study() {
+    for (mode, unconfirmed) in [(&[][..], 1), (&["--pipelined"], 20)] {
+        let broker = FakeBroker::start(|n| if n < 20 { Fate::Dropped } else { Fate::Forgotten });
+        let uri = broker.uri();
+        let arguments = [&["--quick", "--uri", &uri, "--exchange", "direct"], mode].concat();
+        let error = run(&plan(&arguments), &mut |_, _| {}).unwrap_err().to_string();
+        let expected = format!(
+            "the system has stopped: {unconfirmed} messages are unconfirmed, and none was confirmed for 5 s"
+        );
+        assert!(error.ends_with(&expected), "{error}");
+    }
+}
+
+#[test]
 fn deletion_is_timed_while_another_connection_publishes() {
     let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--study", "deletion", "--exchange", "headers"]);

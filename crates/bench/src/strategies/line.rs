@@ -16,27 +16,40 @@ const NAME: &str = "leveret bench strategies";
 
 /// A channel of a connection that others may share.
 pub(super) struct SharedChannel {
-    connection: Arc<Mutex<Connection>>,
+    shared: Arc<Mutex<SharedConnection>>,
     channel: u16,
 }
 
+struct SharedConnection {
+    connection: Connection,
+    /// A worker could not write to it, and reports that. The others write nothing more: each would wait for as long.
+    has_failed: bool,
+}
+
 impl SharedChannel {
-    /// Publishes one message; `bytes` is a buffer for reuse.
+    /// Publishes one message, unless another worker's has failed on the connection; `bytes` is a buffer for reuse.
     pub(super) fn publish(&self, queue: &str, body: &[u8], bytes: &mut Vec<u8>) -> Result<(), ClientError> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let SharedConnection { connection, has_failed } = &mut *shared;
+        if *has_failed {
+            return Ok(());
+        }
         bytes.clear();
         write_method(bytes, self.channel, basic::Publish { routing_key: queue, ..Default::default() });
         write_content_header(bytes, self.channel, body.len() as u64, NO_PROPERTIES);
         for piece in body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
             write_body(bytes, self.channel, piece);
         }
-        write_all(&connection.stream, bytes, "publishing")
+        let written = write_all(&connection.stream, bytes, "publishing");
+        *has_failed = written.is_err();
+        written
     }
 
     /// Waits until the system has handled everything sent on the channel before: declares, passively, an
     /// exchange that always exists.
     fn settle(&self) -> Result<(), ClientError> {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let SharedConnection { connection, .. } =
+            &mut *self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let ask =
             exchange::Declare { exchange: "amq.direct", kind: "direct", passive: true, ..Default::default() };
         connection.call(self.channel, ask, |m| matches!(m, Method::ExchangeDeclareOk(_)).then_some(()))
@@ -96,10 +109,10 @@ impl Lines {
 
     /// Closes all connections.
     pub(super) fn close(self) {
-        for SharedChannel { connection, .. } in self.all {
+        for SharedChannel { shared, .. } in self.all {
             // Only the last channel of a connection is its sole owner.
-            if let Some(connection) = Arc::into_inner(connection) {
-                connection.into_inner().unwrap_or_else(PoisonError::into_inner).close();
+            if let Some(shared) = Arc::into_inner(shared) {
+                shared.into_inner().unwrap_or_else(PoisonError::into_inner).connection.close();
             }
         }
     }
@@ -111,9 +124,6 @@ fn shared(uri: &Uri, channels: usize) -> Result<Vec<SharedChannel>, ClientError>
     // The plan has checked that a connection can have this many.
     let channels: Vec<u16> = (1..=channels).map(|channel| channel as u16).collect();
     channels.iter().try_for_each(|&channel| connection.open_channel(channel))?;
-    let connection = Arc::new(Mutex::new(connection));
-    Ok(channels
-        .into_iter()
-        .map(|channel| SharedChannel { connection: Arc::clone(&connection), channel })
-        .collect())
+    let shared = Arc::new(Mutex::new(SharedConnection { connection, has_failed: false }));
+    Ok(channels.into_iter().map(|channel| SharedChannel { shared: Arc::clone(&shared), channel }).collect())
 }

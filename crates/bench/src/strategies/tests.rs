@@ -49,6 +49,28 @@ fn no_two_workers_have_a_channel_of_the_pool_at_the_same_time() {
 }
 
 #[test]
+fn a_system_that_stops_reading_ends_the_study() {
+    // The messages behind the first one are larger than all buffers between the two.
+    let broker = FakeBroker::start(|_| Script::Stalled);
+    let (uri, size) = (broker.uri(), "16000000");
+    let plan = plan(&[
+        "--uri",
+        &uri,
+        "--workers",
+        "8",
+        "--messages",
+        "2",
+        "--size",
+        size,
+        "--strategy",
+        "one-connection",
+    ]);
+    let error = run(&plan.unwrap(), &mut |_, _| {}).unwrap_err().to_string();
+    let expected = "system default: the system has stopped: publishing: it has read nothing for 5 s";
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn what_could_never_work_is_refused() {
     for arguments in [
         &["--workers", "0"][..],

@@ -15,7 +15,7 @@ use super::shared::RoundState;
 use super::topology::Topology;
 use super::window::{Sampler, Snapshot};
 use super::workload::{Acks, Length, Workload};
-use crate::client::Connection;
+use crate::client::{Connection, STALL_TIMEOUT};
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::metric::grouped;
@@ -25,9 +25,6 @@ use crate::watched::Watched;
 
 /// How long no delivery may arrive, after the last publish, before missing messages count as lost.
 const DRAIN_QUIET: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 2000 });
-/// How long a system may do nothing in a round that is counted in messages, which would never end if it has stopped. An
-/// election of a leader, or a disk that writes its cache, takes seconds.
-const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 30 });
 /// The polling interval of the coordinating thread.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -289,7 +286,7 @@ pub(super) fn coordinate<'p>(
                 // Without producers here, those elsewhere may begin later.
                 if now != progress || !publishing && so_far == 0 {
                     (progress, last_change) = (now, Instant::now());
-                } else if last_change.elapsed() >= TIMEOUT {
+                } else if last_change.elapsed() >= STALL_TIMEOUT {
                     shared.fail(stopped(workload, shared, expected));
                 }
             }
@@ -297,7 +294,7 @@ pub(super) fn coordinate<'p>(
     }
 }
 
-/// The error of a system that has done nothing for [`TIMEOUT`], with what it has done of the round.
+/// The error of a system that has done nothing for [`STALL_TIMEOUT`], with what it has done of the round.
 fn stopped(workload: &Workload, shared: &RoundState, expected: u64) -> ClientError {
     let count = |done: &str, count: &AtomicU64| format!("{} {done}", grouped(count.load(SeqCst) as f64));
     let mut done = Vec::new();
@@ -310,7 +307,7 @@ fn stopped(workload: &Workload, shared: &RoundState, expected: u64) -> ClientErr
     if workload.consumers > 0 {
         done.push(count("delivered", &shared.consumed));
     }
-    let (patience, expected) = (TIMEOUT.as_secs(), grouped(expected as f64));
+    let (patience, expected) = (STALL_TIMEOUT.as_secs(), grouped(expected as f64));
     ClientError::Stopped(format!(
         "nothing has happened for {patience} s; of {expected} messages {}",
         done.join(", ")

@@ -3,27 +3,35 @@
 use amqp::{FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
+/// Arguments that have `null` somewhere. The text is RabbitMQ's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("null_not_allowed")]
+pub struct NullNotAllowed;
+
 /// Converts JSON arguments: integers become 64 bits wide, as in RabbitMQ.
-pub fn table_of(arguments: &Map<String, Value>) -> FieldTable {
-    arguments.iter().map(|(key, value)| (key, field_of(value))).collect()
+///
+/// # Errors
+/// A value is `null`, on any level.
+pub fn table_of(arguments: &Map<String, Value>) -> Result<FieldTable, NullNotAllowed> {
+    arguments.iter().map(|(key, value)| Ok((key, field_of(value)?))).collect()
 }
 
-fn field_of(value: &Value) -> FieldValue {
-    match value {
-        Value::Null => FieldValue::Void,
+fn field_of(value: &Value) -> Result<FieldValue, NullNotAllowed> {
+    Ok(match value {
+        Value::Null => return Err(NullNotAllowed),
         Value::Bool(value) => FieldValue::Boolean(*value),
         Value::Number(number) => match number.as_i64() {
             Some(integer) => FieldValue::I64(integer),
             None => FieldValue::F64(number.as_f64().unwrap_or(f64::MAX)),
         },
         Value::String(text) => FieldValue::text(text),
-        Value::Array(items) => FieldValue::Array(items.iter().map(field_of).collect()),
-        Value::Object(entries) => FieldValue::Table(table_of(entries)),
-    }
+        Value::Array(items) => FieldValue::Array(items.iter().map(field_of).collect::<Result<_, _>>()?),
+        Value::Object(entries) => FieldValue::Table(table_of(entries)?),
+    })
 }
 
 /// Converts arguments to JSON as RabbitMQ displays them: bytes that are not valid text become the characters
-/// of the same numbers.
+/// of the same numbers, and a value without a type becomes the text `undefined`, so that definitions can be loaded again.
 pub fn json_of(table: &FieldTable) -> Value {
     Value::Object(table.iter().map(|(key, value)| (key.to_owned(), value_of(value))).collect())
 }
@@ -45,7 +53,7 @@ fn value_of(field: &FieldValue) -> Value {
         FieldValue::Array(items) => Value::Array(items.iter().map(value_of).collect()),
         FieldValue::Timestamp(seconds) => Value::from(*seconds),
         FieldValue::Table(table) => json_of(table),
-        FieldValue::Void => Value::Null,
+        FieldValue::Void => Value::from("undefined"),
         integer => integer.as_integer().map_or(Value::Null, Value::from),
     }
 }

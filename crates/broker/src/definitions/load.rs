@@ -421,7 +421,7 @@ fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -
     if is_reserved(&entry.name) || vhost.has_queue(&entry.name) {
         return Ok(Effect::Existed);
     }
-    let arguments = table_of(&entry.arguments).encode();
+    let arguments = table_of(&entry.arguments)?.encode();
     let declare = QueueDeclare {
         name: &entry.name,
         durable: entry.durable,
@@ -437,7 +437,7 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<Effect
     if entry.name.is_empty() || is_reserved(&entry.name) || vhost.has_exchange(&entry.name) {
         return Ok(Effect::Existed);
     }
-    let arguments = table_of(&entry.arguments).encode();
+    let arguments = table_of(&entry.arguments)?.encode();
     let declare = ExchangeDeclare {
         name: &entry.name,
         kind: &entry.kind,
@@ -463,7 +463,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<Effect, EntryError>
         return Ok(Effect::Existed);
     }
     check_short("routing_key", &entry.routing_key)?;
-    let arguments = table_of(&entry.arguments).encode();
+    let arguments = table_of(&entry.arguments)?.encode();
     let binding = Binding {
         source: &entry.source,
         destination: &entry.destination,

@@ -11,7 +11,7 @@ mod restore;
 
 use serde_json::{Map, Value};
 
-pub use arguments::{json_of, table_of as arguments_of};
+pub use arguments::{NullNotAllowed, json_of, table_of as arguments_of};
 pub use error::DefinitionsError;
 use format::DefinitionsFile;
 pub use loaded::LoadedDefinitions;

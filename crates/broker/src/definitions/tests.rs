@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use amqp::{FieldTable, FieldValue};
+
 use super::*;
 use crate::{Broker, BrokerConfig, Compatibility, Section, SessionId, Timestamp};
 
@@ -293,6 +295,27 @@ fn mistakes_that_no_broker_would_load_are_found_without_one() {
         let found = check(file).unwrap_err();
         assert!(found.starts_with(reason), "{found}");
     }
+}
+
+#[test]
+fn null_is_no_value_of_an_argument() {
+    for arguments in [r#"{"x": null}"#, r#"{"x": [1, null]}"#, r#"{"x": {"y": null}}"#] {
+        let queue = format!(
+            r#"{{"vhosts": [{{"name": "v"}}], "queues": [{{"name": "q", "vhost": "v", "durable": true, "auto_delete": false,
+                "arguments": {arguments}}}]}}"#
+        );
+        let refused = load_into(Compatibility::V3_10, &queue).map(drop).unwrap_err();
+        assert_eq!(refused, "queue 'q' in vhost 'v': null_not_allowed");
+    }
+}
+
+/// A client may declare a queue with it, and what is exported is loaded again.
+#[test]
+fn a_value_without_a_type_is_shown_as_a_text() {
+    let table: FieldTable = [("x", FieldValue::Void)].into_iter().collect();
+    let shown = json_of(&table);
+    assert_eq!(shown, serde_json::json!({"x": "undefined"}));
+    assert!(arguments_of(shown.as_object().unwrap()).is_ok());
 }
 
 /// The first broker has a user, a virtual host and a queue that the file only names.

@@ -1,5 +1,6 @@
 //! Publishes that wait for the commit of their transaction. As in RabbitMQ a message is checked, routed and traced when it is
 //! published: what is bound, deleted or revoked before the commit changes nothing, except that a deleted queue has no messages.
+//! The queue that has its name by then gets the message.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,6 +10,7 @@ use crate::inspect::{Inspected, inspect};
 use crate::persistence::LastStoring;
 use crate::queue::Queue;
 use crate::time::Timestamp;
+use crate::vhost::VirtualHost;
 
 /// The route of a held message, as [`Publisher::hold`] has found it.
 pub struct HeldRoute {
@@ -59,8 +61,8 @@ impl Publisher {
         Ok(HeldRoute { route, answerable, is_new, generation, renewals })
     }
 
-    /// Publishes a message that was [held](Publisher::hold) to the queues that were found then and have not been deleted.
-    /// Returns whether there are any, as [`Publisher::publish`] does.
+    /// Publishes a message that was [held](Publisher::hold) to the queues that were found then, or that have the names of those
+    /// which have been deleted. Returns whether there are any, as [`Publisher::publish`] does.
     ///
     /// # Errors
     /// 502 malformed properties; never for those which were held.
@@ -76,7 +78,7 @@ impl Publisher {
         // Whether the user may set them was checked when the message was published.
         let inspected = inspect(properties, self.identity.user(), || true, self.vhost.compatibility())?;
         self.is_reported = true;
-        let routed = self.follow(held.route.without_deleted(), publish, &inspected);
+        let routed = self.follow(held.route.at_commit(&self.vhost), publish, &inspected);
         self.is_reported = false;
         if (held.generation, held.renewals) != (self.routes.generation, self.routes.renewals) {
             // It is the last route now, and is not to be taken for a valid one.
@@ -101,12 +103,16 @@ impl Route {
         }
     }
 
-    /// The route to those of its queues that have not been deleted.
-    fn without_deleted(self: &Arc<Self>) -> Arc<Self> {
+    /// The route to the queues that have the names of its queues now: deleted ones may have been declared again.
+    fn at_commit(self: &Arc<Self>, vhost: &VirtualHost) -> Arc<Self> {
         if !self.queues.iter().any(|queue| queue.is_deleted()) {
             return self.clone();
         }
-        let queues: Vec<_> = self.queues.iter().filter(|queue| !queue.is_deleted()).cloned().collect();
+        let current = |queue: &Arc<Queue>| match queue.is_deleted() {
+            false => Some(queue.clone()),
+            true => vhost.find_queue(queue.name()),
+        };
+        let queues: Vec<_> = self.queues.iter().filter_map(current).collect();
         let counts = self.counts && !queues.is_empty();
         Arc::new(self.with_queues(queues, counts))
     }

@@ -5,7 +5,7 @@
 
 use std::io;
 
-use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, PROTOCOL_HEADER, write_method};
+use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, OVERHEAD, PROTOCOL_HEADER, write_method};
 use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
 use amqp::method::connection;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, RawTable, ReplyCode};
@@ -95,10 +95,10 @@ impl LoggedInConnection {
         }
         TunedLimits {
             channel_max: lower(self.tune.channel_max, u16::MAX),
-            // The connection's task reads frames of at most this size whole.
+            // The connection's task reads frames whole, which may be larger than this by their own overhead.
             frame_max: lower(
                 self.tune.frame_max,
-                config.frame_max.clamp(MIN_FRAME_MAX, transport::MAX_UNCONSUMED as u32),
+                config.frame_max.clamp(MIN_FRAME_MAX, (transport::MAX_UNCONSUMED - OVERHEAD) as u32),
             ),
             heartbeat_secs: lower(self.tune.heartbeat, config.heartbeat_secs),
         }
