@@ -81,7 +81,8 @@ fn a_message_that_reaches_no_queue_ends_the_study() {
 #[test]
 fn a_system_that_confirms_no_more_ends_the_study() {
     for (mode, unconfirmed) in [(&[][..], 1), (&["--pipelined"], 20)] {
-        let broker = FakeBroker::start(|n| if n < 20 { Fate::Dropped } else { Fate::Forgotten });
+        let broker =
+            FakeBroker::start(|n| if n < 20 { ScriptedFate::Dropped } else { ScriptedFate::Forgotten });
         let uri = broker.uri();
         let arguments = [&["--quick", "--uri", &uri, "--exchange", "direct"], mode].concat();
         let error = run(&plan(&arguments), &mut |_, _| {}).unwrap_err().to_string();
