@@ -96,7 +96,7 @@ scenarios: $(if $(READY),,setup leveret)
 # make differential RELEASES=4 ARGS="--replay file".
 RELEASES ?= 3.10 4
 differential: $(if $(READY),,setup leveret)
-	$(CARGO) build --release --locked --quiet --package differential
+	$(CARGO) build $(WORKSPACE) --bin differential
 	failed=; \
 	for release in $(RELEASES); do \
 	  .cache/venv/bin/python tests/differential/run.py --release $$release --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS) \

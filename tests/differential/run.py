@@ -26,7 +26,7 @@ def main():
     if reason := missing(options.release):
         print(f"random programs on RabbitMQ {options.release} are left out: {reason}")
         return 0
-    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "differential"
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "differential"
     program = os.environ.get("DIFFERENTIAL_BIN", built)
     with tempfile.TemporaryDirectory() as directory:
         definitions = Path(directory) / "definitions.json"
