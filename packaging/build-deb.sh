@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a Debian package of a built binary: build-deb.sh BINARY FOLDER [REVISION]; prints the package's path.
+# Makes a Debian package of a built binary: build-deb.sh BINARY DIRECTORY [REVISION]; prints the package's path.
 # Man pages and completions come from the binary itself, under qemu if it is for another processor. COMPRESSION=none is quicker.
 set -euo pipefail
 

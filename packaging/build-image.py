@@ -2,9 +2,9 @@
 """Makes a container image of static binaries, without Docker or a daemon: an OCI image layout, and the same as one file that
 `docker load`, `podman load` and `skopeo copy oci-archive:` take.
 
-    packaging/build-image.py FOLDER BINARY [BINARY...]
+    packaging/build-image.py DIRECTORY BINARY [BINARY...]
 
-FOLDER gets `leveret-VERSION-image` and `leveret-VERSION-image.tar`. Several binaries, for different processors, make one image for all
+DIRECTORY gets `leveret-VERSION-image` and `leveret-VERSION-image.tar`. Several binaries, for different processors, make one image for all
 of them. User, variables, ports, volume and command are read from the Dockerfile, so that both images are alike. The same input gives the
 same bytes: times are SOURCE_DATE_EPOCH or 0, and owners are numbers.
 """

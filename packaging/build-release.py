@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the files of a release of static binaries, and checks their sums.
 
-    packaging/build-release.py FOLDER BINARY [BINARY...]
+    packaging/build-release.py DIRECTORY BINARY [BINARY...]
 
 For each binary: an archive, a Debian package and a bill of materials. Of all of them: one container image, and SHA256SUMS. A binary for
 another processor writes its man pages under qemu. The same input gives the same bytes, with SOURCE_DATE_EPOCH or 0 for times.

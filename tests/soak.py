@@ -159,7 +159,7 @@ def parts():
         Part("fuzz", fuzzers, fuzz, without_fuzzer),
         Part("crash", [built(STORE), built(PAGES)], crash),
         Part("spool", [built(SPOOL)], spool),
-        Part("differential", [["cargo", "build", "--release", "--locked", "--quiet", "--package", "differential"]], differential),
+        Part("differential", [["make", "--directory", str(ROOT), "differential-program"]], differential),
         Part("openapi", [], openapi),
         Part("hostile", [], lambda _: scenarios("hostile", "blackbox/hostile_clients.py", {"HOSTILE": HOSTILE_CLIENTS})),
         Part("cluster", [], lambda _: scenarios("cluster", "blackbox/cluster.py", {"ROUNDS": 1})),

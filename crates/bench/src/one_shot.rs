@@ -63,7 +63,7 @@ impl OneShotMessage<'_> {
         Ok(confirmed)
     }
 
-    /// Has a crew send one message after the other; the states record how long confirms took.
+    /// Has the workers send one message after the other; the states record how long confirms took.
     pub(crate) fn post_for(&self, shift: WorkerConfig) -> Result<WorkResult<Latencies>, ClientError> {
         work(
             shift,

@@ -139,6 +139,8 @@ impl StompDecoder {
             return Ok(StompDecodeStep { taken: step, frame: None });
         }
         check_end(input[step])?;
+        // One that is kept is counted by its length, not by its capacity.
+        body.shrink_to_fit();
         let body = Bytes::from(std::mem::take(body));
         self.state = State::Head { looked_at: 0 };
         let (command, headers) = self.read_head(&self.head)?;

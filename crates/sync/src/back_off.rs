@@ -16,7 +16,7 @@ impl BackOff {
         Self { next: first, first, longest }
     }
 
-    /// The pause after another failure.
+    /// The pause before the next attempt, after one that has failed.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = self.longest.min(2 * pause);
@@ -28,7 +28,7 @@ impl BackOff {
         self.next = self.first;
     }
 
-    /// [Resets](Self::reset) it if what was tried has lasted longer than the longest pause: its end is another failure.
+    /// [Resets](Self::reset) it if what was tried has lasted longer than the longest pause: it has not failed at once.
     pub fn reset_after(&mut self, lasted: Duration) {
         if lasted > self.longest {
             self.reset();

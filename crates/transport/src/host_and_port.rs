@@ -23,7 +23,9 @@ impl fmt::Display for HostAndPort<'_> {
 pub fn split_host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;
-        host.parse::<Ipv6Addr>().ok()?;
+        // With a zone, as link-local addresses need it (RFC 4007, section 11; in a URL its percent sign is `%25`).
+        let address = host.split_once('%').map_or(host, |(address, _)| address);
+        address.parse::<Ipv6Addr>().ok()?;
         return match rest {
             "" => Some((host, None)),
             _ => Some((host, Some(rest.strip_prefix(':')?))),
@@ -58,6 +60,7 @@ mod tests {
     fn a_port_may_be_absent_and_is_digits_alone() {
         assert_eq!(split_host_and_port("a"), Some(("a", None)));
         assert_eq!(split_host_and_port("[::1]"), Some(("::1", None)));
+        assert_eq!(split_host_and_port("[fe80::1%25lo]:9"), Some(("fe80::1%25lo", Some("9"))));
         for wrong in ["::1", "a:1:2", "[::1", "[::1]1", "[a]:1"] {
             assert_eq!(split_host_and_port(wrong), None, "{wrong}");
         }

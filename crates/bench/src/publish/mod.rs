@@ -134,13 +134,13 @@ impl Bench {
             Some(near) => Some((near, near.start(&upstream)?)),
         };
         let mut measured = system.clone();
-        if let Some((near, companion)) = &near {
-            measured = companion.system(near.name(), &system.uri)?;
+        if let Some((near, process)) = &near {
+            measured = process.system(near.name(), &system.uri)?;
             // Both processes do the work.
             measured.watched = measured.watched.with(&system.watched);
         }
         let processes = IdleUsage::none(&measured.watched);
-        let near = near.map(|(_, companion)| companion);
+        let near = near.map(|(_, process)| process);
         Ok(Self { system: measured, near, mailbox, link, processes })
     }
 

@@ -57,20 +57,20 @@ impl ManagedProcess {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let output = child.stdout.take().map(BufReader::new);
         // From here on, dropping it kills the process.
-        let mut companion = Self { child, address: String::new(), directory };
+        let mut process = Self { child, address: String::new(), directory };
         let mut lines = output.into_iter().flat_map(BufRead::lines);
-        while companion.address.is_empty() {
+        while process.address.is_empty() {
             let line = lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
             if let Some(address) = listening_at(&line.map_err(failed)?) {
-                companion.address = address.to_owned();
+                process.address = address.to_owned();
             }
         }
         // The rest of the output must be read, although nothing uses it.
         thread::spawn(move || lines.for_each(drop));
-        Ok(companion)
+        Ok(process)
     }
 
-    /// The companion as a system under test, with these credentials.
+    /// The process as a system under test, with these credentials.
     pub(crate) fn system(&self, name: &str, login: &Uri) -> Result<System, Error> {
         let at = Uri::parse(&format!("amqp://{}", self.address))?;
         let uri = Uri { tls: None, ..login.at(&at.host, at.port) };

@@ -69,12 +69,12 @@ impl ExtraSystem {
 pub(crate) struct Systems {
     all: Vec<System>,
     /// Kept alive until the systems are dropped.
-    _companions: Arc<Vec<ManagedProcess>>,
+    _processes: Arc<Vec<ManagedProcess>>,
 }
 
 impl From<Vec<System>> for Systems {
     fn from(all: Vec<System>) -> Self {
-        Self { all, _companions: Arc::default() }
+        Self { all, _processes: Arc::default() }
     }
 }
 
@@ -96,7 +96,7 @@ impl SystemArguments {
             return Ok(given.clone());
         }
         let mut all = parse_systems(&self.uri, &self.systems)?;
-        let mut companions = Vec::new();
+        let mut processes = Vec::new();
         let mut with = self.with.clone();
         with.sort_by_key(|with| *with as u8);
         with.dedup();
@@ -107,24 +107,22 @@ impl SystemArguments {
                 &format!("--system: the name {name} is taken by --with {name}"),
             )?;
             let first = &all[0];
-            let companion = match what {
+            let process = match what {
                 ExtraSystem::Broker => ManagedProcess::broker()?,
                 ExtraSystem::Pool => ManagedProcess::pool(&upstream(&first.uri)?)?,
             };
             let mut system = match what {
-                ExtraSystem::Broker => {
-                    companion.system(name, &Uri::parse("amqp://guest:guest@localhost")?)?
-                }
-                ExtraSystem::Pool => companion.system(name, &first.uri)?,
+                ExtraSystem::Broker => process.system(name, &Uri::parse("amqp://guest:guest@localhost")?)?,
+                ExtraSystem::Pool => process.system(name, &first.uri)?,
             };
             if what == ExtraSystem::Pool {
                 // Both processes do the work.
                 system.watched = system.watched.with(&first.watched);
             }
             all.push(system);
-            companions.push(companion);
+            processes.push(process);
         }
-        Ok(Systems { all, _companions: Arc::new(companions) })
+        Ok(Systems { all, _processes: Arc::new(processes) })
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) fewest: u64,
 }
 
-/// The results of a crew.
+/// The results of all workers.
 #[derive(Debug)]
 pub(crate) struct WorkResult<T> {
     pub(crate) count: u64,

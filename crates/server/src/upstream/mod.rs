@@ -3,7 +3,7 @@
 //! - [`client`]: an AMQP client within this process, whose server is a session of the pool.
 //! - [`confirms`]: which of its messages the upstream has confirmed.
 //! - [`open_refusal`]: why it has not opened a virtual host. [`retry`]: when it is tried again.
-//! - [`sharing`]: live subscriptions of many clients on one queue.
+//! - [`multiplexing`]: live subscriptions of many clients on one queue.
 //!
 //! Invariants: whatever a client of another protocol does is done upstream under its own user; nothing is acknowledged to
 //! it before the upstream has confirmed it.

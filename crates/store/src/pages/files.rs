@@ -143,7 +143,7 @@ impl SegmentFileName {
     }
 
     /// Removes the files that [`SegmentFileName::remove`] left.
-    pub(super) fn remove_companions(&self, files: &OpenFiles) -> Result<(), PagesError> {
+    pub(super) fn remove_index_and_sidecars(&self, files: &OpenFiles) -> Result<(), PagesError> {
         for path in [self.index_path(), self.sidecar_path(0), self.sidecar_path(1)] {
             files.disk().remove(&path).map_err(at(&path))?;
         }

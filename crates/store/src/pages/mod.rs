@@ -6,7 +6,7 @@
 //! | file | holds | written |
 //! |---|---|---|
 //! | `<n>.segment` | up to 8 MiB of records, positions ascending (`record`) | appended to |
-//! | `<n>.index` | a sparse index, so that a start does not read bodies (`companions`) | whole, when the segment is sealed or a start reads it |
+//! | `<n>.index` | a sparse index, so that a start does not read bodies (`segment_files`) | whole, when the segment is sealed or a start reads it |
 //! | `<n>.settled0`, `<n>.settled1` | which messages are live, and delivery counts | whole, in turn |
 //!
 //! A segment is sealed when it is full, and no record is added to it any more; when all of its messages are settled it is

@@ -74,7 +74,7 @@ impl QueueSegments {
         drop(state);
         // The removal of their segments is durable now.
         while let Some(orphan) = writer.orphans.last() {
-            orphan.remove_companions(&self.files)?;
+            orphan.remove_index_and_sidecars(&self.files)?;
             writer.orphans.pop();
         }
         Ok(true)
