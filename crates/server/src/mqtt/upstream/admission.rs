@@ -1,6 +1,7 @@
 //! Admission in front of an upstream: the login there, the claim to the session, and the session's queue.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
 use broker::Compatibility;
@@ -65,6 +66,8 @@ struct Claiming {
     /// The wait for the client's connection to another server.
     earlier: EarlierConsumer,
     reading: StateReading,
+    /// Whether the state queue has been deleted because of a stale consumer.
+    is_discarded: bool,
     /// The retained messages of its virtual host.
     log: LogClient,
 }
@@ -140,7 +143,8 @@ impl UpstreamAdmission {
         };
         let (uplink, earlier) = (Uplink::new(client, &self.hub.config), EarlierConsumer::default());
         let reading = StateReading::default();
-        let claiming = Claiming { claim, uplink, shared_login, watched, earlier, reading, log };
+        let claiming =
+            Claiming { claim, uplink, shared_login, watched, earlier, reading, is_discarded: false, log };
         self.stage = Stage::Claiming(Box::new(claiming));
         Ok(())
     }
@@ -165,18 +169,31 @@ impl UpstreamAdmission {
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
             claiming.uplink.state().find(&self.state_queue());
         } else if self.login.assigned().is_none() {
-            if compatibility == Compatibility::V4 {
-                // RabbitMQ 4 has one for messages of QoS 0, too.
-                let queue = queue_name(&self.owner.client_id, 0).into();
-                claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
-            }
-            // Not only if they have no consumer, for which the pool would need a connection of the client's own. One on another
-            // server loses its consumer, and hears of this connection.
-            claiming.uplink.request(BEFORE, QueueRequest::Delete { queue: self.state_queue().into() });
-            claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
+            claiming.delete_session(&self.owner, compatibility);
         }
         self.stage = Stage::Probing(claiming, detached_session, wants_session);
         true
+    }
+
+    /// Deletes the session's queues: its client has to hear that the session is gone, so that it subscribes again.
+    fn begin_anew(&mut self, core: &ConnectionCore) {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Reading(mut claiming, detached_session, _) => {
+                claiming.delete_session(&self.owner, core.shared.backend.compatibility());
+                core.outbox.nudge();
+                Stage::Probing(claiming, detached_session, false)
+            }
+            other => other,
+        };
+    }
+
+    /// Whether the session's queue was found although the rest of the session is neither in its state queue nor known here.
+    fn has_lost_its_state(&self, now: Instant) -> bool {
+        let Stage::Reading(claiming, detached_session, true) = &self.stage else { return false };
+        let at = self.hub.clock.timestamp(now);
+        let is_known =
+            |known: &DetachedUpstream| !known.is_forgotten && known.has_queue && !known.is_over(at);
+        claiming.is_discarded && !detached_session.as_deref().is_some_and(is_known)
     }
 
     /// Whether the session's queue was found; `None` while the upstream has not answered.
@@ -245,11 +262,10 @@ impl UpstreamAdmission {
             match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
                 ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
                 ReadState::Waits => {}
-                outcome @ (ReadState::Absent | ReadState::Read) => {
-                    self.hub.state_was_read(&self.owner);
-                    return Some(Ok(outcome == ReadState::Read));
-                }
-                ReadState::InUse if self.hub.is_stale(&self.owner) => {
+                ReadState::Absent => return Some(Ok(false)),
+                ReadState::Read => return Some(Ok(true)),
+                ReadState::InUse if claiming.is_announced() && self.hub.is_stale(&self.owner) => {
+                    claiming.is_discarded = true;
                     claiming.reading.discard(claiming.uplink.state(), &core.outbox);
                 }
                 ReadState::InUse => return Some(Err(unavailable(core, &in_use()))),
@@ -286,6 +302,7 @@ impl UpstreamAdmission {
             return Admitting::Waits;
         };
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
+        self.hub.is_admitted(&self.owner);
         let AdmittingConnection { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |detached_session: &DetachedUpstream| {
@@ -341,9 +358,26 @@ impl UpstreamAdmission {
 impl Claiming {
     /// Whether the queue still has a consumer, and the request for it is to be made again after a pause.
     fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
-        let is_announced = self.watched.as_ref().is_some_and(Watched::is_announced);
         let is_used = answer.is_ok() && self.uplink.consumers() > 0;
-        is_announced && self.earlier.pause(is_used, outbox)
+        self.is_announced() && self.earlier.pause(is_used, outbox)
+    }
+
+    /// Whether other servers have been told of the client.
+    fn is_announced(&self) -> bool {
+        self.watched.as_ref().is_some_and(Watched::is_announced)
+    }
+
+    /// Requests that the queues of an earlier session be deleted.
+    fn delete_session(&mut self, owner: &Owner, compatibility: Compatibility) {
+        let queue = |qos| queue_name(&owner.client_id, qos).into();
+        if compatibility == Compatibility::V4 {
+            // RabbitMQ 4 has one for messages of QoS 0, too.
+            self.uplink.request(BEFORE, QueueRequest::Delete { queue: queue(0) });
+        }
+        // Not only if they have no consumer, for which the pool would need a connection of the client's own. One on another
+        // server loses its consumer, and hears of this connection.
+        self.uplink.request(BEFORE, QueueRequest::Delete { queue: queue(2) });
+        self.uplink.request(PROBE, QueueRequest::Delete { queue: queue(1) });
     }
 }
 
@@ -405,6 +439,10 @@ impl Admission for UpstreamAdmission {
         let is_found = *is_found;
         match self.read(entering) {
             None => Admitting::Waits,
+            Some(Ok(false)) if self.has_lost_its_state(entering.now) => {
+                self.begin_anew(entering.core);
+                Admitting::Waits
+            }
             Some(Ok(has_state)) => self.admit(is_found, has_state, entering),
             Some(Err(refused)) => {
                 self.leave();

@@ -228,14 +228,14 @@ impl UpstreamHub {
             tracing::warn!(
                 vhost = &*owner.vhost,
                 client = &*owner.client_id,
-                "deleting a state queue: its consumer has stayed although its connection must have ended"
+                "deleting a state queue: another connection consumes from it, and no server has given it up for minutes"
             );
         }
         is_stale
     }
 
-    /// A client has read its state queue, or has none.
-    pub(super) fn state_was_read(&self, owner: &Owner) {
+    /// A client is not kept from its state queue any more.
+    pub(super) fn is_admitted(&self, owner: &Owner) {
         self.sessions.lock().stale_consumers.forget(owner);
     }
 

@@ -26,8 +26,8 @@ const MARGIN: u64 = 20;
 const PARKED_SHARE: u64 = 2;
 
 /// The share that the messages of a user in a virtual host may take of what parked messages and those of the others leave of
-/// the limit in bytes: three quarters. So one whose messages are not forwarded takes 75% at most, two of them 43% each, and
-/// there is some left for any number of others.
+/// the limit in bytes: three quarters. So one whose messages are not forwarded takes 75% at most, one after it three
+/// quarters of the rest, and there is some left for any number of others.
 const USER_SHARE: (u64, u64) = (3, 4);
 
 /// The memory for messages on their way. Forwarders without a connection have one message each.

@@ -9,6 +9,7 @@ use crate::mqtt::upstream::session_takeover::IDLE_TIMEOUT;
 use crate::mqtt::upstream::state::STALE_TIMEOUT;
 use crate::mqtt::upstream::teardown::SETTLE_TIMEOUT;
 use crate::mqtt::upstream::tests::uplink;
+use crate::mqtt::upstream::uplink::Uplink;
 
 const NOTHING: [&str; 0] = [];
 
@@ -259,6 +260,32 @@ async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
     assert_eq!(client.answers().await, ["publish a AtMostOnce 0"]);
 }
 
+/// A consumer of the client's state queue that nobody gives up: of a connection that RabbitMQ takes for open.
+fn stale_consumer(world: &World) -> Uplink {
+    let mut stale = uplink(&world.upstream, 100);
+    stale.consume("mqtt-subscription-meqos2", 1);
+    for _ in 0..8 {
+        stale.take_turn(Waker::noop(), transport::now()).unwrap();
+    }
+    stale
+}
+
+/// Connects until the client is admitted. Returns the answer as well.
+async fn admitted(world: &mut World) -> (Client, Vec<String>) {
+    let began = tokio::time::Instant::now();
+    for refused in 0.. {
+        let mut client = world.client(V311);
+        client.connect("me", false, 0);
+        let answer = client.first_answer().await;
+        if answer != ["connack Server unavailable"] {
+            assert!(began.elapsed() >= Duration::from_millis(STALE_TIMEOUT) && refused > 3);
+            return (client, answer);
+        }
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    }
+    unreachable!("it returns")
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_never_leaves_a_state_queue_keeps_its_client_away_for_some_minutes_only() {
     let mut world = World::new();
@@ -266,30 +293,34 @@ async fn a_consumer_that_never_leaves_a_state_queue_keeps_its_client_away_for_so
     client.publish("a", QoS::ExactlyOnce, 7, false);
     assert_eq!(client.answers().await, ["pubrec 7 success"]);
     drop(client);
-    // That of a connection that RabbitMQ takes for open.
-    let mut stale = uplink(&world.upstream, 100);
-    stale.consume("mqtt-subscription-meqos2", 1);
-    for _ in 0..8 {
-        stale.take_turn(Waker::noop(), transport::now()).unwrap();
-    }
+    let _stale = stale_consumer(&world);
 
-    let began = tokio::time::Instant::now();
-    let mut refused = 0;
-    let mut client = loop {
-        let mut client = world.client(V311);
-        client.connect("me", false, 0);
-        let answer = client.first_answer().await;
-        if answer != ["connack Server unavailable"] {
-            assert_eq!(answer, ["connack Success present"]);
-            break client;
-        }
-        refused += 1;
-        tokio::time::sleep(Duration::from_secs(30)).await;
-    };
-    assert!(began.elapsed() >= Duration::from_millis(STALE_TIMEOUT) && refused > 3);
+    let (mut client, answer) = admitted(&mut world).await;
+    assert_eq!(answer, ["connack Success present"], "this server knows the session");
     let is_state_queue = |queue: &Arc<Queue>| &**queue.name() == "mqtt-subscription-meqos2";
     assert!(!world.vhost().all_queues().iter().any(is_state_queue));
     client.publish("a", QoS::ExactlyOnce, 8, false);
     assert_eq!(client.answers().await, ["pubrec 8 success"]);
     assert!(world.vhost().all_queues().iter().any(is_state_queue), "it has a new one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_hears_that_the_subscriptions_of_its_deleted_state_queue_are_lost() {
+    let mut world = World::new();
+    let (mut client, _) = world.resume("me").await;
+    client.subscribe("a", QoS::AtLeastOnce);
+    client.answers().await;
+    client.subscribe("b", QoS::AtMostOnce);
+    client.answers().await;
+    drop(client);
+    let _stale = stale_consumer(&world);
+    assert!(world.queue("me").is_some());
+
+    let mut other = world.beside();
+    let (mut client, answer) = admitted(&mut other).await;
+    assert_eq!(answer, ["connack Success"], "no session is present");
+    assert!(world.queue("me").is_none());
+    client.subscribe("a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await.len(), 1);
+    assert!(world.queue("me").is_some());
 }

@@ -14,6 +14,9 @@ use crate::mqtt::session_ownership::Owner;
 /// it: RabbitMQ closes a connection on which nothing comes for its heartbeat timeout, 60 s by default.
 pub(in super::super) const STALE_TIMEOUT: u64 = 3 * 60 * 1000;
 
+/// Milliseconds between two attempts of a client after which the time begins anew: another server may have admitted it.
+const MAX_GAP: u64 = 2 * 60 * 1000;
+
 /// Clients that are known to be refused; of more, the time does not count.
 const MAX_REFUSED: usize = 10_000;
 
@@ -30,13 +33,13 @@ struct Refused {
 }
 
 impl StaleConsumers {
-    /// A client is about to be refused. Returns true if it has been for [`STALE_TIMEOUT`], without as long a pause.
+    /// A client is about to be refused. Returns true if it has been for [`STALE_TIMEOUT`], again and again.
     pub(in super::super) fn refuse(&mut self, owner: &Arc<Owner>, now: Timestamp) -> bool {
         if self.refused.len() >= MAX_REFUSED {
-            self.refused.retain(|_, refused| now < refused.last.after(STALE_TIMEOUT));
+            self.refused.retain(|_, refused| now < refused.last.after(MAX_GAP));
         }
         if let Some(refused) = self.refused.get_mut(owner) {
-            if now >= refused.last.after(STALE_TIMEOUT) {
+            if now >= refused.last.after(MAX_GAP) {
                 refused.first = now;
             }
             refused.last = now;
@@ -67,14 +70,15 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_refused_for_a_while_and_a_pause_of_as_long_begins_it_anew() {
+    fn a_client_is_refused_for_a_while_and_a_long_gap_begins_it_anew() {
         let (mut stale, me) = (StaleConsumers::default(), owner(1));
         assert!(!stale.refuse(&me, seconds(0)) && !stale.refuse(&me, seconds(100)));
         assert!(!stale.refuse(&owner(2), seconds(179)) && stale.refuse(&me, seconds(180)));
-        assert!(!stale.refuse(&me, seconds(360)), "after a pause");
-        assert!(!stale.refuse(&me, seconds(539)) && stale.refuse(&me, seconds(540)));
+        assert!(!stale.refuse(&me, seconds(300)), "after a gap");
+        assert!(!stale.refuse(&me, seconds(400)) && !stale.refuse(&me, seconds(479)));
+        assert!(stale.refuse(&me, seconds(480)));
         stale.forget(&me);
-        assert!(!stale.refuse(&me, seconds(541)));
+        assert!(!stale.refuse(&me, seconds(481)));
     }
 
     #[test]
