@@ -18,7 +18,7 @@ fn the_definitions_target_holds() {
             "exchanges":[{"name":"e","vhost":"/","type":"topic","durable":true,"auto_delete":false,"internal":false,
             "arguments":{"alternate-exchange":"amq.fanout"}}],
             "bindings":[{"source":"e","vhost":"/","destination":"q","destination_type":"queue","routing_key":"a.#",
-            "arguments":{"x":[1,1.5,null,true,{"y":"z"}]}}]}"#,
+            "arguments":{"x":[1,1.5,true,{"y":"z"}]}}]}"#,
         r#"{"vhosts":[{"name":"/"}],"policies":[{"vhost":"/","name":"p","pattern":"^q","apply-to":"queues","priority":1,
             "definition":{"max-length":5,"message-ttl":7,"dead-letter-exchange":"d"}}],
             "parameters":[{"vhost":"/","component":"operator_policy","name":"o","value":{"pattern":"","definition":

@@ -97,12 +97,12 @@ impl Subscription {
         self.options.byte() | if looks_shared { ORDINARY } else { 0 }
     }
 
-    /// The subscription of a stored filter and [byte](Self::stored_byte); `None` if they are invalid.
+    /// The subscription of a stored filter and [byte](Self::stored_byte); `None` if that is invalid. The filter is not checked:
+    /// an earlier version may have accepted others.
     pub fn from_stored(filter: &str, byte: u8, identifier: Option<u32>) -> Option<Self> {
         let options = SubscribeOptions::from_byte(MqttVersion::V5, byte & !ORDINARY).ok()?;
         let is_shared = byte & ORDINARY == 0 && is_shared(filter);
-        let subscription = Self { options, identifier, is_shared };
-        subscription.filter(filter).map(|_| subscription)
+        Some(Self { options, identifier, is_shared })
     }
 }
 

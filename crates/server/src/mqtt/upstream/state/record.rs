@@ -182,8 +182,8 @@ impl<'a> RecordReader<'a> {
         let [byte] = self.array()?;
         let identifier = Some(u32::from_be_bytes(self.array()?)).filter(|id| *id != 0);
         let is_valid = identifier.is_none_or(|id| id <= MAX_IDENTIFIER);
-        let subscription = Subscription::from_stored(filter, byte, identifier).filter(|_| is_valid)?;
-        Some((filter.into(), subscription))
+        let subscription = Subscription::from_stored(filter, byte, identifier)?;
+        (is_valid && subscription.filter(filter).is_some()).then(|| (filter.into(), subscription))
     }
 }
 
