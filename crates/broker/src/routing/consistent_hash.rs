@@ -337,22 +337,37 @@ mod tests {
             }
             table
         };
-        let header = |key: &str, value: i32| {
-            let headers: FieldTable = [("h", FieldValue::I32(value))].into_iter().collect();
+        let header = |key: &str, value: FieldValue| {
+            let headers: FieldTable = [("h", value)].into_iter().collect();
             let headers = headers.encode();
             let routed = Routed { keys: &[key], headers: &headers, properties: NO_PROPERTIES };
             table("hash-header", "h").choose(routed).unwrap()
         };
-        assert_eq!(header("a", 1), header("b", 1));
-        assert!((0..20).any(|value| header("a", value) != header("a", 20)));
-        let property = |key: &str, id: &str| {
+        let types: [fn(i32) -> FieldValue; 4] = [
+            FieldValue::I32,
+            |value| FieldValue::F64(value.into()),
+            |value| FieldValue::text(value.to_string()),
+            |value| FieldValue::Array(vec![FieldValue::I32(value)]),
+        ];
+        for value_of in types {
+            let on = |key: &str, value: i32| header(key, value_of(value));
+            assert_eq!(on("a", 1), on("b", 1));
+            assert!((0..20).any(|value| on("a", value) != on("a", 20)), "{:?}", value_of(1));
+        }
+        assert_ne!(header("a", FieldValue::Boolean(false)), header("a", FieldValue::Boolean(true)));
+        assert_eq!(header("a", FieldValue::Void), header("b", FieldValue::text("")));
+
+        let property = |name: &str, key: &str, id: &str| {
             let mut properties = Vec::new();
-            Properties::default().with_message_id(id.into()).encode(&mut properties);
+            let ids = Properties::default().with_message_id(id.into()).with_correlation_id(id.into());
+            ids.encode(&mut properties);
             let routed = Routed { keys: &[key], headers: &[], properties: &properties };
-            table("hash-property", "message_id").choose(routed).unwrap()
+            table("hash-property", name).choose(routed).unwrap()
         };
-        assert_eq!(property("a", "1"), property("b", "1"));
-        assert!((0..20).any(|id| property("a", &id.to_string()) != property("a", "20")));
+        for name in ["message_id", "correlation_id"] {
+            assert_eq!(property(name, "a", "1"), property(name, "b", "1"));
+            assert!((0..20).any(|id| property(name, "a", &id.to_string()) != property(name, "a", "20")));
+        }
     }
 
     #[test]
