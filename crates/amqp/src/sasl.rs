@@ -279,6 +279,12 @@ mod tests {
     }
 
     #[test]
+    fn external_is_the_identity_to_act_as_and_nothing_else() {
+        assert_eq!(Credentials::external(Some("CN=client".into())).response().expose(), b"CN=client");
+        assert_eq!(Credentials::external(None).response().expose(), b"");
+    }
+
+    #[test]
     fn plain_wants_exactly_three_parts() {
         for response in [&b""[..], b"guest", b"\0guest", b"\0guest\0guest\0"] {
             assert_eq!(
