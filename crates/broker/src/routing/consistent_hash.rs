@@ -392,5 +392,9 @@ mod tests {
         assert_eq!(refusal(&[("hash-property", "reply_to")]), "Unsupported property: reply_to");
         let both = refusal(&[("hash-property", "message_id"), ("hash-header", "h")]);
         assert_eq!(both, "hash-header and hash-property are mutually exclusive");
+        for name in ["correlation_id", "message_id", "timestamp"] {
+            let table = [(HASH_PROPERTY, FieldValue::text(name))].into_iter().collect();
+            assert_eq!(check_arguments(&table), Ok(()));
+        }
     }
 }
