@@ -95,6 +95,23 @@ impl Sender {
     }
 }
 
+/// How a message is taken from the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TakeMode {
+    /// It needs no acknowledgement.
+    AutoAck,
+    /// It is to be acknowledged.
+    ManualAck,
+    /// It is to be acknowledged, and the store has no record of that it was taken.
+    Unrecorded,
+}
+
+impl TakeMode {
+    fn of(no_ack: bool) -> Self {
+        if no_ack { Self::AutoAck } else { Self::ManualAck }
+    }
+}
+
 impl Queue {
     /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first
     /// delivery: nothing is delivered until [`Queue::resume`].
@@ -134,14 +151,14 @@ impl Queue {
     /// Takes the next message. If it is on disk, or behind very many dead letters, `waiter` is woken when it is worth asking
     /// again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
-        Self::fetched(self.take_next((no_ack, true), now, Some(waiter)))
+        Self::fetched(self.take_next(TakeMode::of(no_ack), now, Some(waiter)))
     }
 
     /// Takes the next message as [`Queue::fetch`] does, to be acknowledged, without a record in the store: after a restart it
     /// counts as not delivered by this. For callers that take the same messages again and again, and to whom that makes no
     /// difference: as long as the disk fails, the records would accumulate in memory.
     pub fn fetch_unrecorded(&self, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
-        Self::fetched(self.take_next((false, false), now, Some(waiter)))
+        Self::fetched(self.take_next(TakeMode::Unrecorded, now, Some(waiter)))
     }
 
     fn fetched(taken: Option<Option<Got>>) -> Fetched {
@@ -153,13 +170,13 @@ impl Queue {
 
     /// Takes the next message; `None` if none is in memory. With paging, use [`Queue::fetch`] instead.
     pub fn get(&self, no_ack: bool, now: Timestamp) -> Option<Got> {
-        self.take_next((no_ack, true), now, None).flatten()
+        self.take_next(TakeMode::of(no_ack), now, None).flatten()
     }
 
     /// `None` if the queue is empty, and `Some(None)` if the next message is on disk or behind dead letters.
     fn take_next(
         &self,
-        (no_ack, is_recorded): (bool, bool),
+        mode: TakeMode,
         now: Timestamp,
         waiter: Option<&Arc<dyn Waiter>>,
     ) -> Option<Option<Got>> {
@@ -197,9 +214,10 @@ impl Queue {
                 self.context.metrics.gets_empty.add(1);
             }
             Some(got) => {
+                let no_ack = mode == TakeMode::AutoAck;
                 state.unacked += u64::from(!no_ack);
                 state.passing.add(0, DequeueCounts::got(no_ack, got.delivery.redelivered()), now);
-                if is_recorded {
+                if mode != TakeMode::Unrecorded {
                     got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
                 }
                 self.context.metrics.messages_got.add(1);

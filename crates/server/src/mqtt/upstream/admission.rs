@@ -264,7 +264,7 @@ impl UpstreamAdmission {
                 ReadState::Waits => {}
                 ReadState::Absent => return Some(Ok(false)),
                 ReadState::Read => return Some(Ok(true)),
-                ReadState::InUse if claiming.is_announced() && self.hub.is_stale(&self.owner) => {
+                ReadState::InUse if claiming.is_announced() && self.hub.note_state_in_use(&self.owner) => {
                     claiming.is_discarded = true;
                     claiming.reading.discard(claiming.uplink.state(), &core.outbox);
                 }
@@ -302,7 +302,7 @@ impl UpstreamAdmission {
             return Admitting::Waits;
         };
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
-        self.hub.is_admitted(&self.owner);
+        self.hub.note_admitted(&self.owner);
         let AdmittingConnection { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |detached_session: &DetachedUpstream| {

@@ -221,7 +221,7 @@ impl UpstreamHub {
 
     /// A client finds that another connection consumes from its state queue, and does not give it up. Returns true if that
     /// has been so for too long to be a connection that is open.
-    pub(super) fn is_stale(&self, owner: &Arc<Owner>) -> bool {
+    pub(super) fn note_state_in_use(&self, owner: &Arc<Owner>) -> bool {
         let now = self.clock.timestamp(transport::now());
         let is_stale = self.sessions.lock().stale_consumers.refuse(owner, now);
         if is_stale {
@@ -235,7 +235,7 @@ impl UpstreamHub {
     }
 
     /// A client is not kept from its state queue any more.
-    pub(super) fn is_admitted(&self, owner: &Owner) {
+    pub(super) fn note_admitted(&self, owner: &Owner) {
         self.sessions.lock().stale_consumers.forget(owner);
     }
 
