@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 
 import pika
@@ -16,6 +15,7 @@ from harness.instances import leveret
 from harness.leveret import binary
 from harness.patience import TEST_SECONDS
 from harness.ports import free_ports
+from harness.process import end_processes
 from harness.releases import missing
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -60,9 +60,7 @@ class Movable:
         return [queue["trouble"] for queue in self.status() or [] if queue["trouble"]]
 
     def end_successor(self):
-        for pid in self.successors():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_processes(self.successors())
 
     def successors(self):
         """Processes with this one's command line but for its id."""

@@ -1,9 +1,14 @@
 """What the kernel knows of a server's process."""
 
 import contextlib
+import os
 import re
 import resource
+import select
+import signal
 from pathlib import Path
+
+from harness.patience import PATIENCE
 
 
 @contextlib.contextmanager
@@ -28,3 +33,19 @@ def bytes_written(server):
     """What it has had written to the disk, or will have."""
     text = Path(f"/proc/{server.pid}/io").read_text()
     return int(re.search(r"^write_bytes: (\d+)", text, re.MULTILINE).group(1))
+
+
+def end_processes(pids, number=signal.SIGKILL):
+    """Ends processes that are no children of the tests. They have closed their sockets and files once this returns: a process that
+    is being killed has no command line and no program any more in /proc while it still has these."""
+    with contextlib.ExitStack() as stack:
+        ending = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                ending.append((pid, os.pidfd_open(pid)))
+                stack.callback(os.close, ending[-1][1])
+                signal.pidfd_send_signal(ending[-1][1], number)
+        for pid, descriptor in ending:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            assert poll.poll(PATIENCE * 1000), f"process {pid} still ran after {PATIENCE} s"

@@ -11,8 +11,8 @@ import threading
 import traceback
 
 from harness.leveret import Leveret
-from harness.metrics import wait_until
 from harness.patience import PATIENCE
+from harness.process import end_processes
 from harness.upgrading import kill_all, running
 
 CALL = """
@@ -98,9 +98,8 @@ class Service:
     def _stop(self):
         if self.server.child.running():
             self.server.stop()
-        for successor in running(self.program) if self.program else []:
-            os.kill(successor, signal.SIGTERM)
-            wait_until(lambda: not running(self.program))
+        if self.program:
+            end_processes(running(self.program), signal.SIGTERM)
 
     def __enter__(self):
         self("start", "leveret")

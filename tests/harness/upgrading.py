@@ -1,9 +1,7 @@
 """A server whose program is replaced while it runs, and clients that come all the while."""
 
 import contextlib
-import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +11,7 @@ from harness.leveret import binary
 from harness.metrics import wait_until
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.process import end_processes
 from harness.wire import Closed, Wire
 
 
@@ -105,8 +104,7 @@ def running(program):
 
 def kill_all(program):
     """Ends successors as well: they are no children of the tests, which would end with these."""
-    for pid in running(program):
-        os.kill(pid, signal.SIGKILL)
+    end_processes(running(program))
 
 
 def replace(program):
