@@ -43,15 +43,15 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
 );
 
 static FILES: [File; 9] = [
-    File { path: "/messages", kind: HTML, text: include_str!("static/index.html") },
-    File { path: "/page/style.css", kind: CSS, text: include_str!("static/style.css") },
-    File { path: "/page/main.js", kind: SCRIPT, text: include_str!("static/main.js") },
-    File { path: "/page/amqp/connection.js", kind: SCRIPT, text: include_str!("static/amqp/connection.js") },
-    File { path: "/page/amqp/channel.js", kind: SCRIPT, text: include_str!("static/amqp/channel.js") },
-    File { path: "/page/amqp/errors.js", kind: SCRIPT, text: include_str!("static/amqp/errors.js") },
-    File { path: "/page/amqp/frames.js", kind: SCRIPT, text: include_str!("static/amqp/frames.js") },
-    File { path: "/page/amqp/methods.js", kind: SCRIPT, text: include_str!("static/amqp/methods.js") },
-    File { path: "/page/amqp/wire.js", kind: SCRIPT, text: include_str!("static/amqp/wire.js") },
+    File { path: "/messages", kind: HTML, text: include_str!("page/static/index.html") },
+    File { path: "/page/style.css", kind: CSS, text: include_str!("page/static/style.css") },
+    File { path: "/page/main.js", kind: SCRIPT, text: include_str!("page/static/main.js") },
+    File { path: "/page/amqp/connection.js", kind: SCRIPT, text: include_str!("page/static/amqp/connection.js") },
+    File { path: "/page/amqp/channel.js", kind: SCRIPT, text: include_str!("page/static/amqp/channel.js") },
+    File { path: "/page/amqp/errors.js", kind: SCRIPT, text: include_str!("page/static/amqp/errors.js") },
+    File { path: "/page/amqp/frames.js", kind: SCRIPT, text: include_str!("page/static/amqp/frames.js") },
+    File { path: "/page/amqp/methods.js", kind: SCRIPT, text: include_str!("page/static/amqp/methods.js") },
+    File { path: "/page/amqp/wire.js", kind: SCRIPT, text: include_str!("page/static/amqp/wire.js") },
 ];
 
 #[cfg(test)]
