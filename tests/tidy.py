@@ -112,7 +112,7 @@ PLAIN_LOCKS = {
     "server/src/migration.rs": "moves to another broker",
     "server/src/migration/progress.rs": "moves to another broker",
     "server/src/registry/bytes.rs": "lists for operators",
-    "server/src/spool/": "the spool, whose queues have locks of their own",
+    "server/src/spool": "the spool, whose queues have locks of their own",
     "store/src/catalogue.rs": "changes of definitions",
     "store/src/disk/simulated/": "tests",
     "store/src/facade/brake.rs": "publishers that wait for room on the disk",

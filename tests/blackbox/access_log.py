@@ -25,7 +25,7 @@ def upstream_of(target_name, targets):
     return ["--upstream", targets.upstream.uri.replace("guest:guest@", "")] if target_name == "proxy" else []
 
 
-def test_a_client_that_comes_and_goes_is_told_of_twice(targets, tmp_path, target_name, log):
+def test_a_connection_is_logged_when_it_opens_and_when_it_closes(targets, tmp_path, target_name, log):
     with leveret(tmp_path, *upstream_of(target_name, targets), *log.flags()) as server:
         with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
             channel = connection.channel()
@@ -127,7 +127,7 @@ def test_every_end_has_its_reason(targets, tmp_path, target_name, log):
 
 
 @pytest.mark.parametrize("listener", ["amqp", "ws"])
-def test_who_is_refused_for_a_limit_is_told_of(tmp_path, log, listener):
+def test_a_connection_refused_by_a_limit_is_logged(tmp_path, log, listener):
     with leveret(tmp_path, "--ws", "127.0.0.1:0", "--max-connections", "1", *log.flags()) as server:
         with Wire(server.port) as first:
             first.handshake()

@@ -29,7 +29,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_who_publishes_is_told_why_it_waits_and_nobody_else(tmp_path, target_name, reason):
+def test_only_a_publisher_gets_connection_blocked_with_the_reason(tmp_path, target_name, reason):
     with started(target_name, tmp_path, REASONS[reason][target_name]) as server:
         # Never closed: it is not read once it has published, so not even its goodbye would be answered.
         publisher, told = connect(server)
@@ -45,7 +45,7 @@ def test_who_publishes_is_told_why_it_waits_and_nobody_else(tmp_path, target_nam
         other.close()
 
 
-def test_javascript_is_told_as_well(tmp_path):
+def test_a_javascript_client_gets_the_reason_for_being_blocked(tmp_path):
     with leveret(tmp_path, *MEMORY["leveret"]) as server:
         argv = ["node", TESTS / "amqplib" / "blocked.js", server.uri]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)

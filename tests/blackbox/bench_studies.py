@@ -80,7 +80,7 @@ def test_the_publish_study_measures_every_style_near_and_far(broker):
     assert all(figure(report, style, 10, "it", "rate")["median"] > 0 for style in one_by_one)
 
 
-def test_pools_next_to_the_publishers_are_measured_with_what_arrives_behind_them(broker):
+def test_pools_near_publishers_are_measured_by_arrivals_at_the_broker(broker):
     words = ["--system", f"it={broker.uri},pid={broker.pid}", "--near", "spool,pool", "--publishers", "1", "--latency", "40"]
     words += ["--expect", "spool.lost==0", "--expect", "near-pool.lost==0"]
     # Time for confirms that come from so far, on a machine that is busy.
@@ -281,7 +281,7 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
         assert {row["study"] for row in csv.DictReader(lines)} == set(parts)
 
 
-def test_all_is_told_what_each_study_is_to_do_and_what_is_expected_of_it(broker):
+def test_bench_all_takes_options_and_expectations_for_each_study(broker):
     arguments = ["bench", "all", "--quick", "--uri", broker.uri, "--only", "churn,stream", "--set", "churn: --kind channel"]
     expected = ["--expect", "churn: channel@1: rate>0", "--expect", "stream: lost==0"]
     code, out, error = run(*arguments, *expected)
@@ -292,7 +292,7 @@ def test_all_is_told_what_each_study_is_to_do_and_what_is_expected_of_it(broker)
     assert run(*arguments, "--expect", "proxy: rate>1")[0] == 2, "that study is not made"
 
 
-def test_routing_and_websockets_are_held_to_what_is_expected(tmp_path):
+def test_routing_and_websocket_studies_check_their_expectations(tmp_path):
     with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
         routing = ["bench", "routing", "--quick", "--uri", server.uri, "--exchange", "direct", "--limit-seconds", "3600"]
         point = "direct publish, 4 bindings per queue@8: mean"
@@ -354,7 +354,7 @@ def test_runs_of_streams_routing_and_websockets_compare(tmp_path):
     assert run("bench", "compare", tmp_path / "stream-a" / "results.json", b)[0] == 2, "of different studies"
 
 
-def test_the_sink_takes_everything_and_the_report_says_who_was_the_limit(tmp_path):
+def test_the_sink_accepts_a_stream_and_cpu_use_is_reported_on_both_sides(tmp_path):
     child = Child([binary(), "bench", "sink"], tmp_path / "sink.log", env=clean_environment())
     try:
         uri = child.wait_line(r"^sink  listening on (amqp://127\.0\.0\.1:\d+)$").group(1)

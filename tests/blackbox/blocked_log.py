@@ -86,7 +86,7 @@ def test_a_log_that_is_read_again_has_all_lines_to_the_last(tmp_path, pipe):
     assert "mode: broker" in log and "shutting down" in log
 
 
-def test_a_second_signal_ends_the_process_whatever_becomes_of_its_log(tmp_path, pipe):
+def test_a_second_signal_ends_the_process_even_if_stderr_is_not_read(tmp_path, pipe):
     with leveret(tmp_path, "--drain-timeout", "1h", stderr=pipe.writer) as server:
         with Wire(server.port) as client:
             client.handshake()

@@ -72,7 +72,7 @@ def another_tab(window):
 
 
 @pytest.mark.parametrize("behind", ["broker", "proxy"])
-def test_what_is_published_arrives_and_is_confirmed(tmp_path, targets, window, behind):
+def test_a_published_message_is_confirmed_and_received(tmp_path, targets, window, behind):
     flags = ["--ws", "127.0.0.1:0"]
     if behind == "proxy":
         flags += ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
@@ -92,7 +92,7 @@ def test_what_is_published_arrives_and_is_confirmed(tmp_path, targets, window, b
         server.stop()
 
 
-def test_a_wrong_password_is_told_and_the_right_one_then_works(window, server):
+def test_a_wrong_password_is_reported_and_the_right_one_then_connects(window, server):
     connect(window, server, password="wrong")
     window.wait_for_text("#connection-state", "^The server refused the login: wrong user name or password.$")
     window.fill("#connect [name=password]", "guest")
@@ -100,7 +100,7 @@ def test_a_wrong_password_is_told_and_the_right_one_then_works(window, server):
     window.wait_for_text("#connection-state", "^Connected as guest")
 
 
-def test_what_else_goes_wrong_is_told_in_words(window, server):
+def test_an_unknown_virtual_host_and_unusable_urls_are_reported(window, server):
     connect(window, server, vhost="nowhere")
     window.wait_for_text("#connection-state", "^Server error: NOT_ALLOWED - vhost nowhere not found \\(530\\)\\.$")
     window.fill("#connect [name=vhost]", "/")
@@ -112,14 +112,14 @@ def test_what_else_goes_wrong_is_told_in_words(window, server):
     window.wait_for_text("#connection-state", "^nonsense: cannot be connected to")
 
 
-def test_a_page_from_an_origin_that_is_not_allowed_is_told_so(tmp_path, window):
+def test_a_page_from_a_disallowed_origin_shows_the_reason(tmp_path, window):
     with leveret(tmp_path, "--ws", "127.0.0.1:0", "--ws-origins", "https://app.example.com") as server:
         connect(window, server)
         window.wait_for_text("#connection-state", f"pages from {server.http} are not among the server's ws_origins")
         server.stop()
 
 
-def test_a_message_for_nobody_is_confirmed_and_told(window, server):
+def test_an_unroutable_message_is_confirmed_and_shown_as_not_routed(window, server):
     connected(window, server)
     publish(window, "lost", key="elsewhere")
     window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\), but not routed: NO_ROUTE\\.$")
@@ -202,7 +202,7 @@ def test_it_can_be_used_by_keyboard_alone(window, server):
     ]
 
 
-def test_disconnecting_and_the_end_of_the_server_are_told(tmp_path, window):
+def test_a_disconnect_and_a_server_shutdown_are_shown(tmp_path, window):
     with leveret(tmp_path, "--ws", "127.0.0.1:0") as server:
         connected(window, server)
         window.click("#connect-button")

@@ -134,7 +134,7 @@ def test_a_channel_error_ends_that_channel_alone(window, server):
     assert run(window, server, error) == {"failed": failed, "later": text, "code": 404, "messageCount": 0}
 
 
-def test_the_end_of_a_consumer_is_told(window, server):
+def test_deleting_a_queue_calls_oncancel_of_its_consumer(window, server):
     cancelled = """
         const end = new Promise((resolve) => channel.consume(queue, () => {}, { oncancel: () => resolve("told") }));
         await channel.deleteQueue(queue);

@@ -28,7 +28,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("command", [["serve"], ["config", "check"], ["config", "print"]], ids=" ".join)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line_with_exit_code_2(tmp_path, command, mistake):
+def test_a_mistake_is_reported_in_one_line_with_exit_code_2(tmp_path, command, mistake):
     arguments, env, text, named = MISTAKES[mistake]
     code, out, error = run(*command, *layers(tmp_path, text), *arguments, env=env)
     assert (code, out) == (2, ""), error
@@ -68,7 +68,7 @@ def test_an_upstream_moves_the_default_port(tmp_path):
     assert printed(tmp_path, "amqp", "--upstream", "amqp://localhost") == json.dumps("127.0.0.1:5673")
 
 
-def test_what_is_printed_can_be_read_back(tmp_path):
+def test_a_printed_configuration_can_be_read_back(tmp_path):
     code, out, _ = run("config", "print", "--heartbeat", "7", "--upstream", "amqp://localhost:5999")
     assert code == 0
     assert printed(tmp_path, "heartbeat", text=out) == "7"
@@ -79,7 +79,7 @@ def test_a_good_configuration_passes_in_silence(tmp_path):
     assert run("config", "check", *layers(tmp_path, 'amqp = "127.0.0.1:0"\n')) == (0, "", "")
 
 
-def test_port_0_is_told_by_one_line_for_each_listener(tmp_path):
+def test_each_listener_on_port_0_prints_one_line_with_its_actual_port(tmp_path):
     with leveret(tmp_path) as server:
         lines = [line for line in server.child.lines if " listening on " in line]
         assert [line.split()[0] for line in lines] == ["amqp", "http"]
@@ -103,7 +103,7 @@ def test_a_unix_socket_is_served_and_removed(tmp_path):
     assert not path.exists()
 
 
-def test_a_port_that_is_taken_is_told_with_exit_code_1():
+def test_a_port_in_use_is_reported_with_exit_code_1():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -76,7 +76,7 @@ def test_memory_and_disk_limits_change(tmp_path):
         server.stop()
 
 
-def test_what_needs_a_restart_is_named_and_stays(tmp_path):
+def test_a_setting_that_needs_a_restart_is_logged_and_keeps_its_value(tmp_path):
     configured = Configured(tmp_path, "heartbeat = 10\n")
     with leveret(tmp_path / "server", *configured.flags) as server:
         for _ in range(2):
@@ -86,7 +86,7 @@ def test_what_needs_a_restart_is_named_and_stays(tmp_path):
         server.stop()
 
 
-def test_a_mistake_changes_nothing_and_is_told(tmp_path):
+def test_a_reload_with_a_mistake_changes_nothing_and_is_logged(tmp_path):
     configured = Configured(tmp_path, "max_connections = 50\n")
     with leveret(tmp_path / "server", *configured.flags) as server:
         logged = configured.reload(server, "max_connections = 1\nnonsense = 1\n")

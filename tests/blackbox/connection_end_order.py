@@ -31,7 +31,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_the_next_single_active_consumer_begins_with_what_its_predecessor_had(target, how):
+def test_the_next_single_active_consumer_starts_with_requeued_messages(target, how):
     with connect(target) as connection, Wire(target.port) as predecessor:
         channel = connection.channel()
         channel.confirm_delivery()

@@ -126,7 +126,7 @@ KINDS = {"amqp": Amqp, "mqtt": Mqtt, "stomp": Stomp}
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize(("one", "other"), DIRECTIONS)
-def test_what_one_sends_the_other_receives(broker, key, one, other, body):
+def test_messages_sent_over_one_protocol_are_received_over_another(broker, key, one, other, body):
     sender, receiver = KINDS[one](broker, key), KINDS[other](broker, key)
     for _ in range(3):
         sender.send(BODIES[body])
@@ -157,7 +157,7 @@ def test_from_amqp_to_mqtt_the_subscription_says_the_quality(broker, key, delive
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_from_mqtt_to_amqp_the_quality_is_told(broker, key, qos):
+def test_from_mqtt_to_amqp_the_qos_is_in_headers_and_delivery_mode(broker, key, qos):
     sender, receiver = Mqtt(broker, key), Amqp(broker, key)
     sender.send(b"x", qos=qos)
     method, properties, _ = receiver.receive()
@@ -171,7 +171,7 @@ def test_from_mqtt_to_amqp_the_quality_is_told(broker, key, qos):
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_from_mqtt_to_stomp_the_quality_is_told(broker, key, qos):
+def test_from_mqtt_to_stomp_the_qos_is_in_headers(broker, key, qos):
     sender, receiver = Mqtt(broker, key), Stomp(broker, key)
     sender.send(b"x", qos=qos)
     headers = receiver.receive().headers
@@ -316,7 +316,7 @@ def test_from_stomp_to_mqtt_properties_arrive(leveret, key):
     receiver.close()
 
 
-def test_what_mqtt_retains_goes_to_the_others_as_it_comes(broker, key):
+def test_retained_mqtt_publishes_are_delivered_live_to_amqp_and_stomp(broker, key):
     amqp, stomp = Amqp(broker, key), Stomp(broker, key)
     writer = Mqtt(broker, key)
     writer.client.publish(writer.topic, b"kept", 1, retain=True)
@@ -338,7 +338,7 @@ def test_the_will_of_an_mqtt_client_reaches_the_others(broker, key):
     stomp.close()
 
 
-def test_what_a_stomp_client_does_not_acknowledge_comes_again(broker, key):
+def test_messages_unacknowledged_by_a_stomp_client_are_redelivered(broker, key):
     durable = {"id": "kept", "durable": "true", "auto_delete": "false", "ack": "client-individual"}
     sender, receiver = Mqtt(broker, key), Stomp(broker, key, **durable)
     sender.send(b"1")
@@ -355,7 +355,7 @@ def test_what_a_stomp_client_does_not_acknowledge_comes_again(broker, key):
     again.close()
 
 
-def test_what_an_mqtt_client_does_not_acknowledge_comes_again(broker, key):
+def test_messages_unacknowledged_by_an_mqtt_client_are_redelivered(broker, key):
     name = f"slow-{key}"[-200:]
     receiver = Mqtt(broker, key, name=name, keep=True, manual_ack=True)
     amqp, stomp = Amqp(broker, key), Stomp(broker, key)
@@ -393,7 +393,7 @@ def test_a_request_goes_round_three_protocols(leveret, key):
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_what_each_was_promised_survives_kill_minus_nine(tmp_path, targets, kind):
+def test_messages_confirmed_in_each_protocol_survive_kill_9(tmp_path, targets, kind):
     """A confirm, a PUBACK, a PUBCOMP and a receipt: then the process is killed, and everybody durable gets everything."""
     broker = Broker(kind, tmp_path, targets=targets)
     key = "survivors"

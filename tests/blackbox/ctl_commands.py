@@ -57,7 +57,7 @@ def channel(server, vhost):
         connection.close()
 
 
-def test_status_tells_what_runs(ctl):
+def test_status_shows_the_version_and_the_memory_in_use(ctl):
     facts = lambda: dict(line.split("\t", 1) for line in ctl("--quiet", "status").splitlines())
     # RabbitMQ measures now and then.
     wait_until(lambda: "mem_used" in facts())

@@ -138,7 +138,7 @@ def test_the_status_of_a_pool_begins_with_clients_upstreams_and_savings(pool):
         assert whole["upstreams"][0]["up"] is True and whole["leases"]["clients"] == 1
 
 
-def test_what_does_not_exist_is_named_in_words(broker):
+def test_a_missing_queue_vhost_or_user_is_named_in_the_error(broker):
     ctl = Ctl(broker.http)
     assert ctl.fails("purge_queue", "x") == "no queue 'x' in vhost '/'"
     assert ctl.fails("delete_queue", "x", "--vhost", "nowhere").startswith("no queue 'x' in vhost 'nowhere'")

@@ -28,7 +28,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated():
     assert (code, out) == (2, "") and "hunter2" not in error and len(error.splitlines()) == 1
 
 
-def test_a_wrong_password_is_told_without_it(server):
+def test_a_wrong_password_is_reported_without_being_shown(server):
     error = Ctl(server.http, password="hunter2").fails("status")
     assert error.startswith("user 'guest' is refused") and "hunter2" not in error
 
@@ -41,7 +41,7 @@ def test_a_password_comes_from_a_file(server, tmp_path):
     assert run("ctl", "--url", server.http, "--password-file", file, "authenticate_user")[0] == 1
 
 
-def test_without_a_password_and_a_terminal_another_user_is_told_what_to_do(server):
+def test_without_password_or_terminal_the_error_names_the_variable_to_set(server):
     done = subprocess.run(
         ["setsid", "--wait", binary(), "ctl", "--url", server.http, "--user", "ann", "status"],
         env=clean_environment(),
@@ -62,7 +62,7 @@ def test_a_new_password_comes_from_standard_input(server):
     Ctl(server.http, "piped", "s3cret")("authenticate_user")
 
 
-def test_a_password_is_typed_unseen_and_giving_up_leaves_a_terminal_that_shows_what_is_typed(server):
+def test_a_password_prompt_hides_input_and_ctrl_c_restores_echo(server):
     with at_terminal(server, "add_user", "typed") as (child, terminal):
         terminal.expects("New password of typed: ")
         assert not terminal.shows()
@@ -133,7 +133,7 @@ def test_a_reason_that_would_not_arrive_is_refused(server):
         assert (code, out) == (2, "") and "ASCII" in error
 
 
-def test_all_virtual_hosts_are_listed_whatever_the_usual_one_is(server):
+def test_the_all_vhosts_flag_overrides_the_configured_virtual_host(server):
     ctl = Ctl(server.http)
     ctl("add_vhost", "elsewhere")
     rows = ctl("--quiet", "list_permissions", "--all-vhosts", LEVERET_CTL_VHOST="elsewhere")
@@ -142,7 +142,7 @@ def test_all_virtual_hosts_are_listed_whatever_the_usual_one_is(server):
     ctl("delete_vhost", "elsewhere")
 
 
-def test_nobody_there_is_told_in_one_line():
+def test_a_refused_connection_is_reported_in_one_line_with_the_port():
     [port] = free_ports(1)
     error = Ctl(f"http://127.0.0.1:{port}").fails("status")
     assert str(port) in error and "refused" in error.lower()

@@ -13,7 +13,7 @@ def is_logged_out(visit):
     )
 
 
-def test_a_wrong_password_is_told_and_the_right_one_then_works(visit):
+def test_a_failed_login_shows_the_reason_and_can_be_retried(visit):
     visit.open()
     visit.log_in(password="wrong")
     visit.window.wait_for_text("#login-state", "^Login failed: wrong user name or password")
@@ -93,7 +93,7 @@ def test_a_password_may_be_anything(visit, server):
     assert visit.text("#user") == "élève"
 
 
-def test_only_what_a_user_may_see_is_offered(visit, server):
+def test_the_menu_offers_only_pages_permitted_by_the_users_tags(visit, server):
     ask(server, "PUT", "users/boss", {"password": "b", "tags": "administrator"})
     ask(server, "PUT", "users/clerk", {"password": "c", "tags": "management"})
     ask(server, "PUT", "users/planner", {"password": "p", "tags": "policymaker"})

@@ -26,7 +26,7 @@ def test_every_name_comes_back_from_its_address(page):
     assert page.run(script, NAMES) == [[["queues", name, name], name or None, "2"] for name in NAMES]
 
 
-def test_numbers_are_told_in_few_words(page):
+def test_numbers_sizes_and_durations_are_abbreviated(page):
     script = """
         const { bytes, count, duration, known, percent, rate, short } = await import("/dashboard/format.js");
         return [count(1234567), short(9999), short(1234567), rate(0.24), rate(46.8), rate(undefined), bytes(0), bytes(1536),
@@ -39,7 +39,7 @@ def test_numbers_are_told_in_few_words(page):
     ]
 
 
-def test_features_are_abbreviated_as_rabbitmq_does_and_say_what_they_mean(page):
+def test_features_are_abbreviated_as_in_rabbitmq_with_an_explanation(page):
     script = """
         const { attributes, features } = await import("/dashboard/format.js");
         const given = { "x-max-length": 5, other: ["a"], "x-message-ttl": 60000 };

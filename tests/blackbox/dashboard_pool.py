@@ -97,7 +97,7 @@ def test_clients_are_listed_and_can_be_closed(tmp_path, targets, window):
         server.stop()
 
 
-def test_an_upstream_that_is_away_is_told(tmp_path, window):
+def test_an_unreachable_upstream_is_shown(tmp_path, window):
     with leveret(tmp_path, "--upstream", "amqp://127.0.0.1:1") as server:
         visit = Visit(window, server).open()
         visit.settle()
@@ -109,7 +109,7 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
 TABLE = "[...document.querySelectorAll('#view section')].find((each) => each.querySelector('h2')?.textContent === 'Multiplexed subscriptions')"
 
 
-def test_multiplexed_subscriptions_are_shown_while_there_are_some_and_what_they_save(tmp_path, targets, window):
+def test_multiplexed_subscriptions_and_savings_are_shown_only_if_present(tmp_path, targets, window):
     with limited(tmp_path, targets, "--stomp", ANY, "--web-stomp", ANY) as server, contextlib.ExitStack() as stack:
         visit = Visit(window, server).open()
         visit.settle()
@@ -277,7 +277,7 @@ def refreshed(visit):
     visit.window.evaluate("document.getElementById('view').dispatchEvent(new Event('refresh'))")
 
 
-def test_limits_are_shown_with_what_is_in_use(tmp_path, targets, window):
+def test_limits_are_shown_with_their_current_usage(tmp_path, targets, window):
     flags = ["--max-connections", "3", "--max-channels-per-user", "50", "--limits-mode", "alarm"]
     with limited(tmp_path, targets, *flags) as server, contextlib.ExitStack() as stack:
         connect(stack, server, "first")

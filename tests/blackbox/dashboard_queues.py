@@ -111,7 +111,7 @@ def test_a_message_keeps_its_properties_and_headers(visit):
     visit.window.wait_for_text("#view .messages", "content_type.*application/json.*answer.*42")
 
 
-def test_what_the_server_refuses_is_told_and_the_dialog_stays(visit):
+def test_a_refused_declaration_is_shown_and_the_dialog_stays_open(visit):
     visit.enter("queues")
     declare(visit, "twice", durable=True)
     visit.go("queues")
@@ -129,7 +129,7 @@ def test_what_the_server_refuses_is_told_and_the_dialog_stays(visit):
     visit.window.wait_for_text("dialog .problem", "^x-max-length is not a number\\.$")
 
 
-def test_a_queue_that_is_gone_is_told(visit, server):
+def test_a_deleted_queue_is_shown_as_not_found(visit, server):
     visit.enter("queues")
     declare(visit, "shortlived")
     ask(server, "DELETE", "queues/%2F/shortlived")
@@ -207,7 +207,7 @@ def test_a_name_that_is_a_step_in_a_path_asks_for_nothing_else(visit):
     visit.window.wait_for_text("dialog .problem", 'A browser cannot request the name "\\.\\."')
 
 
-def test_the_picture_shows_what_leads_where(visit, server):
+def test_the_topology_diagram_shows_bindings_of_exchanges_and_queues(visit, server):
     for name, kind in [("shop", "topic"), ("all", "fanout")]:
         ask(server, "PUT", f"exchanges/%2F/{name}", {"type": kind})
     for name in ["paid", "copy"]:

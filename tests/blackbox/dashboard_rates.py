@@ -45,7 +45,7 @@ def await_cells(visit, row, *columns):
     visit.wait(flows, row, columns)
 
 
-def test_what_flows_is_told(flow, visit):
+def test_message_rates_are_shown_in_lists_queue_pages_and_the_diagram(flow, visit):
     visit.enter("queues")
     await_cells(visit, "billed", "incoming", "deliver / get", "ack")
     await_cells(visit, "kept", "incoming")

@@ -33,7 +33,7 @@ def test_the_entry_at_fault_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_check_finds_what_a_first_start_would(tmp_path, name):
+def test_a_check_finds_the_mistakes_that_would_stop_a_first_start(tmp_path, name):
     content, reason = MISTAKES[name]
     file = tmp_path / "definitions.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -45,7 +45,7 @@ def test_a_check_finds_what_a_first_start_would(tmp_path, name):
 TYPO = {"policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"max-lenght": 5}}]}
 
 
-def test_a_check_does_not_know_what_the_broker_has_already(tmp_path):
+def test_a_check_accepts_references_to_objects_the_broker_may_have(tmp_path):
     """It may have the virtual host, and then the queue, too."""
     file, directory = tmp_path / "definitions.json", tmp_path / "data"
     directory.mkdir()
@@ -68,7 +68,7 @@ def test_the_first_user_of_the_settings_is_there_for_the_file(tmp_path):
     assert run("config", "check", *settings, env={"LEVERET_DEFAULT_PASSWORD": "x"}) == (0, "", "")
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_definitions_file_is_reported(tmp_path):
     code, _, errors = run("config", "check", "--definitions", tmp_path / "none.json")
     assert code == 2
     assert errors.startswith(f"leveret: definitions: {tmp_path}/none.json: No such file")

@@ -26,7 +26,7 @@ def test_the_manual_contains_every_document():
     assert missing == set()
 
 
-def test_the_plot_of_the_front_page_is_drawn_from_what_was_measured():
+def test_the_plot_of_the_front_page_shows_the_measured_figures():
     assert front_page.PICTURE.read_text() == front_page.drawn(), "make front-page draws it again"
 
 

@@ -21,7 +21,7 @@ SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reas
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_s5_clients_are_told_and_the_exit_code_is_0(tmp_path, number):
+def test_s5_clients_get_connection_close_and_the_exit_code_is_0(tmp_path, number):
     with leveret(tmp_path) as server:
         wires = [Wire(server.port).handshake() for _ in range(3)]
         wires[0].open_channel()
@@ -95,7 +95,7 @@ def test_a_client_that_answers_late_ends_the_drain(tmp_path):
         assert server.child.wait() == 0
 
 
-def test_clients_are_served_while_load_balancers_are_told(tmp_path):
+def test_clients_are_served_during_the_drain_delay_with_readyz_at_503(tmp_path):
     with leveret(tmp_path, "--drain-delay", "1h") as server:
         before = Wire(server.port).handshake()
         server.child.send(signal.SIGTERM)

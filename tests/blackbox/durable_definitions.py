@@ -52,7 +52,7 @@ def state(tmp_path):
     return start
 
 
-def test_what_was_declared_before_kill_9_is_there_after_it(state):
+def test_durable_definitions_survive_kill_9(state):
     with state() as server:
         channel = connect(server).channel()
         channel.exchange_declare("direct", "direct", durable=True)
@@ -81,7 +81,7 @@ def test_what_was_declared_before_kill_9_is_there_after_it(state):
         server.stop()
 
 
-def test_what_was_deleted_before_kill_9_stays_away(state):
+def test_deleted_definitions_stay_deleted_after_kill_9(state):
     with state() as server:
         channel = connect(server).channel()
         for name in ("kept", "gone"):
@@ -107,7 +107,7 @@ def test_what_was_deleted_before_kill_9_stays_away(state):
         server.stop()
 
 
-def test_what_is_not_durable_does_not_come_back(state):
+def test_transient_and_exclusive_objects_are_gone_after_a_restart(state):
     with state() as server:
         channel = connect(server).channel()
         channel.queue_declare("transient")
@@ -178,7 +178,7 @@ def test_the_data_directory_is_its_owners_alone_and_one_process_has_it(state, tm
         server.stop()
 
 
-def test_a_data_directory_that_cannot_be_is_told_by_its_key(tmp_path):
+def test_an_unusable_data_directory_is_reported_by_its_key(tmp_path):
     (tmp_path / "file").write_text("")
     code, _, error = run("serve", "--data-dir", tmp_path / "file", "--amqp", "127.0.0.1:0", "--http", "off")
     assert code == 1

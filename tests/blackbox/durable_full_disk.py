@@ -158,7 +158,7 @@ def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp
 
 
 @pytest.mark.parametrize(("disk", "cause"), DISKS, indirect=["disk"])
-def test_what_was_confirmed_is_there_after_a_kill_while_the_disk_fails(tmp_path, disk, cause):
+def test_confirmed_messages_survive_a_kill_while_the_disk_fails(tmp_path, disk, cause):
     with start(tmp_path, disk) as server:
         connect(server).channel().queue_declare("q", durable=True)
         publisher = Publisher(server)
@@ -262,7 +262,7 @@ def test_a_file_of_definitions_that_cannot_grow_waits_for_room(tmp_path, small_d
         server.kill()
 
 
-def test_publishers_are_told_before_the_disk_is_full(tmp_path, small_disk):
+def test_publishers_are_blocked_before_the_disk_is_full(tmp_path, small_disk):
     disk = small_disk
     with start(tmp_path, disk, FREE_LIMIT) as server:
         connect(server).channel().queue_declare("q", durable=True)

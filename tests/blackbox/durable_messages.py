@@ -83,7 +83,7 @@ class Synchronous(threading.Thread):
             pass
 
 
-def test_what_a_synchronous_publisher_saw_confirmed_is_there_after_kill_9(state):
+def test_messages_confirmed_to_a_synchronous_publisher_survive_kill_9(state):
     with state() as server:
         declare(server, "a", "b")
         publishers = [Synchronous(server, queue) for queue in ("a", "b")]
@@ -102,7 +102,7 @@ def test_what_a_synchronous_publisher_saw_confirmed_is_there_after_kill_9(state)
         server.stop()
 
 
-def test_what_a_pipelining_publisher_saw_confirmed_is_there_after_kill_9(state):
+def test_messages_confirmed_to_a_pipelining_publisher_survive_kill_9(state):
     with state() as server:
         declare(server, "q")
         argv = ["node", TESTS / "amqplib" / "until_killed.js", server.uri, "q", "500"]
@@ -127,7 +127,7 @@ def test_what_a_pipelining_publisher_saw_confirmed_is_there_after_kill_9(state):
         server.stop()
 
 
-def test_what_was_acked_a_moment_ago_does_not_come_back_and_what_was_delivered_is_redelivered(state):
+def test_after_kill_9_acked_messages_are_gone_and_unacked_redelivered(state):
     count, prefetch = 3 * ENOUGH, 50
     with state() as server:
         declare(server, "q")

@@ -76,7 +76,7 @@ def test_a_segment_that_is_gone_is_missed_by_name(tmp_path, data, kind, place):
     assert check(data)[0] == 0
 
 
-def test_a_repair_gives_up_what_was_in_the_missing_segments_and_no_more(tmp_path, data):
+def test_a_repair_drops_only_the_messages_of_the_missing_segments(tmp_path, data):
     missing = [paths[PLACES["middle"]] for paths in segments_of(data).values()]
     lost = {number for path in missing for number in numbers_in(path)}
     assert lost

@@ -79,7 +79,7 @@ def test_a_directory_after_a_kill_is_sound(tmp_path, killed):
     assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES)]
 
 
-def test_a_torn_tail_is_told_and_cut_off(tmp_path, killed):
+def test_a_torn_tail_is_reported_and_truncated(tmp_path, killed):
     last = body_of(MESSAGES - 1)
     path = segment_with(killed, last)
     flip(path, last)

@@ -318,7 +318,7 @@ LEFT_OUT = {mqtt: {"channel"}}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.__name__ for scenario in SCENARIOS])
-def test_it_tells_what_rabbitmq_tells(sites, scenario):
+def test_traced_messages_match_those_of_rabbitmq(sites, scenario):
     both = []
     for site in sites:
         with site.channel() as channel, site.tapped() as told:
@@ -348,7 +348,7 @@ def comparable(told, without):
     return repr(plain(told, {"node", "connection"} | without))
 
 
-def test_a_message_is_told_of_before_any_queue_has_it(sites):
+def test_a_publish_is_traced_before_the_delivery_of_its_message(sites):
     """So whoever reads the firehose hears of a message first that it was published."""
     for site in sites:
         with site.channel() as channel, site.tapped() as told:
@@ -372,7 +372,7 @@ def test_the_connection_is_named_as_operators_see_it(sites):
         assert headers["node"] == site.api.get("overview")["node"], site.kind
 
 
-def test_what_comes_out_of_it_is_not_traced_again(sites):
+def test_messages_from_the_trace_exchange_are_not_traced_again(sites):
     """Neither by the exchange nor through another one that is bound to it."""
     for site in sites:
         with site.channel() as channel, site.tapped() as told:
@@ -386,7 +386,7 @@ def test_what_comes_out_of_it_is_not_traced_again(sites):
             assert [each[0] for each in told(1, channel)] == ["publish.amq.direct"], site.kind
 
 
-def test_keys_choose_what_is_heard(sites):
+def test_binding_keys_select_the_traced_messages(sites):
     for site in sites:
         with site.channel() as channel, site.tapped("deliver.a") as told:
             bound(channel, "a", "b")
@@ -398,7 +398,7 @@ def test_keys_choose_what_is_heard(sites):
                 channel.queue_delete(queue)
 
 
-def test_it_is_heard_as_long_as_it_is_on(sites):
+def test_messages_are_traced_only_while_tracing_is_on(sites):
     """By channels that were open before and are after."""
     for site in sites:
         with site.channel() as channel:
@@ -434,7 +434,7 @@ def test_its_exchange_can_be_bound_and_not_published_to(sites):
             assert refused.value.reply_code == 403
 
 
-def test_who_may_not_read_from_the_exchange_hears_nothing(sites):
+def test_a_user_without_read_permission_cannot_bind_the_trace_exchange(sites):
     for site in sites:
         assert site.api.status("PUT", path("users", "nosy"), {"password": "x", "tags": ""}) in (201, 204)
         limited = {"configure": ".*", "write": ".*", "read": "mine"}
@@ -450,7 +450,7 @@ def test_who_may_not_read_from_the_exchange_hears_nothing(sites):
         assert (refused.value.reply_code, refused.value.reply_text) == (403, text), site.kind
 
 
-def test_what_is_told_is_not_counted_as_published(sites):
+def test_traced_messages_are_not_counted_as_published(sites):
     for site in sites:
         with site.channel() as channel, site.tapped():
             channel.queue_declare("hears", exclusive=True)
@@ -564,7 +564,7 @@ def test_names_that_leave_no_room_in_the_routing_key_are_cut(sites):
     assert all_told[0][3].headers["exchange_name"] == name and all_told[0][3].headers["routed_queues"] == [name]
 
 
-def test_a_load_is_told_of_whole(sites):
+def test_every_message_under_load_is_traced_once(sites):
     """By several publishers and consumers at once: each message once for each, though the firehose's queue gets all of it."""
     site, count, publishers = sites[0], 5_000, 3
     with contextlib.ExitStack() as stack:
@@ -595,7 +595,7 @@ def test_a_load_is_told_of_whole(sites):
         assert of_one == [f"{at} {number}".encode() for number in range(count)], "in order"
 
 
-def test_subscribers_of_every_protocol_get_a_load_that_is_told_of(sites):
+def test_subscribers_of_every_protocol_get_every_message_of_a_traced_load(sites):
     """Which the firehose's queue gets as well, in whatever turns."""
     site, count = sites[0], 4_000
     bodies = [str(number).encode() for number in range(count)]

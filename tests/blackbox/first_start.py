@@ -67,7 +67,7 @@ def test_the_first_user_is_made_once_and_a_changed_password_stays_changed(tmp_pa
         server.stop()
 
 
-def test_guest_alone_is_told_to_be_of_this_machine_where_others_could_connect(tmp_path):
+def test_a_nonlocal_listener_with_guest_as_only_user_logs_a_warning(tmp_path):
     with leveret(tmp_path / "open", amqp="0.0.0.0:0") as server:
         server.child.wait_line("WARN.*amqp listens on 0.0.0.0:0, but guest, who may log in from this machine only")
         server.stop()

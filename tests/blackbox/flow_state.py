@@ -48,7 +48,7 @@ def test_a_publisher_is_shown_in_flow_while_consumers_wait_for_the_broker(server
             assert all(state == "running" for consumers, state in states if consumers), states
 
 
-def test_a_connection_that_consumes_what_it_publishes_is_not_held(server):
+def test_a_publisher_that_also_consumes_the_queue_is_not_throttled(server):
     with connected(server) as channel:
         channel.queue_declare(QUEUE)
         with busy_consumer(server):

@@ -67,7 +67,7 @@ def test_a_file_is_one_of_rules(file):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_an_alert_says_what_has_happened_and_how_bad_it_is(rule):
+def test_an_alert_has_a_severity_a_summary_and_a_description(rule):
     assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
     assert re.fullmatch(r"Leveret[A-Z]\w+", rule["alert"])
     assert rule["labels"]["severity"] in SEVERITIES and set(rule["labels"]) == {"severity"}

@@ -99,7 +99,7 @@ def test_the_check_that_the_page_relies_on_finds_a_damaged_copy(reader, service,
     assert "DAMAGED" in reader.run(check, code=1)
 
 
-def test_a_snapshot_of_a_running_broker_has_what_was_confirmed(reader, service, page):
+def test_a_snapshot_of_a_running_broker_has_all_confirmed_messages(reader, service, page):
     page.block("sh")
     commands = page.block("sh", here(reader))
     publisher = Publisher(service.server)

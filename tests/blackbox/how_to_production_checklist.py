@@ -67,7 +67,7 @@ def may_log_in(port, ca, user, password):
     return True
 
 
-def test_the_package_allows_what_the_page_sets():
+def test_the_package_allows_the_drain_timeout_and_connections_of_the_page():
     """The time for a drain, and a descriptor for each connection."""
     page = HowTo("production-checklist")
     settings = dict(line.split(" = ", 1) for line in page.file("/etc/leveret/leveret.toml").splitlines() if " = " in line)

@@ -72,7 +72,7 @@ def refusal(connection, action):
     return None
 
 
-def test_a_user_whom_the_service_allows_comes_in_and_others_do_not(service, server):
+def test_only_users_allowed_by_the_service_can_log_in(service, server):
     with connect(server) as connection:
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue
@@ -176,7 +176,7 @@ def test_a_transaction_is_asked_about_when_its_messages_are_published(service, s
         assert channel.queue_declare(queue, passive=True).method.message_count == 3
 
 
-def test_a_user_who_waits_for_the_service_keeps_nobody_else_waiting(service, server):
+def test_a_client_waiting_for_the_service_does_not_block_other_clients(service, server):
     with connect(server) as slow, connect(server) as quick:
         channel = slow.channel()
         with service.holding("topic") as question:
@@ -387,7 +387,7 @@ def test_a_new_secret_is_taken_and_changes_nothing(service, server):
         connection.channel().queue_declare("", exclusive=True)
 
 
-def test_a_flood_of_logins_does_not_hold_up_those_who_are_in(service, server):
+def test_a_flood_of_logins_does_not_delay_authenticated_clients(service, server):
     def knock():
         with contextlib.suppress(pika.exceptions.AMQPError):
             connect(server, "nobody").close()

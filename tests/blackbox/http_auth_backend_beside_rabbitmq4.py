@@ -198,7 +198,7 @@ def test_a_server_named_queue_is_asked_about_by_its_name(sides):
         assert ("configure", queue) in [(fields["permission"], fields["name"]) for _, fields in side.service.take("resource")]
 
 
-def test_tags_are_told_alike(same):
+def test_tags_from_the_service_have_the_same_effect_as_in_rabbitmq(same):
     same(lambda side: login_outcome(side, user="admin"))
     same(lambda side: [side.http.status("GET", "whoami", user=f"{user}:secret") for user in ("alice", "manager", "admin")],
          known=lambda question: question if question[0] == "user" else None)  # fmt: skip

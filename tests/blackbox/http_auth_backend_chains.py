@@ -53,7 +53,7 @@ def kinds(service):
     return [kind for kind, _ in service.take()]
 
 
-def test_the_first_that_lets_a_user_in_is_asked_about_what_it_may_do(tmp_path, service):
+def test_the_first_backend_to_accept_a_login_also_checks_permissions(tmp_path, service):
     with leveret(tmp_path, *service.flags("internal", "http")) as server:
         service.users["guest"] = ("other", "")
         assert may(server, declare("q"), "guest", "guest")
@@ -82,7 +82,7 @@ def test_the_service_may_be_asked_first(tmp_path, service):
         server.stop()
 
 
-def test_the_list_checks_the_password_and_the_service_says_what_may_be_done(tmp_path, service):
+def test_internal_passwords_authenticate_and_the_service_authorizes(tmp_path, service):
     (tmp_path / "password").write_text("listed")
     first_user = ("--default-user", "alice", "--default-password-file", str(tmp_path / "password"))
     with leveret(tmp_path / "server", *service.flags("internal+http"), *first_user) as server:
@@ -104,7 +104,7 @@ def test_the_list_checks_the_password_and_the_service_says_what_may_be_done(tmp_
         server.stop()
 
 
-def test_the_service_checks_the_password_and_the_list_says_what_may_be_done(tmp_path, service):
+def test_the_service_authenticates_and_internal_permissions_authorize(tmp_path, service):
     with leveret(tmp_path, *service.flags("http+internal", "internal")) as server:
         api = Management(server, server.http)
         assert api.status("PUT", "users/alice", {"password": "listed", "tags": ""}) == 201

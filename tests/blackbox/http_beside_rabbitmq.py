@@ -242,7 +242,7 @@ LEFT_OUT = {
 MADE_HERE = {"websocket", "messages_paged_out"}
 
 
-def test_what_is_shown_of_a_client_is_what_rabbitmq_shows(both):
+def test_connections_channels_and_consumers_are_shown_as_by_rabbitmq(both):
     """Keys, and the values of those that tell of the same thing."""
     shown = []
     for management in both[:2]:
@@ -277,7 +277,7 @@ def test_what_is_shown_of_a_client_is_what_rabbitmq_shows(both):
 OF_CHANNELS = ("confirm", "return_unroutable", "drop_unroutable")
 
 
-def test_what_goes_through_is_counted_as_rabbitmq_counts_it(both):
+def test_messages_are_counted_as_by_rabbitmq(both):
     with contextlib.ExitStack() as connections:
         for management in both[:2]:
             assert management.status("PUT", "vhosts/counted", {}) == 201

@@ -102,7 +102,7 @@ def test_an_export_with_a_queue_that_the_server_has_named_is_loaded(tmp_path):
             assert {each["name"] for each in again["queues"]} == {each["name"] for each in file["queues"]} - {queue}
 
 
-def test_what_was_answered_survives_a_kill(tmp_path):
+def test_definitions_changed_over_http_survive_a_kill(tmp_path):
     """Users, virtual hosts, permissions, limits and policies that were set, and those that were taken away."""
     server = Leveret(tmp_path)
     ours = Management(server, server.http)

@@ -98,7 +98,7 @@ def differences(one, other):
     return found
 
 
-def test_what_rabbitmq_exports_is_loaded_over_http(file, tmp_path):
+def test_definitions_exported_by_rabbitmq_are_loaded_over_http(file, tmp_path):
     with leveret(tmp_path, *FOLLOWING_4) as ours:
         assert ours.ask("POST", "definitions", file)[::2] == (204, None)
         assert differences(comparable(without_defaults(ours.get("definitions"))), comparable(file)) == {}
@@ -109,14 +109,14 @@ def test_what_rabbitmq_exports_is_loaded_over_http(file, tmp_path):
         assert shown["classic"]["operator_policy"] == "longest"
 
 
-def test_what_rabbitmq_exports_is_loaded_at_the_start(file, tmp_path):
+def test_definitions_exported_by_rabbitmq_are_loaded_at_the_start(file, tmp_path):
     path = tmp_path / "definitions.json"
     path.write_text(json.dumps(file))
     with leveret(tmp_path / "leveret", *FOLLOWING_4, "--definitions", path) as ours:
         assert differences(comparable(without_defaults(ours.get("definitions"))), comparable(file)) == {}
 
 
-def test_what_is_exported_here_is_loaded_by_rabbitmq(file, tmp_path):
+def test_definitions_exported_by_leveret_are_loaded_by_rabbitmq(file, tmp_path):
     with leveret(tmp_path / "leveret", *FOLLOWING_4) as ours, rabbitmq(tmp_path / "rabbitmq", "4") as fresh:
         assert ours.status("POST", "definitions", file) == 204
         assert fresh.ask("POST", "definitions", ours.get("definitions"))[::2] == (204, None)

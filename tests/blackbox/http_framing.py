@@ -95,7 +95,7 @@ def nothing_is_smuggled(ours):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_request_whose_end_is_in_doubt_is_refused_and_the_last(ours, what):
+def test_a_malformed_request_is_refused_and_the_connection_is_closed(ours, what):
     assert answers(ours.port, REFUSED[what] + SMUGGLED) == [400]
 
 

@@ -63,7 +63,7 @@ def test_every_path_is_there(tmp_path, release):
         assert json.dumps(described)
 
 
-def test_the_documentation_says_what_each_release_has(tmp_path):
+def test_the_documentation_lists_the_paths_specific_to_each_release(tmp_path):
     described = {}
     for release in RELEASES:
         with leveret(tmp_path / release, "--compatibility", release) as ours:

@@ -25,7 +25,7 @@ def pool(tmp_path_factory):
         upstream.stop()
 
 
-def test_clients_and_what_they_share_are_shown(pool):
+def test_clients_and_their_shared_upstream_connections_are_shown(pool):
     connections = [pika.BlockingConnection(pika.URLParameters(pool.server.uri)) for _ in range(3)]
     channels = [connection.channel() for connection in connections]
     try:
@@ -74,7 +74,7 @@ def test_the_channels_of_a_client_are_counted(pool):
     assert {name: count - before[name] for name, count in churn().items()} == {"channel_created": 3, "channel_closed": 3}
 
 
-def test_the_channels_of_a_client_whose_socket_fails_are_counted_no_more(pool):
+def test_channels_of_a_client_with_a_failed_socket_are_no_longer_counted(pool):
     with Wire(pool.server.port) as client:
         client.handshake()
         for number in (1, 2):

@@ -62,7 +62,7 @@ def told(answer):
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=COMMANDS)
-def test_a_command_does_what_it_does_with_rabbitmq(outputs, number):
+def test_a_rabbitmqadmin_command_has_the_same_result_as_with_rabbitmq(outputs, number):
     ours, theirs = outputs
     assert ours[number] == theirs[number]
 

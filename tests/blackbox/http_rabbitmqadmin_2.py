@@ -91,7 +91,7 @@ def outputs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=COMMANDS)
-def test_a_command_does_what_it_does_with_rabbitmq(outputs, number):
+def test_a_rabbitmqadmin_2_command_has_the_same_result_as_with_rabbitmq(outputs, number):
     ours, theirs = outputs
     assert ours[number] == theirs[number]
     # Otherwise it was the command line that was wrong, and neither server was asked.

@@ -34,7 +34,7 @@ def open_websocket(ours):
 
 
 @pytest.mark.parametrize("visit", [ask_health, open_websocket], ids=["management", "websocket"])
-def test_strangers_who_send_byte_by_byte_keep_nobody_waiting_and_are_closed(ours, visit):
+def test_clients_sending_byte_by_byte_block_no_others_and_are_closed(ours, visit):
     port = ours.port if visit is ask_health else ours.server.ws_port
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for _ in range(STRANGERS):

@@ -107,7 +107,7 @@ def both(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_strangers_may_see(both, path):
+def test_anonymous_reads_get_the_same_status_as_in_rabbitmq(both, path):
     ours, theirs = both
     # A refusal has a body, and RabbitMQ 4's has none.
     assert ours.status("GET", path, user=None) == theirs.status("GET", path, user=None)
@@ -120,12 +120,12 @@ def as_all(management, method, path, body=None):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_who_may_see(both, path):
+def test_read_access_by_tag_is_the_same_as_in_rabbitmq(both, path):
     ours, theirs = both
     assert as_all(ours, "GET", path) == as_all(theirs, "GET", path)
 
 
-def test_who_may_change(both):
+def test_write_access_by_tag_is_the_same_as_in_rabbitmq(both):
     ours, theirs = both
     for method, path, body in CHANGES:
         assert as_all(ours, method, path, body) == as_all(theirs, method, path, body), (method, path)
@@ -161,7 +161,7 @@ def matches(route, path):
     return re.fullmatch(re.sub(r"{\w+}", "[^/]+", route), path)
 
 
-def test_who_may_close_the_connections_of_somebody_else(both):
+def test_access_to_connections_of_other_users_is_the_same_as_in_rabbitmq(both):
     for method in ("GET", "DELETE"):
         for by_name in (True, False):
             ours, theirs = (asked_of_a_connection(management, method, by_name) for management in both)

@@ -112,12 +112,12 @@ def seen(management, path, tag):
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_a_list_has_what_the_user_may_see(both, path):
+def test_lists_contain_the_same_items_by_tag_as_in_rabbitmq(both, path):
     ours, theirs = ({tag: seen(management, path, tag) for tag in TAGS} for management in both)
     assert ours == theirs
 
 
-def test_a_queue_shows_its_consumers_to_whoever_may_see_the_queue(both):
+def test_consumers_of_a_queue_are_shown_to_each_tag_as_in_rabbitmq(both):
     ours, theirs = ({tag: consumers_of_queue(management, tag) for tag in TAGS} for management in both)
     assert ours == theirs
 
@@ -131,7 +131,7 @@ TOTALS = ("connections", "channels", "consumers", "queues", "exchanges")
 ONLY_FOR_MONITORING = {"node", "listeners", "contexts"}
 
 
-def test_the_overview_counts_what_the_user_may_see(both):
+def test_the_overview_counts_the_same_for_each_tag_as_in_rabbitmq(both):
     for tag in TAGS:
         ours, theirs = (counted(management, tag) for management in both)
         assert ours == theirs, tag

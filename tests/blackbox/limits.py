@@ -95,7 +95,7 @@ def lets_in(server):
         return False
 
 
-def test_a_user_who_logs_in_too_often_is_told(tmp_path):
+def test_a_user_over_its_connection_rate_is_refused_with_the_reason(tmp_path):
     with leveret(tmp_path, "--max-connection-rate-per-user", "1") as server:
         told = []
         wait_until(lambda: told.extend(refusals_of_many(server)) or told)
@@ -119,7 +119,7 @@ def refusals_of_many(server):
 
 
 @pytest.mark.parametrize("scope", ["", "_per_ip", "_per_user"])
-def test_s2_who_sends_too_much_waits_and_loses_nothing(targets, tmp_path, target_name, scope):
+def test_s2_a_client_over_the_receive_rate_waits_and_loses_nothing(targets, tmp_path, target_name, scope):
     # Almost two seconds' worth, of which one may come at once. So little that it is there with the first read, however slow the
     # machine is.
     rate, size = 20_000, 36_000

@@ -43,7 +43,7 @@ def refused(channel, call, *arguments):
     return closed.value.reply_code, closed.value.reply_text
 
 
-def test_each_message_goes_to_one_of_the_queues_whatever_its_key(channel, name, queues):
+def test_each_message_goes_to_one_queue_regardless_of_its_key(channel, name, queues):
     for queue in queues:
         channel.queue_bind(queue, name, "")
     channel.confirm_delivery()

@@ -35,7 +35,7 @@ def refusal(server, name, password, vhost="/"):
     "name, password, why",
     [("ann", "hunter2", "wrong password"), ("nobody", "hunter2", "no such user"), ("ann", "", "blank password")],
 )
-def test_a_refused_amqp_login_is_told_to_the_operator_alone(server, name, password, why):
+def test_the_reason_for_a_refused_amqp_login_is_only_logged(server, name, password, why):
     assert TEXT in refusal(server, name, password)
     server.child.wait_line(f'WARN.*login refused.*user="{name}" why="{why}"')
     assert "hunter2" not in server.child.output()
@@ -48,7 +48,7 @@ def test_a_virtual_host_that_a_user_may_not_open_is_named(server):
     server.child.wait_line('WARN.*login refused.*user="ann" why="vhost nowhere not found"')
 
 
-def test_guest_from_elsewhere_is_told_where_it_may_come_from(tmp_path):
+def test_a_remote_login_as_guest_is_refused_and_the_reason_is_logged(tmp_path):
     with leveret(tmp_path, "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1") as server:
         wire = Wire(server.port)
         wire.send(AFAR)

@@ -26,7 +26,7 @@ addopts = -p pytest_timeout -p xdist.plugin -p no:cacheprovider
 TESTS = ["def test_a():\n    pass\n", "def test_a():\n    pass\n\ndef test_b():\n    pass\n"]
 
 
-def test_the_last_run_says_what_is_first_in_the_next(tmp_path):
+def test_files_are_ordered_by_their_durations_in_the_last_whole_run(tmp_path):
     (tmp_path / "inner").mkdir()
     for name in ("one.py", "two.py", "three.py"):
         (tmp_path / "inner" / name).write_text(TESTS[name == "three.py"])
@@ -63,5 +63,5 @@ def test_a_new_file_goes_before_those_that_are_known_and_keeps_its_order():
     assert sorted_items == ["new 1", "a 1", "a 2", "b 1", "b 2"]
 
 
-def test_what_goes_first_on_a_new_machine_exists():
+def test_the_files_preferred_on_a_new_machine_exist():
     assert [file for file in FIRST if not (ROOT / "tests" / file).exists()] == []

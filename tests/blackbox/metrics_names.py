@@ -111,11 +111,11 @@ def needed(version):
     return {line for line in NEEDED[version].read_text().splitlines() if not line.startswith("#")}
 
 
-def test_what_the_dashboard_needs_is_there(ours, version):
+def test_metrics_needed_by_the_rabbitmq_dashboards_exist(ours, version):
     assert needed(version) - set(scrape(ours.http + "/metrics").families) == set()
 
 
-def test_what_the_dashboard_needs_has_rabbitmqs_labels(ours, rabbitmq, version):
+def test_metrics_needed_by_the_dashboards_have_the_labels_of_rabbitmq(ours, rabbitmq, version):
     mine, theirs = (scrape(server.http + "/metrics").families for server in (ours, rabbitmq))
     for name in sorted(needed(version) & set(theirs)):
         labels = [{label for labels, _ in families[name] for label in labels} for families in (mine, theirs)]
@@ -146,7 +146,7 @@ def test_no_name_is_made_up_and_types_are_the_same(ours, rabbitmq, version):
         assert theirs.types[name] in (mine.types[name], "untyped"), name
 
 
-def test_what_is_not_there_has_a_reason(ours, rabbitmq):
+def test_every_rabbitmq_metric_left_out_has_a_reason(ours, rabbitmq):
     theirs, mine = (scrape(server.http + "/metrics") for server in (rabbitmq, ours))
     absent = {name for name in theirs.types if name.startswith("rabbitmq_")} - set(mine.types)
     assert {name for name in absent if not name.startswith(tuple(LEFT_OUT))} == set()

@@ -78,7 +78,7 @@ def test_detailed_tells_chosen_families_of_chosen_virtual_hosts(server):
         assert of("family=exchange_bindings").value("rabbitmq_cluster_exchange_bindings", exchange="events") == 1
 
 
-def test_what_is_not_asked_for_or_not_known_is_left_out(server):
+def test_metric_families_not_requested_or_unknown_are_left_out(server):
     for query in ("", "?family=nonsense", "?vhost=/"):
         families = scrape(f"{server.metrics}/metrics/detailed{query}").families
         assert set(families) == {"rabbitmq_build_info", "rabbitmq_identity_info"}
@@ -92,7 +92,7 @@ def test_the_listener_of_the_metrics_has_nothing_else(server):
         assert refused.value.code == 404
 
 
-def test_protocols_and_transports_are_told_apart(tmp_path):
+def test_open_connections_are_shown_by_protocol_and_transport(tmp_path):
     kinds = {("amqp", "tcp"): 1, ("amqp", "websocket"): 2, ("mqtt", "tcp"): 1}
     with leveret(tmp_path, "--mqtt", "127.0.0.1:0", "--ws", "127.0.0.1:0") as server, contextlib.ExitStack() as clients:
         mqtt = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
@@ -111,7 +111,7 @@ def test_protocols_and_transports_are_told_apart(tmp_path):
         server.stop()
 
 
-def test_what_names_queues_and_virtual_hosts_asks_for_a_login(server):
+def test_metrics_naming_queues_and_virtual_hosts_require_a_login(server):
     names = ("/metrics/per-object", "/metrics/detailed?family=queue_metrics", "/metrics/detailed")
     for login, expected in ((None, 401), ("guest:wrong", 401), ("guest:guest", 200)):
         assert [status(server.http + path, login) for path in names] == [expected] * 3, login

@@ -3,5 +3,5 @@
 import metrics_reference
 
 
-def test_the_committed_reference_is_what_servers_show(tmp_path):
+def test_the_committed_metrics_reference_is_up_to_date(tmp_path):
     assert metrics_reference.DOCUMENT.read_text() == metrics_reference.reference(tmp_path), "out of date: make metrics-reference"

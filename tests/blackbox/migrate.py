@@ -148,7 +148,7 @@ def test_a_dry_run_changes_nothing(movable, cluster):
     assert bodies(take_all(movable, "still")) == numbers(3)
 
 
-def test_a_wrong_password_is_told_and_never_shown(movable, cluster):
+def test_a_wrong_password_is_reported_and_never_shown(movable, cluster):
     fill(movable, "kept", numbers(3))
     word = "hush-hush"
     told = movable.ctl.fails(*to(cluster), LEVERET_CTL_OTHER_PASSWORD=word)
@@ -184,7 +184,7 @@ def test_two_virtual_hosts_and_queues_of_all_kinds(movable, cluster):
         assert client.channel().basic_get("there", auto_ack=True)[2] == b"in two"
 
 
-def test_what_the_target_lacks_is_told_before_anything_moves(movable, cluster):
+def test_refused_definitions_are_reported_before_any_message_moves(movable, cluster):
     fill(movable, "unmoved", numbers(5))
     with connect(cluster) as client:
         client.channel().queue_declare("unmoved", durable=True, arguments={"x-max-length": 7})

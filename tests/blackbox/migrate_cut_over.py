@@ -101,7 +101,7 @@ def test_a_signal_in_the_middle_ends_the_broker_without_a_successor(movable, clu
     assert bodies(take_all(cluster, "signalled")) == [*numbers(10), b"rest"]
 
 
-def test_what_would_be_lost_over_http_is_refused(movable, cluster):
+def test_http_changes_that_would_be_lost_in_a_cut_over_are_refused(movable, cluster):
     api = closed(movable, cluster, "by-http")
     message = {"properties": {}, "routing_key": "by-http", "payload": "lost", "payload_encoding": "string"}
     assert api.status("POST", path("exchanges", "/", "amq.default") + "/publish", message) == 503

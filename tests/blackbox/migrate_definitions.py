@@ -58,7 +58,7 @@ def test_every_kind_of_definition_moves(movable, cluster):
     movable.ctl("migrate", "--stop")
 
 
-def test_a_policy_that_the_target_does_not_know_is_told(movable, cluster):
+def test_a_policy_unknown_to_the_target_is_reported(movable, cluster):
     if cluster.version != "4":
         pytest.skip("3.10 knows all that Leveret does")
     fill(movable, "mirrored", numbers(3))
@@ -71,7 +71,7 @@ def test_a_policy_that_the_target_does_not_know_is_told(movable, cluster):
     assert bodies(take_all(cluster, "mirrored")) == numbers(3)
 
 
-def test_a_queue_that_the_target_does_not_allow_is_told(movable, cluster):
+def test_a_queue_denied_by_the_target_is_reported(movable, cluster):
     """RabbitMQ 4.3 denies queues that are not durable, 3.10 takes them."""
     with connect(movable) as client:
         client.channel().queue_declare("passing", durable=False)

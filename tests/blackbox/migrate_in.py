@@ -74,7 +74,7 @@ def test_nothing_is_lost_by_a_kill_on_the_way_in(tmp_path, movable, cluster):
     assert list(dict.fromkeys(found)) == numbers(4000)
 
 
-def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movable, cluster):
+def test_messages_held_by_a_consumer_at_the_source_are_not_moved(movable, cluster):
     fill(cluster, "shared", numbers(500))
     with connect(cluster) as client:
         channel = client.channel()
@@ -89,7 +89,7 @@ def test_consumers_there_are_served_first_and_what_they_hold_stays_theirs(movabl
     assert sorted(found + [body for _, body in held], key=int) == numbers(500)
 
 
-def test_a_stream_is_told_and_stays(movable, cluster):
+def test_a_stream_is_reported_and_not_moved(movable, cluster):
     with connect(cluster) as client:
         client.channel().queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
     fill(cluster, "beside", numbers(5))

@@ -20,7 +20,7 @@ def mqtt(movable):
     return port
 
 
-def test_what_a_client_of_a_persistent_session_has_not_acknowledged_moves(movable: Movable, cluster, mqtt):
+def test_unacknowledged_messages_of_a_persistent_session_are_moved(movable: Movable, cluster, mqtt):
     name = f"reader{cluster.version.replace('.', '')}"
     reader = MqttClient(mqtt, name, keep=True, manual_ack=True)
     reader.subscribe("t/#", qos=1)

@@ -129,7 +129,7 @@ def test_the_will_of_a_client_that_vanishes_is_published(broker):
         assert heir.message().payload == b"gone"
 
 
-def test_amqp_consumers_read_what_mqtt_clients_publish(broker):
+def test_amqp_consumers_receive_messages_of_mqtt_publishers(broker):
     with broker.channel() as channel, broker.client("sensor") as sensor:
         queue = channel.queue_declare("", exclusive=True).method.queue
         channel.queue_bind(queue, "amq.topic", "sensors.*.temperature")
@@ -142,7 +142,7 @@ def test_amqp_consumers_read_what_mqtt_clients_publish(broker):
             break
 
 
-def test_mqtt_clients_read_what_amqp_clients_publish(broker):
+def test_mqtt_subscribers_receive_messages_of_amqp_publishers(broker):
     with broker.channel() as channel, broker.client("display") as display:
         display.subscribe("display/+", 1)
         channel.basic_publish("amq.topic", "display.1", b"hello")
@@ -220,7 +220,7 @@ def test_a_request_of_mqtt_is_answered_by_amqp(leveret):
         assert message.properties.ContentType == "text/plain"
 
 
-def test_who_gives_no_name_is_refused_and_who_has_none_gets_one(leveret):
+def test_a_missing_user_is_refused_and_a_missing_client_id_is_assigned(leveret):
     with MqttClient(leveret.mqtt, "nobody", V5, user=None) as client:
         assert client.reason.is_failure
     with leveret.client("", V5) as client:

@@ -200,16 +200,16 @@ def story(tmp_path_factory):
     return story
 
 
-def test_clients_are_told_nothing_but_what_is_true(story):
+def test_clients_get_no_wrong_answers_or_deliveries(story):
     assert story.fleet.faults == []
 
 
-def test_whatever_was_acknowledged_has_reached_the_cluster(story):
+def test_every_acknowledged_message_has_reached_the_cluster(story):
     assert [body for body in story.fleet.acknowledged if not story.seen[body]] == []
     assert [body for body in story.sender.confirmed if not story.seen[body]] == []
 
 
-def test_whatever_was_acknowledged_has_reached_its_session(story):
+def test_every_acknowledged_message_has_reached_its_session(story):
     # What RabbitMQ keeps for a channel that is gone, no client can have.
     orphans = {number: story.orphans.get(f"mqtt-subscription-fleet-{number}qos1", 0) for number in story.missing}
     assert {number: bodies for number, bodies in story.missing.items() if len(bodies) > orphans[number]} == {}
@@ -220,7 +220,7 @@ def test_nothing_of_quality_2_was_published_twice_unless_it_was_under_way_while_
     assert [body for body in twice if body not in story.fleet.excused] == []
 
 
-def test_what_a_session_gets_again_says_so(story):
+def test_redelivered_messages_of_a_session_have_the_dup_flag(story):
     # What was published again reaches a queue twice, and another once if that had no leader the first time: the witness says nothing then.
     certain = {body for body in story.seen if story.fleet.excused.get(body) in (None, KILLED)}
     came = [(body, count) for client in story.fleet.clients for body, count in client.came_new.items() if body in certain]

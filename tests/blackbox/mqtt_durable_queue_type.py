@@ -83,7 +83,7 @@ def test_the_queue_of_a_session_is_as_rabbitmq_makes_it(pool):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("first", "second"), [("classic", "quorum"), ("quorum", "classic")])
-def test_a_session_whose_queue_has_the_other_type_goes_on(pool, version, first, second):
+def test_a_session_whose_queue_has_the_other_type_resumes(pool, version, first, second):
     name = f"{first}{version}"
     ports = [pool.ports[first], pool.ports[second], pool.ports[first]]
     with pool.client("writer") as writer:

@@ -141,7 +141,7 @@ def test_messages_go_and_come_by_the_exchange_alone(site, version, qos):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_session_has_what_came_by_the_exchange_while_it_was_away(site, version):
+def test_an_offline_session_queues_messages_of_the_configured_exchange(site, version):
     name = f"away{version}"
     with site.client(name, version, **persistent_session(version)) as client:
         client.subscribe(f"{name}/#", 1)

@@ -205,7 +205,7 @@ def test_others_topics_are_refused(restricted, topic):
     assert restricted.refuses("c3", "sensors/ann/c1/x")
 
 
-def test_a_client_of_5_0_hears_that_it_may_not(restricted):
+def test_an_mqtt_5_client_gets_not_authorized_for_denied_topics(restricted):
     if restricted.kind == "rabbitmq":
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     with restricted.client("c1", V5) as client:
@@ -348,7 +348,7 @@ def test_while_the_upstream_is_down_clients_are_let_go_and_then_come_in_again(tm
         rabbitmq.stop()
 
 
-def test_who_connects_and_says_nothing_is_let_go(tmp_path, upstream_flags):
+def test_a_silent_connection_is_closed_after_the_handshake_timeout(tmp_path, upstream_flags):
     with leveret(tmp_path, *upstream_flags, "--mqtt", ANY, "--handshake-timeout", "1s") as server:
         assert MqttWire(port(server)).packet() is None
         server.stop()

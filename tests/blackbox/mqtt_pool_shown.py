@@ -137,14 +137,14 @@ def test_a_client_is_closed_by_force_and_its_session_is_shown_until_it_ends(pool
     wait_until(lambda: name not in sessions(pool))
 
 
-def test_a_client_of_5_is_told_that_it_was_closed_by_force(pool):
+def test_an_mqtt_5_client_closed_by_ctl_gets_administrative_action(pool):
     with closing(Mqtt5Wire(pool.mqtt)) as wire:
         assert wire.connect("told")["reason"] == 0
         pool.ctl("close_connection", connection_of(pool, "told"), "enough")
         assert wire.answer()["reason"] == ADMINISTRATIVE_ACTION
 
 
-def test_shared_queues_have_their_keys_and_what_sharing_saves_is_told(pool):
+def test_multiplexed_queues_are_shown_with_bindings_and_savings(pool):
     count = 5
     with ExitStack() as stack:
         readers = [stack.enter_context(pool.client(f"reader{number}")) for number in range(count)]

@@ -56,7 +56,7 @@ def test_web_mqtt_is_where_clients_look_for_it(broker, path):
         assert client.message().payload == path.encode()
 
 
-def test_what_a_browser_has_sent_before_it_closes_arrives_and_its_will_does_not(broker):
+def test_messages_sent_before_a_websocket_close_arrive_but_not_the_will(broker):
     with (
         MqttClient(broker.mqtt, "watcher") as watcher,
         WebSocketWire(broker.web_mqtt, "/ws", Sec_WebSocket_Protocol="mqtt") as browser,
@@ -134,7 +134,7 @@ def test_a_full_queue_leaves_a_client_of_3_1_1_connected_and_its_message_unanswe
 
 @pytest.mark.parametrize("kind", SERVED)
 @pytest.mark.parametrize("version", [V311, V5])
-def test_what_is_sent_again_after_a_restart_says_so(tmp_path, targets, version, kind):
+def test_messages_resent_after_a_restart_have_the_dup_flag(tmp_path, targets, version, kind):
     server = KilledServer(tmp_path, kind=kind, targets=targets)
     options = {"keep": True, "manual_ack": True, "expiry": 3600 if version == V5 else None}
     try:

@@ -58,7 +58,7 @@ def rest(client, server, qos=1, topic="z/end"):
 
 
 @pytest.mark.parametrize("version", [V311, V5])
-def test_what_nobody_acknowledged_comes_again(server, version):
+def test_unacknowledged_retained_messages_are_resent_after_a_kill(server, version):
     server.retain(TOPICS)
     expiry = {"expiry": 3600} if version == V5 else {}
     reader = server.client("reader", version, keep=True, manual_ack=True, **expiry)
@@ -95,7 +95,7 @@ def test_a_kill_in_the_middle_loses_nothing_and_doubles_nothing_at_quality_2(ser
         assert len(topics) == len(TOPICS)
 
 
-def test_what_was_replaced_or_cleared_before_the_client_is_back_is_as_it_is_then(server):
+def test_a_session_resumed_after_a_kill_gets_current_retained_messages(server):
     topics = {"r/cleared", "r/replaced", "r/stays"}
     server.retain(topics)
     reader = server.client("reader", keep=True, manual_ack=True)

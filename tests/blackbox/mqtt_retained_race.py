@@ -34,7 +34,7 @@ def last_of_each(reader):
 
 
 @pytest.mark.parametrize("qos", [(1, 1), (1, 2)])
-def test_what_stays_retained_is_what_subscribers_got_last(broker, qos):
+def test_the_retained_message_is_the_last_one_delivered_to_subscribers(broker, qos):
     with (
         MqttClient(broker.mqtt, "one", inflight=1000) as one,
         MqttClient(broker.mqtt, "other", inflight=1000) as other,

@@ -341,7 +341,7 @@ def test_all_is_there_after_all_have_started_again(tmp_path):
         pool.rabbitmq.stop()
 
 
-def test_what_is_retained_stays_when_the_log_has_dropped_its_oldest_entries(tmp_path):
+def test_retained_messages_survive_when_the_log_drops_old_entries(tmp_path):
     """More than the log's maximum is written to one topic; all others are still there for a Leveret that starts then."""
     pool = MqttPool(release().name, tmp_path)
     late = None

@@ -154,7 +154,7 @@ def seen(client):
     return message["topic"], message["qos"], message["SubscriptionIdentifier"]
 
 
-def test_a_message_whose_server_was_killed_before_its_release_is_published_once(cluster):
+def test_a_qos_2_message_unreleased_at_a_server_kill_is_published_once(cluster):
     name = "killed"
     with cluster.listener("once.#") as heard:
         with cluster.victim() as (server, port), session(port, name) as client:
@@ -265,7 +265,7 @@ def test_a_session_of_plain_subscriptions_needs_no_second_queue(cluster):
         assert cluster.queues(name) == {"qos1", "qos2"}
 
 
-def test_what_changed_at_rabbitmqs_own_listener_stays_changed(cluster):
+def test_session_changes_made_at_rabbitmqs_own_listener_are_kept(cluster):
     name = "native"
     with MqttClient(cluster.ports[0], name, keep=True) as client:
         assert client.subscribe([("n/live", 0), ("n/a", 1), ("n/b", 1)]) == [0, 1, 1]
@@ -300,7 +300,7 @@ def test_a_user_without_permission_for_the_records_has_no_quality_2_and_keeps_it
     cluster.servers[0].child.wait_line("the upstream refuses the state queue of a session.*")
 
 
-def test_whatever_others_write_to_the_queue_does_no_harm(cluster):
+def test_foreign_messages_in_the_session_state_queue_do_no_harm(cluster):
     name = "hostile"
     with session(cluster.ports[0], name) as client:
         client.subscribe(("h/kept", 1), SubscriptionIdentifier=[5])
@@ -332,7 +332,7 @@ def test_a_queue_that_nobody_consumes_has_all_messages_of_its_session(cluster):
         assert (left("qos1"), left("qos2")) == (queued, records)
 
 
-def test_a_client_that_is_taken_over_loses_nothing_of_what_it_was_publishing(cluster):
+def test_messages_in_flight_at_a_session_takeover_are_published_once(cluster):
     name = "busy"
     with cluster.listener("once.#") as heard:
         sent = 0

@@ -40,7 +40,7 @@ def others_are_refused(server):
 
 
 @pytest.mark.parametrize("version", [V311, V5])
-def test_another_user_hears_that_the_session_is_not_his(server, version):
+def test_a_client_cannot_use_the_session_of_another_user(server, version):
     with client(server, "alice", version) as alice:
         alice.subscribe("t", 1)
         others_are_refused(server)

@@ -86,7 +86,7 @@ def test_each_message_comes_to_one_member(broker, qos):
         assert all(came), "both have had some"
 
 
-def test_what_a_member_has_not_acknowledged_is_anothers_when_it_goes(broker):
+def test_unacknowledged_messages_of_a_leaving_member_go_to_another(broker):
     with closing(member(broker.mqtt, "mortal", "$share/g/left/#")) as mortal, writer(broker) as publisher:
         for number in range(5):
             publisher.publish("left/a", str(number).encode())
@@ -105,7 +105,7 @@ def test_what_a_member_has_not_acknowledged_is_anothers_when_it_goes(broker):
             assert sorted(again) == [(b"1", 1), (b"2", 1), (b"3", 1), (b"4", 1)]
 
 
-def test_a_member_that_unsubscribes_keeps_what_it_has_and_leaves_the_rest_to_others(broker):
+def test_an_unsubscribed_member_keeps_its_message_and_others_get_the_rest(broker):
     name = "$share/g/leave/#"
     with closing(member(broker.mqtt, "leaver", name, ReceiveMaximum=1)) as leaver, writer(broker) as publisher:
         for number in range(3):
@@ -151,7 +151,7 @@ def test_a_session_that_lasts_goes_on_with_its_group(broker):
             assert again.unsubscribe("$share/g/lasts/#")["reasons"] == [0]
 
 
-def test_groups_and_filters_are_told_apart(broker):
+def test_each_group_and_filter_gets_a_copy_of_a_message(broker):
     with ExitStack() as stack:
         wires = [
             stack.enter_context(closing(member(broker.mqtt, f"apart{number}", filter_)))
@@ -163,7 +163,7 @@ def test_groups_and_filters_are_told_apart(broker):
             assert wire.answer()["body"] == b"x"
 
 
-def test_what_a_client_of_3_1_1_subscribes_to_is_a_filter_like_any_other(broker):
+def test_a_share_filter_of_an_mqtt_3_1_1_client_is_an_ordinary_filter(broker):
     with MqttClient(broker.mqtt, "old", V311) as old, writer(broker, V311) as publisher:
         assert old.subscribe("$share/g/old", 1) == [1]
         publisher.publish("old", b"unshared")

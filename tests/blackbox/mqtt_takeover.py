@@ -95,7 +95,7 @@ def test_a_session_that_ends_with_its_connection_is_taken_over(cluster, version)
 
 @pytest.mark.parametrize("expiry", [0, 3600])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_client_of_5_is_told_why(cluster, clean, expiry):
+def test_an_mqtt_5_client_taken_over_at_another_server_gets_the_reason(cluster, clean, expiry):
     name = f"told{clean}{expiry}"
     for here, there in ((0, 1), (1, 0)):
         with closing(Mqtt5Wire(cluster.ports[here])) as first, closing(Mqtt5Wire(cluster.ports[there])) as second:

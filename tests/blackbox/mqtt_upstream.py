@@ -141,7 +141,7 @@ def test_a_second_connection_takes_the_session_over(pool, version):
             assert all(message.dup for message in again)
 
 
-def test_a_taken_over_client_of_5_is_told_why(pool):
+def test_a_taken_over_mqtt_5_client_gets_a_disconnect_with_the_reason(pool):
     with closing(Mqtt5Wire(pool.mqtt)) as first, closing(Mqtt5Wire(pool.mqtt)) as second:
         first.connect("told")
         second.connect("told")
@@ -220,7 +220,7 @@ def test_permissions_are_the_upstreams_and_a_refusal_is_the_clients_own(pool, ve
         assert bystander.message().payload == b"x"
 
 
-def test_clients_are_offered_what_the_embedded_broker_offers(pool):
+def test_connack_offers_the_same_features_as_the_embedded_broker(pool):
     with closing(Mqtt5Wire(pool.mqtt)) as mortal, closing(Mqtt5Wire(pool.mqtt)) as persistent:
         answer = mortal.connect("mortal")
         assert not answer.keys() & {"RetainAvailable", "SharedSubscriptionAvailable", "MaximumQoS"}
@@ -315,7 +315,7 @@ def test_an_upstream_that_restarts_is_no_outage_for_sessions(tmp_path):
         pool.stop()
 
 
-def test_a_session_whose_time_is_over_is_gone(pool):
+def test_an_expired_session_is_deleted(pool):
     with pool.client("brief", V5, keep=True, expiry=1) as client:
         client.subscribe("brief", 1)
         assert '"x-expires",1000' in queues(pool)["mqtt-subscription-briefqos1"]

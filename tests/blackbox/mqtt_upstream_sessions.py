@@ -49,7 +49,7 @@ def user(pool, name, *permissions, vhost="/"):
     return {"user": name if vhost == "default" else f"{vhost}:{name}", "password": name}
 
 
-def test_a_virtual_host_without_connections_left_is_told(pool):
+def test_a_user_or_vhost_at_its_connection_limit_gets_quota_exceeded(pool):
     mine = user(pool, "limited")
     pool.rabbitmq.control("set_user_limits", "limited", '{"max-connections": 0}')
     with contextlib.closing(Mqtt5Wire(pool.mqtt)) as client:
@@ -103,7 +103,7 @@ def test_permissions_that_are_revoked_hold_for_clients_that_are_connected(pool, 
         assert client.message().payload == b"again"
 
 
-def test_a_user_without_permission_for_its_sessions_queue_is_told(pool):
+def test_a_user_without_permission_for_its_session_queue_is_disconnected(pool):
     mine = user(pool, "blind", vhost="default")
     with contextlib.closing(Mqtt5Wire(pool.mqtt)) as client:
         client.connect("blind", **mine, SessionExpiryInterval=60)

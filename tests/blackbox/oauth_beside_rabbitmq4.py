@@ -125,7 +125,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("where", ["rabbitmq", "pool", "broker"])
-def test_a_renewed_token_costs_no_delivery_and_what_came_before_can_be_acknowledged(ports, key, where):
+def test_deliveries_and_pending_acks_survive_a_token_renewal(ports, key, where):
     token, renewed = (key.sign(claims(*ALL, jti=jti)) for jti in ("first", "second"))
     holders = [Holder(ports[where], token, f"held-{number}") for number in range(2)]
     for holder in holders:

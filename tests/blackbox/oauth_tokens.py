@@ -80,7 +80,7 @@ def test_wrong_tokens_are_refused_and_only_the_operator_learns_why(server, key):
     refused(server, f"{head}.{stolen}.{signature}", "invalid signature")
 
 
-def test_scopes_say_what_may_be_done(server, key):
+def test_permissions_follow_from_the_token_scopes(server, key):
     scopes = ("configure:*/mine-*", "write:%2F/amq.default", "write:*/amq.topic/news.*", "read:*/mine-*")
     with connect(server, key.sign(claims(*scopes))) as connection:
 

@@ -19,7 +19,7 @@ def pool(tmp_path):
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_what_a_client_declares_is_there_for_what_it_publishes_and_consumes(pool, round):
+def test_a_client_can_use_a_declared_queue_at_once_on_any_channel(pool, round):
     with contextlib.ExitStack() as stack:
         for number in range(12):
             # They stay, so that connections to all nodes are shared and busy.

@@ -40,7 +40,7 @@ def test_the_broker_of_a_compose_file_lets_its_application_in(tmp_path):
     gets_in(tmp_path, services["leveret"]["environment"], url)
 
 
-def test_the_pool_of_a_compose_file_lets_in_whom_its_rabbitmq_does(tmp_path, targets):
+def test_the_compose_pool_accepts_the_credentials_of_its_rabbitmq(tmp_path, targets):
     services = example("compose/pool.yaml")["services"]
     user, password = (services["rabbitmq"]["environment"][f"RABBITMQ_DEFAULT_{key}"] for key in ("USER", "PASS"))
     at = urlsplit(services["shop"]["environment"]["AMQP_URL"])

@@ -61,7 +61,7 @@ def test_it_is_installed_started_upgraded_removed_and_purged(machine, packages):
     assert named_leveret(machine) == before
 
 
-def test_a_purge_leaves_what_the_administrator_has_put_beside_the_settings(machine, packages):
+def test_a_purge_keeps_files_added_by_the_administrator(machine, packages):
     install(machine, packages[0])
     machine.path("/etc/leveret/key.pem").write_text("secret")
     machine.run("dpkg", "--purge", "leveret")
@@ -79,7 +79,7 @@ def test_it_can_be_installed_again_after_a_removal_and_after_a_purge(machine, pa
     assert status(machine) == "install ok installed"
 
 
-def test_files_belong_to_whom_they_should(machine, packages):
+def test_installed_files_have_the_intended_owners_and_modes(machine, packages):
     install(machine, packages[0])
     for path, owner in {
         "/usr/bin/leveret": "root root 755",

@@ -94,7 +94,7 @@ def test_a_pod_has_the_time_that_its_drain_takes(render, use):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_selects_pods_selects_these(render, use):
+def test_selectors_match_the_labels_of_the_pods(render, use):
     objects = render(example(use))
     workload = workload_of(objects)
     labels = workload["spec"]["template"]["metadata"]["labels"]

@@ -7,7 +7,7 @@ from harness.machine import Manager
 from harness.wire import Wire
 
 
-def test_a_service_manager_hears_of_readiness_reload_and_drain(tmp_path):
+def test_the_service_manager_is_notified_of_readiness_reload_and_drain(tmp_path):
     with Manager(tmp_path / "notify") as manager:
         with leveret(tmp_path / "server", env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as server:
             assert manager.wait("READY")["READY"] == "1"
@@ -23,7 +23,7 @@ def test_a_service_manager_hears_of_readiness_reload_and_drain(tmp_path):
             assert server.child.wait() == 0
 
 
-def test_the_watchdog_hears_signs_of_life_if_there_is_one(tmp_path):
+def test_watchdog_notifications_are_sent_only_if_requested(tmp_path):
     with Manager(tmp_path / "notify") as manager, Manager(tmp_path / "plain") as plain:
         env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with (

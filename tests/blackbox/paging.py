@@ -169,7 +169,7 @@ def test_a_backlog_outlives_kill_9_in_the_middle_of_being_consumed(start):
         server.stop()
 
 
-def test_requeued_messages_return_to_their_place_before_what_is_on_disk(start):
+def test_requeued_messages_return_to_their_place_ahead_of_paged_ones(start):
     with start() as server:
         declare(server)
         publish(server, range(MANY), mode=MODES["mixed"])
@@ -226,7 +226,7 @@ def test_a_purged_or_deleted_backlog_is_gone_from_disk_too(start, tmp_path, how)
         server.stop()
 
 
-def test_priorities_hold_across_what_is_on_disk(start):
+def test_priorities_hold_across_paged_messages(start):
     with start() as server:
         declare(server, **{"x-max-priority": 3})
         for priority in (2, 0, 3):
@@ -303,7 +303,7 @@ def test_a_long_backlog_fits_in_little_memory_and_outlives_kill_9_under_load(sta
         server.stop()
 
 
-def test_who_publishes_faster_than_memory_is_freed_is_slowed_down_to_that(start):
+def test_a_fast_publisher_is_slowed_to_the_rate_at_which_memory_is_freed(start):
     with start_small(start) as server:
         declare(server)
         reset_peak_memory(server)

@@ -381,7 +381,7 @@ def answer(operation, *arguments):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_users_may_do_what_their_permissions_say(connect, name):
+def test_operations_are_permitted_or_refused_by_the_users_permissions(connect, name):
     user, operation, expected = OPERATIONS[name]
     channel = connect(user).channel()
     assert answer(operation, channel) == expected

@@ -137,7 +137,7 @@ def access(which, server):
     return f"{which} access" if release_of(server) == "4" else "access"
 
 
-def test_a_publisher_is_refused_what_was_revoked_and_others_go_on(connect, names, user, target_name):
+def test_a_publish_after_revocation_is_refused_and_others_continue(connect, names, user, target_name):
     connection = connect()
     publisher, bystander = confirming(connection), confirming(connection)
     beside = confirming(connect())
@@ -281,7 +281,7 @@ def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, me
 
 @pytest.mark.parametrize("how", ["permissions", "topics"])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_an_mqtt_5_publisher_is_told_each_time_and_goes_on(broker, mqtt, member, watcher, qos, how):
+def test_an_mqtt_5_publisher_gets_a_refusal_each_time_and_continues(broker, mqtt, member, watcher, qos, how):
     if broker.kind == "rabbitmq":
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     client = mqtt("client", V5)
@@ -310,7 +310,7 @@ def test_an_mqtt_5_publisher_is_told_each_time_and_goes_on(broker, mqtt, member,
     assert late.messages.empty()
 
 
-def test_an_mqtt_5_publisher_without_acknowledgements_is_told_by_a_disconnect(broker, mqtt, member, watcher):
+def test_an_mqtt_5_publisher_at_qos_0_is_refused_by_a_disconnect(broker, mqtt, member, watcher):
     if broker.kind == "rabbitmq":
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     client = mqtt("client", V5)

@@ -127,7 +127,7 @@ def test_a_backlog_is_consumed_during_an_alarm_and_newcomers_are_served(broker, 
     consumer.close()
 
 
-def test_publishers_are_told_of_the_disk_as_the_upstream_tells_them(broker, pool):
+def test_publishers_get_the_same_disk_alarm_reason_as_at_the_upstream(broker, pool):
     publishers = [Publisher(pool, "disk"), Publisher(broker, "disk")]
     wait_until(lambda: all(publisher.confirmed for publisher in publishers))
     with alarm(broker, DISK):

@@ -81,7 +81,7 @@ def count(broker):
         return direct.channel().queue_declare(QUEUE, passive=True).method.message_count
 
 
-def test_who_publishes_is_told_late_joiners_too_and_their_messages_arrive_in_the_end(server, broker):
+def test_early_and_late_publishers_are_blocked_and_all_messages_arrive(server, broker):
     early = Client(server)
     early.channel.queue_declare(QUEUE)
     early.channel.queue_purge(QUEUE)
@@ -98,7 +98,7 @@ def test_who_publishes_is_told_late_joiners_too_and_their_messages_arrive_in_the
     wait_until(lambda: count(broker) == published)
 
 
-def test_who_only_consumes_is_not_told_and_goes_on(server, broker):
+def test_a_consumer_is_not_notified_of_the_alarm_and_continues(server, broker):
     publisher, consumer = Client(server), Client(server)
     publisher.channel.queue_declare(QUEUE)
     publisher.channel.queue_purge(QUEUE)

@@ -39,7 +39,7 @@ def start_again(tmp_path, broker):
     return leveret(tmp_path / "again", amqp=broker.address)
 
 
-def test_s7_a_client_that_comes_hears_nothing_until_an_upstream_is_back(tmp_path, broker):
+def test_s7_a_new_client_receives_nothing_until_an_upstream_is_back(tmp_path, broker):
     with pool(tmp_path, broker) as server:
         with pika.BlockingConnection(pika.URLParameters(server.uri)):
             broker.child.kill()
@@ -70,7 +70,7 @@ def test_s7_a_pool_that_starts_before_its_upstream_is_a_dead_broker_until_then(t
 
 
 @pytest.mark.parametrize("past", [CONNECTION_START, CONNECTION_TUNE], ids=["start", "tune"])
-def test_s7_a_client_in_the_middle_of_its_login_waits_and_then_hears_nothing(tmp_path, broker, past):
+def test_s7_a_login_in_progress_waits_and_is_then_closed_without_reply(tmp_path, broker, past):
     with pool(tmp_path, broker, "--upstream-arrival-max", "3s") as server, Wire(server.port) as wire:
         wait_until(lambda: metric(server, "leveret_upstream_up") == 1)
         wire.send(PROTOCOL_HEADER)

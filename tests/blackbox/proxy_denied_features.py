@@ -134,7 +134,7 @@ def why_not_there(connection, queue):
     return refused.value.reply_code
 
 
-def test_p7_what_goes_with_the_broker_or_its_connection_is_there_again(upstream, pool):
+def test_p7_transient_objects_and_consumers_are_restored_after_a_restart(upstream, pool):
     with contextlib.closing(without_heartbeats(pool)) as client:
         channel = client.channel()
         channel.exchange_declare("transient-exchange", "fanout", auto_delete=True)

@@ -122,7 +122,7 @@ def test_p7_a_broker_restart_is_not_an_outage_for_clients(tmp_path, how):
         broker.stop()
 
 
-def test_p7_an_outage_longer_than_the_limit_is_told(tmp_path):
+def test_p7_clients_are_closed_when_an_outage_exceeds_the_limit(tmp_path):
     broker = RabbitMq(tmp_path / "rabbitmq")
     try:
         upstream = broker.uri.replace("guest:guest@", "")

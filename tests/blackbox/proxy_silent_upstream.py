@@ -40,7 +40,7 @@ def round_trip(server, user="guest"):
         channel.basic_publish("amq.fanout", "", b"round")
 
 
-def test_who_does_not_wait_for_a_silent_upstream_is_not_held_up(tmp_path, gate):
+def test_a_silent_upstream_delays_only_clients_that_wait_for_it(tmp_path, gate):
     with leveret(tmp_path, "--upstream", gate.url, "--upstream-timeout", "10m") as server:
         round_trip(server)
         gate.is_closed = True
@@ -52,7 +52,7 @@ def test_who_does_not_wait_for_a_silent_upstream_is_not_held_up(tmp_path, gate):
             assert not select.select([waiting.socket], [], [], 0)[0]
 
 
-def test_s7_who_waits_for_a_silent_upstream_meets_a_dead_broker_in_time(tmp_path, gate):
+def test_s7_a_client_waiting_for_a_silent_upstream_is_closed_in_time(tmp_path, gate):
     patience = ["--upstream-timeout", "5s", "--upstream-arrival-max", "5s"]
     with leveret(tmp_path, "--upstream", gate.url, *patience) as server:
         with Wire(server.port) as wire:
@@ -64,7 +64,7 @@ def test_s7_who_waits_for_a_silent_upstream_meets_a_dead_broker_in_time(tmp_path
         server.stop()
 
 
-def test_the_next_upstream_serves_those_who_met_a_silent_one(tmp_path, gate, broker):
+def test_clients_of_a_silent_upstream_are_served_by_the_next_one(tmp_path, gate, broker):
     gate.is_closed = True
     upstreams = ["--upstream", gate.url, "--upstream", f"amqp://127.0.0.1:{broker.port}"]
     with leveret(tmp_path, *upstreams, "--upstream-timeout", "3s", "--upstream-arrival-max", "60s") as server:

@@ -95,7 +95,7 @@ class Quick:
         self.channel.basic_ack(method.delivery_tag)
 
 
-def test_what_waits_for_all_is_bounded_and_who_reads_is_served(targets, tmp_path):
+def test_buffers_of_all_slow_consumers_are_bounded_and_readers_are_served(targets, tmp_path):
     upstream = targets.upstream.uri.replace("guest:guest@", "")
     flags = ["--upstream", upstream, "--upstream-consumer-budget", str(BUDGET), "--log", "error"]
     # Nobody is to be given up for having read nothing, however long this takes.

@@ -102,7 +102,7 @@ def test_acknowledgements_are_the_credit_of_a_consumer(pool):
         reader.expect(range(10))
 
 
-def test_what_streams_do_not_support_is_refused_as_by_the_broker_and_ends_nobody_else(upstream, pool):
+def test_refused_stream_operations_match_the_broker_and_affect_no_others(upstream, pool):
     publish(pool, "refusals", range(3))
 
     def refusal(server, ask):

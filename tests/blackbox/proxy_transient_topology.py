@@ -14,7 +14,7 @@ PIDBOX, REPLIES = "celery.pidbox", "reply.celery.pidbox"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
-def test_p7_what_ended_with_the_broker_is_there_before_its_clients_go_on(tmp_path, how):
+def test_p7_transient_topology_is_restored_before_clients_continue(tmp_path, how):
     broker = RabbitMq(tmp_path / "rabbitmq")
     try:
         with contextlib.ExitStack() as stack:

@@ -58,7 +58,7 @@ def publish(wire):
     wire.send(message + frame(HEADER, 1, content_header(1)) + frame(BODY, 1, b"x"))
 
 
-def test_everybody_in_a_deleted_vhost_is_told_and_nobody_else(tmp_path, upstream):
+def test_only_clients_of_a_deleted_virtual_host_are_closed(tmp_path, upstream):
     with leveret(tmp_path / "leveret", "--upstream", f"amqp://127.0.0.1:{upstream.port}") as pool:
         port = pool.server.port
         with Wire(upstream.port) as direct, Wire(port) as bystander:

@@ -76,7 +76,7 @@ def test_the_highest_priority_comes_first(channel, queue):
     assert drain(channel, queue) == [str(priority) for priority in DELIVERED]
 
 
-def test_what_comes_back_precedes_all_others_in_the_order_of_its_return(channel, queue):
+def test_requeued_messages_come_first_in_the_order_of_their_return(channel, queue):
     channel.queue_declare(queue, durable=True, arguments=QUORUM)
     publish(channel, queue, 1, 9, 5, 2)
     tags = take(channel, queue, 3)
@@ -89,7 +89,7 @@ def test_what_comes_back_precedes_all_others_in_the_order_of_its_return(channel,
     assert drain(channel, queue) == ["2", "9", "5", "31", "1"]
 
 
-def test_a_consumer_with_room_for_one_gets_what_is_first_each_time(channel, queue):
+def test_a_consumer_with_prefetch_1_gets_the_first_message_each_time(channel, queue):
     channel.queue_declare(queue, durable=True, arguments=QUORUM)
     publish(channel, queue, 1, 9, 5)
     channel.basic_qos(prefetch_count=1)
@@ -107,7 +107,7 @@ def test_a_consumer_with_room_for_one_gets_what_is_first_each_time(channel, queu
     assert seen == ["9", "9", "31", "5", "1"]
 
 
-def test_a_full_queue_drops_what_it_would_deliver_next(channel, queue):
+def test_a_full_queue_drops_the_next_message_to_be_delivered(channel, queue):
     dead = queue + "-dead"
     channel.queue_declare(dead)
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}

@@ -14,7 +14,7 @@ TARGETS = ["rabbitmq", "rabbitmq4"]
     ],
     ids=" ".join,
 )
-def test_it_says_what_the_tool_says(target, words):
+def test_output_and_errors_are_those_of_rabbitmqctl(target, words):
     try:
         assert said(target.control, words) == said(lambda *words: target.tool("rabbitmqctl", *words), words)
     finally:

@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_ends_the_upstream(tmp_path):
         assert to_the_end(server) == b""
 
 
-def test_a_client_that_breaks_the_protocol_is_told_and_what_it_said_before_arrives(tmp_path):
+def test_a_protocol_violation_gets_1002_and_earlier_bytes_are_relayed(tmp_path):
     with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         wire.send(b"good")

@@ -34,7 +34,7 @@ def test_version_1_tells_the_ends_of_the_clients_socket(tmp_path):
 
 
 @pytest.mark.parametrize("listen, family", [("[::1]:0", "TCP6"), ("[::]:0", "TCP4")])
-def test_ipv6_and_ipv4_in_ipv6_form_are_told_apart(tmp_path, listen, family):
+def test_ipv6_and_ipv4_mapped_addresses_are_distinguished(tmp_path, listen, family):
     with Acceptor() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v1", listen=listen) as (_, port):
         host = "::1" if family == "TCP6" else HERE
         client = socket.create_connection((host, port))

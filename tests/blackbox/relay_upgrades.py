@@ -205,6 +205,6 @@ def test_the_setting_is_a_flag_over_a_variable_over_tables_of_the_file(tmp_path)
         (["--webroot", "/srv", "--ws", "off"], "--webroot: has no effect"),
     ],
 )
-def test_a_relay_that_cannot_be_is_told(flags, at_fault):
+def test_an_invalid_relay_configuration_is_reported(flags, at_fault):
     code, _, error = run("config", "check", *flags)
     assert code == 2 and at_fault in error

@@ -96,7 +96,7 @@ def test_a_range_beyond_64_bits_is_none(port, first):
         assert (answered, "Content-Range" in headers, body) == (200, False, DATA), asked
 
 
-def test_head_has_no_body_and_what_has_not_changed_is_not_sent(port):
+def test_head_has_no_body_and_an_unmodified_file_is_answered_with_304(port):
     status, headers, body = ask(port, "/data.bin", "HEAD")
     assert (status, headers["Content-Length"], body) == (200, "256000", b"")
     status, _, body = ask(port, "/data.bin", If_Modified_Since=headers["Last-Modified"])

@@ -12,7 +12,7 @@ from harness.wire import CONNECTION_TUNE, Closed, Wire
 SECRET = "hunter2-never-shown"
 
 
-def test_a_refused_password_is_not_told(tmp_path):
+def test_a_refused_password_is_not_shown(tmp_path):
     with leveret(tmp_path, "--log", "trace") as server:
         with Wire(server.port) as wrong:
             refused = ""
@@ -32,7 +32,7 @@ def test_a_refused_password_is_not_told(tmp_path):
     assert told and SECRET not in told
 
 
-def test_the_password_of_an_upstream_url_is_not_told(tmp_path):
+def test_the_password_of_an_upstream_url_is_not_shown(tmp_path):
     # Port 1 of the loopback: nobody listens there, so that failures are logged as well.
     url = f"amqp://someone:{SECRET}@127.0.0.1:1/"
     with leveret(tmp_path, "--log", "trace", env={"LEVERET_UPSTREAM": url}) as server:
@@ -61,7 +61,7 @@ def test_commands_do_not_repeat_a_password(tmp_path):
                 assert SECRET not in out + error
 
 
-def test_a_password_in_a_mistaken_argument_is_not_told():
+def test_a_password_in_an_invalid_argument_is_not_shown():
     code, out, error = run("serve", f"amqp://someone:{SECRET}@127.0.0.1")
     assert code == 2
     assert SECRET not in out + error

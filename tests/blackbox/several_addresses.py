@@ -74,7 +74,7 @@ def test_the_file_has_a_list_and_the_variable_commas(tmp_path):
         assert expected in out
 
 
-def test_an_address_that_is_taken_is_told(tmp_path):
+def test_an_address_in_use_is_reported(tmp_path):
     with leveret(tmp_path / "first") as server:
         quiet = [word for name in OPTIONAL_LISTENERS for word in (name, "off")]
         both = f"[::1]:0,{server.address}"

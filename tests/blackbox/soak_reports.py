@@ -43,27 +43,27 @@ def outcome(directory, parts, seconds=LONG):
     return code, (directory / "report.md").read_text()
 
 
-def test_what_passes_is_counted_with_its_seeds(tmp_path, capsys):
+def test_passed_runs_are_counted_with_their_seeds(tmp_path, capsys):
     code, report = outcome(tmp_path, [part("one", "true", "true", "true"), part("two", "true")])
     assert code == 0
     assert "| one | 0 | 3 | 0 | 0 | 7 … 9 |" in report and "| two | 0 | 1 | 0 | 0 | 7 |" in report
     assert report in capsys.readouterr().out
 
 
-def test_a_failure_is_told_with_its_command_and_the_others_go_on(tmp_path):
+def test_a_failure_is_reported_with_its_command_and_other_parts_continue(tmp_path):
     code, report = outcome(tmp_path, [part("one", "true", "echo broken here; exit 3", "true"), part("two", "true")])
     assert code == 1
     assert "| one | 0 | 2 | 1 | 0 | 7 … 9 |" in report and "| two | 0 | 1 | 0 | 0 | 7 |" in report
     assert "exit code 3" in report and "Again: `again 8`" in report and "broken here" in report
 
 
-def test_who_takes_longer_than_the_share_is_cut_off_and_has_not_failed(tmp_path):
+def test_a_part_over_its_time_share_is_cut_off_and_not_failed(tmp_path):
     code, report = outcome(tmp_path, [part("one", "exec sleep infinity"), part("two", "exec sleep infinity")], SHORT)
     assert code == 0
     assert report.count("| 0 | 0 | 0 | 1 | 7 |") == 2
 
 
-def test_who_is_cut_off_may_end_in_order_however_the_soak_was_started(tmp_path):
+def test_a_part_that_is_cut_off_gets_sigint_even_if_the_soak_ignores_it(tmp_path):
     ends = f"trap 'touch {tmp_path}/in-order; exit 1' INT; while :; do sleep 0.05; done"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -80,13 +80,13 @@ def test_a_batch_that_hangs_has_failed(tmp_path, monkeypatch):
     assert "had not ended" in report and "Again: `again 7`" in report
 
 
-def test_what_cannot_run_here_is_named(tmp_path):
+def test_a_part_that_cannot_run_is_reported_as_left_out(tmp_path):
     code, report = outcome(tmp_path, [part("one", "true", missing=lambda: "no fuzzer"), part("two", "true")])
     assert code == 0
     assert "one is left out: no fuzzer" in report and "| one | 0 | 0 | 0 | 0 |  |" in report
 
 
-def test_what_is_not_built_has_failed(tmp_path):
+def test_a_part_that_cannot_be_built_has_failed(tmp_path):
     code, report = outcome(tmp_path, [part("one", "true", builds=[["sh", "-c", "echo no compiler; exit 1"]])])
     assert code == 1
     assert "it is not built" in report and "no compiler" in report
@@ -125,7 +125,7 @@ def test_every_part_begins_where_its_seed_says_and_goes_on():
         assert all(seeds.split()[0] in command for command, seeds, _ in first), part.name
 
 
-def test_what_repeats_the_kills_of_a_spool_has_their_seed():
+def test_the_command_to_repeat_spool_kills_has_their_seed():
     _, kills = itertools.islice(next(part for part in soak.parts() if part.name == "spool").batches(5), 2)
     make = subprocess.run([*shlex.split(kills.again), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert all(f"{name}={value} " in make.stdout for name, value in kills.environment.items()), make.stdout + make.stderr

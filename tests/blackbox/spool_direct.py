@@ -187,7 +187,7 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
         server.stop()
 
 
-def test_a_user_whose_queue_is_full_blocks_no_other_user(tmp_path):
+def test_a_user_at_its_spool_limit_blocks_no_other_user(tmp_path):
     with (
         leveret(tmp_path / "broker", "--data-dir", "off") as upstream,
         spooling(tmp_path, upstream.uri, "--spool-max-bytes", "1MiB") as server,
@@ -243,7 +243,7 @@ def strict(tmp_path, broker):
         "messages of this size in frames",
     ],
 )
-def test_what_cannot_be_spooled_is_refused_if_the_setting_says_so(strict, what):
+def test_messages_unsuitable_for_the_spool_are_refused_if_configured(strict, what):
     channel = strict.channel()
     closed = []
     channel._impl.add_on_close_callback(lambda _, reason: closed.append(reason))

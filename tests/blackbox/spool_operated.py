@@ -78,7 +78,7 @@ def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, c
     assert take(direct, QUEUE) == ("spooled", True)
 
 
-def test_messages_of_a_user_whom_no_rule_matches_any_more_are_forwarded_after_its_next_login(tmp_path, broker, direct):
+def test_messages_of_a_user_without_a_rule_wait_for_the_users_next_login(tmp_path, broker, direct):
     upstream, data = f"amqp://127.0.0.1:{broker.port}", tmp_path / "data"
     with spooling(tmp_path, upstream, data=data) as server:
         Ctl(server.http)("spool", "pause")
@@ -99,7 +99,7 @@ def test_messages_of_a_user_whom_no_rule_matches_any_more_are_forwarded_after_it
         server.stop()
 
 
-def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, broker, direct):
+def test_publishers_are_blocked_with_the_reason_while_a_spool_is_drained(tmp_path, broker, direct):
     """The destination is full, so that the spool stays as it is."""
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
@@ -123,7 +123,7 @@ def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, 
         server.stop()
 
 
-def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, channel):
+def test_deferred_messages_can_be_purged_so_that_a_drain_ends(server, direct, channel):
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     ctl = Ctl(server.http)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_what_nobody_takes_is_dropped_so_that_a_drain_ends(server, direct, chann
 
 
 @pytest.mark.parametrize("what", ["waiting", "parked"])
-def test_what_is_dropped_does_not_come_again_after_a_kill_behind_the_answer(tmp_path, broker, direct, what):
+def test_messages_of_an_answered_purge_stay_gone_after_a_kill(tmp_path, broker, direct, what):
     """While the disk takes nothing there is no answer: after a kill the messages would be there."""
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     exchange, key, command = {

@@ -96,7 +96,7 @@ def test_bytes_arrive_as_they_are(server, name):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", ["client", "client-individual"])
-def test_what_is_not_acknowledged_comes_again(clients, name, version, mode):
+def test_unacknowledged_stomp_messages_are_redelivered(clients, name, version, mode):
     sender, first = clients(), clients(version)
     for number in range(3):
         sender.send(f"/queue/{name}", str(number))
@@ -243,7 +243,7 @@ def test_the_queue_of_a_durable_subscription_is_named_as_by_rabbitmq(clients, am
         ),
     ],
 )
-def test_headers_say_what_queue_is_meant(clients, amqp, name, headers, declared):
+def test_headers_decide_the_properties_of_the_declared_queue(clients, amqp, name, headers, declared):
     client = clients()
     client.subscribe(f"/queue/{name}", **headers)
     # A declaration that is not the same is refused.
@@ -252,7 +252,7 @@ def test_headers_say_what_queue_is_meant(clients, amqp, name, headers, declared)
     amqp.queue_delete(name)
 
 
-def test_what_amqp_publishes_stomp_receives(clients, amqp, name):
+def test_stomp_subscribers_receive_amqp_messages_with_their_properties(clients, amqp, name):
     amqp.queue_declare(name)
     client = clients()
     client.subscribe(f"/amq/queue/{name}")
@@ -294,7 +294,7 @@ def test_what_amqp_publishes_stomp_receives(clients, amqp, name):
     assert frame.body == "by amqp"
 
 
-def test_what_stomp_sends_amqp_receives(clients, amqp, name):
+def test_amqp_consumers_receive_stomp_messages_with_their_headers(clients, amqp, name):
     amqp.queue_declare(name, durable=True)
     headers = {
         "content-type": "application/json",
@@ -322,7 +322,7 @@ def test_what_stomp_sends_amqp_receives(clients, amqp, name):
     assert properties.headers["x-own"] == "a:b\nc"
 
 
-def test_a_cancelled_subscription_is_told(server, clients, amqp, name):
+def test_a_subscription_cancelled_by_the_server_gets_an_error(server, clients, amqp, name):
     client = clients()
     client.subscribe(f"/queue/{name}", id="gone")
     amqp.queue_delete(name)

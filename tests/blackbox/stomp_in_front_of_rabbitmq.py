@@ -170,7 +170,7 @@ def test_clients_outlive_a_restart_of_the_upstream(upstream, pool, clients, name
     assert answer is None or answer[0] == "CONNECTED", "an outage is no refusal"
 
 
-def test_who_connects_while_the_upstream_is_away_is_not_refused_but_cut_off(tmp_path):
+def test_a_client_connecting_without_an_upstream_is_closed_without_error(tmp_path):
     flags = ["--upstream", "amqp://127.0.0.1:1", "--stomp", ANY, "--upstream-arrival-max", "0s"]
     with leveret(tmp_path, *flags) as server:
         wire = StompWire(listening(server, "stomp", "stomp"))
@@ -289,7 +289,7 @@ def receipts(wire, count):
     return got
 
 
-def test_what_is_sent_at_once_is_answered_whatever_the_upstream_answers_first(pool, amqp, name):
+def test_pipelined_frames_are_answered_in_order(pool, amqp, name):
     amqp.queue_declare(name)
     queue = f"/amq/queue/{name}"
     ask = f"SEND\ndestination:/queue/{name}-asked\nreply-to:/temp-queue/a\nreceipt:ask\n\nx"
@@ -300,7 +300,7 @@ def test_what_is_sent_at_once_is_answered_whatever_the_upstream_answers_first(po
     wire.send(f"SEND\ndestination:/queue/{name}\n\nx")
 
 
-def test_a_subscription_that_ends_at_once_hurts_nobody_who_shares_the_connection(pool, clients, amqp, name):
+def test_an_immediately_ended_subscription_does_not_affect_other_clients(pool, clients, amqp, name):
     for one in "ab":
         amqp.queue_declare(f"{name}-{one}")
     other = clients()
@@ -325,7 +325,7 @@ def test_subscriptions_to_topics_that_are_sent_at_once_are_all_answered(pool, cl
     assert {wire.frame()[2] for _ in range(2)} == {"a", "b"}
 
 
-def test_a_topic_gets_what_comes_by_other_exchanges_and_keys(clients, amqp, name):
+def test_a_topic_gets_messages_routed_by_other_exchanges_and_keys(clients, amqp, name):
     amqp.exchange_declare(f"{name}-into", "fanout")
     amqp.exchange_bind("amq.topic", f"{name}-into", "by.binding")
     amqp.exchange_declare(f"{name}-alternate", "direct", arguments={"alternate-exchange": "amq.topic"})

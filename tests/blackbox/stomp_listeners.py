@@ -161,7 +161,7 @@ def test_a_drain_tells_clients_and_the_process_ends_well(tmp_path):
         wire.close()
 
 
-def test_an_amqp_consumer_reads_what_a_web_page_sent_and_answers_it(tmp_path):
+def test_an_amqp_consumer_answers_a_request_of_a_stomp_client(tmp_path):
     with leveret(tmp_path, "--stomp", ANY) as server:
         page = Client(port(server))
         amqp = pika.BlockingConnection(pika.URLParameters(server.uri))

@@ -31,7 +31,7 @@ def shared(server, name):
     return metric(server, f"leveret_multiplexed_{name}")
 
 
-def test_shared_queues_are_shown_and_what_sharing_saves_is_counted(tmp_path, targets):
+def test_multiplexed_queues_are_shown_with_message_and_copy_counts(tmp_path, targets):
     with pool(tmp_path, targets.upstream.port) as server:
         assert [shared(server, name) for name in ("queues", "subscribers", "bindings")] == [0, 0, 0]
         ctl = Ctl(server.http)
@@ -156,7 +156,7 @@ def lets_in(server):
     return False
 
 
-def test_readiness_follows_the_upstream_whoever_is_connected(tmp_path):
+def test_readiness_follows_the_upstream_even_with_clients_connected(tmp_path):
     with replaceable(tmp_path / "broker") as broker, pool(tmp_path, broker.port) as server:
         client = Client(server.stomp)
         client.subscribe("/topic/stays")
@@ -174,7 +174,7 @@ def test_readiness_follows_the_upstream_whoever_is_connected(tmp_path):
             server.stop()
 
 
-def test_a_drain_answers_what_it_has_taken_and_then_tells_every_client(tmp_path):
+def test_a_drain_sends_pending_receipts_and_then_errors_to_all_clients(tmp_path):
     with leveret(tmp_path / "broker") as broker, pool(tmp_path, broker.port) as server:
         idle, subscriber, publisher = (StompWire(server.stomp) for _ in range(3))
         for wire in (idle, subscriber, publisher):
@@ -215,7 +215,7 @@ def test_an_upstream_that_does_not_answer_holds_up_a_drain_only_for_a_while(tmp_
             assert server.child.wait() == 0, server.tail()
 
 
-def test_no_password_of_a_client_is_told(tmp_path, targets):
+def test_passwords_of_stomp_clients_are_never_shown(tmp_path, targets):
     upstream = targets.upstream
     upstream.control("add_user", "secretive", SECRET)
     upstream.control("set_permissions", "secretive", ".*", ".*", ".*")

@@ -71,7 +71,7 @@ def is_gone(broker, queue):
     return False
 
 
-def test_an_answer_to_one_who_is_gone_is_dropped_without_a_word(broker, clients, name):
+def test_a_reply_to_a_disconnected_client_is_dropped_silently(broker, clients, name):
     asker, answerer = clients(), clients()
     answerer.subscribe(f"/queue/{name}")
     ask(asker, name, "question", "/temp-queue/x")

@@ -44,7 +44,7 @@ def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
             new.stop()
 
 
-def test_what_a_broker_has_confirmed_is_there_when_another_has_taken_over(tmp_path):
+def test_messages_confirmed_by_a_broker_survive_a_takeover(tmp_path):
     amqp, http = free_ports(2)
     all_flags = flags(amqp, http, "--data-dir", str(tmp_path / "data"))
     with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as callers:
@@ -280,7 +280,7 @@ def test_a_mistake_in_the_definitions_ends_the_successor_alone(tmp_path):
         assert callers.troubles == [] and running(program) == [server.pid]
 
 
-def test_what_the_broker_has_already_is_no_mistake(tmp_path):
+def test_definitions_of_existing_objects_do_not_stop_an_upgrade(tmp_path):
     """A queue that is there is left as it is, whatever the file says of it."""
     with of_definitions(tmp_path) as (server, program, callers, define):
         Ctl(server.http)("add_vhost", "v")
@@ -290,7 +290,7 @@ def test_what_the_broker_has_already_is_no_mistake(tmp_path):
         assert callers.refusals == []
 
 
-def test_an_upgrade_that_leaves_nobody_is_told_at_once(tmp_path):
+def test_an_upgrade_that_ends_both_processes_is_reported_at_once(tmp_path):
     """That a queue cannot be declared is found when it is known what the broker has: when the old process has ended."""
     with of_definitions(tmp_path) as (server, program, callers, define):
         define(queues=[{**QUEUE, "name": "other", "arguments": {"x-max-length": -1}}])
@@ -354,7 +354,7 @@ def test_a_socket_that_no_listener_has_is_closed(tmp_path):
             server.kill()
 
 
-def test_a_file_of_the_service_manager_that_is_no_socket_is_told(tmp_path):
+def test_a_passed_file_descriptor_that_is_no_socket_is_logged(tmp_path):
     amqp, http = free_ports(2)
     with (tmp_path / "file").open("w") as kept:
         server = activated(tmp_path / "leveret.log", kept, *flags(amqp, http))
@@ -363,7 +363,7 @@ def test_a_file_of_the_service_manager_that_is_no_socket_is_told(tmp_path):
     assert server.stop() == 0
 
 
-def test_the_service_manager_hears_of_sockets_to_keep_and_of_its_new_main_process(tmp_path):
+def test_the_service_manager_gets_sockets_to_keep_and_the_new_main_pid(tmp_path):
     with Manager(tmp_path / "notify") as manager:
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with leveret(tmp_path / "old", "--data-dir", "off", *flags(*free_ports(2)), env=told) as old:

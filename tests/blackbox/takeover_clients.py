@@ -175,7 +175,7 @@ def test_a_client_in_the_middle_of_its_login_comes_in(succession):
         client.open_channel()
 
 
-def test_a_client_that_does_not_read_gets_what_waits_for_it(succession, queue):
+def test_buffered_messages_of_a_slow_client_are_delivered_after_an_upgrade(succession, queue):
     body, messages = b"x" * 100_000, 100
     with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
         filler = client.channel()
@@ -193,7 +193,7 @@ def test_a_client_that_does_not_read_gets_what_waits_for_it(succession, queue):
 
 
 @pytest.mark.parametrize("what", ["an exclusive queue", "a transaction", "an auto-delete queue"])
-def test_a_client_that_depends_on_its_upstream_connection_is_told_to_come_again(succession, what):
+def test_a_client_tied_to_its_upstream_connection_is_closed_with_320(succession, what):
     client = pika.BlockingConnection(pika.URLParameters(succession.now.uri))
     channel = client.channel()
     if what == "a transaction":
@@ -233,7 +233,7 @@ def test_a_successor_that_knows_no_clients_gets_none(succession):
         assert succession.now.child.wait() == 0
 
 
-def test_clients_whose_successor_dies_are_told_and_the_process_ends(succession, targets):
+def test_clients_are_closed_and_the_process_ends_if_the_successor_dies(succession, targets):
     upstreams = f'["127.0.0.1:{targets.upstream.port}"]'
     with socket.socket(socket.AF_UNIX) as successor, contextlib.ExitStack() as clients:
         told = [clients.enter_context(Wire(succession.now.port)) for _ in range(5)]

@@ -119,11 +119,11 @@ def breaches(directory, files):
 
 
 @pytest.mark.parametrize("rule", BREACHES)
-def test_a_broken_rule_is_told_with_its_place(tmp_path, rule):
+def test_a_broken_rule_is_reported_with_its_place(tmp_path, rule):
     files, text = BREACHES[rule]
     found = breaches(tmp_path, files)
     assert len(found) == 1 and text in found[0] and ":" in found[0], found
 
 
-def test_what_keeps_the_rules_is_let_pass(tmp_path):
+def test_sources_that_follow_the_rules_pass(tmp_path):
     assert breaches(tmp_path, SOUND) == []

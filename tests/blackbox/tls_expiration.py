@@ -35,7 +35,7 @@ def expiring(management, within, unit):
     return sorted((each["protocol"], each["certfile"].rpartition("/")[2]) for each in body["expired"])
 
 
-def test_what_expires_in_time_is_told_with_the_listeners_that_show_it(tmp_path, ca):
+def test_expiring_certificates_are_reported_with_their_listeners(tmp_path, ca):
     soon, late = ca.issue("soon", days=10), ca.issue("late", ["late.example"], days=400)
     flags = ["--amqps", "127.0.0.1:0", "--https", "127.0.0.1:0", *tls(soon, late)]
     with leveret(tmp_path / "server", *flags) as ours:
@@ -57,7 +57,7 @@ def test_a_relays_listener_and_the_ca_of_clients_count(tmp_path, ca):
         assert expired["cacertfile"] == str(ca.file) and len(expired["cacertfile_expires_on"]) == 1
 
 
-def test_a_ca_that_expires_soon_is_told_in_the_log(tmp_path, ca):
+def test_a_ca_that_expires_soon_is_logged(tmp_path, ca):
     clients = TestCa(tmp_path / "clients", "clients", days=20)
     verify = ["--tls-verify-client", "optional", "--tls-client-ca", clients.file]
     pair = ca.issue("server", days=90)

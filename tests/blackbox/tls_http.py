@@ -88,7 +88,7 @@ def test_everything_of_the_plain_listener_is_there_over_tls_too(tmp_path, ca):
         server.stop()
 
 
-def test_browsers_are_told_to_stay_with_tls_only_where_that_was_asked_for(tmp_path, ca):
+def test_hsts_is_sent_only_over_tls(tmp_path, ca):
     with over_tls(tmp_path, [ca.issue("server")], "--https-strict", "8760h") as server:
         for path, expected in [("/", 200), ("/api/overview", 401), ("/nothing", 404)]:
             status, headers, _ = ask(server, believing(ca), path)
@@ -130,7 +130,7 @@ def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_p
         server.stop()
 
 
-def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, ca):
+def test_unfinished_handshakes_do_not_keep_other_clients_out(tmp_path, ca):
     with over_tls(tmp_path, [ca.issue("server")]) as server, contextlib.ExitStack() as stack:
         for number in range(STRANGERS):
             stranger = socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE)
@@ -191,7 +191,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_serving(mistake):
+def test_mistakes_in_https_settings_are_reported_by_config_check(mistake):
     flags, line = MISTAKES[mistake]
     code, _, error = run("config", "check", *flags)
     assert code == 2 and line in error

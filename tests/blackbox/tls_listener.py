@@ -114,7 +114,7 @@ def test_a_client_is_shown_the_certificate_for_the_name_it_asks_for(tmp_path, ca
         assert shown(server, context, None) == der(first)
 
 
-def test_a_client_that_does_not_trust_the_ca_is_told_apart(tmp_path, ca):
+def test_a_client_that_does_not_trust_the_ca_is_logged_as_such(tmp_path, ca):
     with over_tls(tmp_path, [ca.issue("server")]) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
             shown(server, context_for(TestCa(tmp_path / "other", "other")), "localhost")
@@ -255,7 +255,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_serving(tmp_path, ca, mistake):
+def test_mistakes_in_tls_settings_are_reported_by_config_check(tmp_path, ca, mistake):
     server, other = ca.issue("server"), ca.issue("other")
     flags, line = MISTAKES[mistake]
     files = {"server": server.certificate, "key": server.key, "other": other.key}

@@ -53,7 +53,7 @@ def test_a_key_and_a_value_of_the_file_are_put_right(tmp_path):
         assert run("serve", "--config", file)[2].endswith(f"; text needs quotes: {form}\n")
 
 
-def test_a_taken_port_comes_with_what_to_do(tmp_path):
+def test_a_port_in_use_is_reported_with_a_remedy(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -63,7 +63,7 @@ def test_a_taken_port_comes_with_what_to_do(tmp_path):
     assert "another process has it (`ss -ltnp` shows which)" in error and f"--upstream amqp://{address}" in error
 
 
-def test_a_data_directory_that_cannot_be_used_comes_with_what_to_do(tmp_path):
+def test_an_unusable_data_directory_is_reported_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
         error = run(*SERVE_IN, tmp_path / "data")[2]
@@ -73,7 +73,7 @@ def test_a_data_directory_that_cannot_be_used_comes_with_what_to_do(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_data_directory_of_another_user_comes_with_what_to_do(tmp_path):
+def test_a_data_directory_of_another_user_is_reported_with_a_remedy(tmp_path):
     (tmp_path / "roots").mkdir(mode=0o700)
     tmp_path.chmod(0o755)
     argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *SERVE_IN, tmp_path / "roots"]
@@ -83,7 +83,7 @@ def test_a_data_directory_of_another_user_comes_with_what_to_do(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up a capability")
-def test_a_privileged_port_comes_with_what_to_do(tmp_path):
+def test_a_privileged_port_is_reported_with_a_remedy(tmp_path):
     argv = ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service", binary()]
     argv += ["serve", "--amqp", "127.0.0.1:672", *OTHERS, "--data-dir", "off"]
     child = Child(argv, tmp_path / "leveret.log", env=clean_environment())
@@ -103,7 +103,7 @@ def test_a_self_signed_ca_as_the_upstreams_certificate_is_explained(tmp_path):
             pool.child.wait_line("TLS: the server's certificate is a CA certificate .CA:TRUE.*basicConstraints=critical,CA:FALSE")
 
 
-def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_path, targets):
+def test_a_login_refused_by_the_upstream_is_logged_as_its_refusal(tmp_path, targets):
     upstream = f"127.0.0.1:{targets.upstream.port}"
     # A password of the URL is none of the clients', and newcomers write one there.
     with leveret(tmp_path, "--upstream", f"amqp://guest:guest@{upstream}") as pool:
@@ -114,7 +114,7 @@ def test_a_login_that_the_upstream_refuses_is_told_as_the_upstreams_refusal(tmp_
         assert "mistaken" not in pool.child.output()
 
 
-def test_an_upstream_whose_port_is_of_another_kind_or_whose_ca_is_unknown_is_told_with_a_remedy(tmp_path):
+def test_a_wrong_upstream_protocol_or_ca_is_reported_with_a_remedy(tmp_path):
     ca = TestCa(tmp_path)
     certificate, key = ca.issue("server", ["localhost"])
     with leveret(tmp_path / "broker", "--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key) as broker:
@@ -133,7 +133,7 @@ def test_an_upstream_whose_port_is_of_another_kind_or_whose_ca_is_unknown_is_tol
                     pool.child.wait_line(f"WARN.*no upstream reachable.*{advice}")
 
 
-def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
+def test_the_mode_and_the_data_directory_are_logged_at_the_start(tmp_path, targets):
     with leveret(tmp_path / "broker", "--data-dir", str(tmp_path / "data")) as broker:
         broker.child.wait_line("INFO.*mode: broker, as RabbitMQ 3.10.8; no upstream is set")
         broker.child.wait_line(f"INFO.*recovered definitions and persistent messages directory={tmp_path / 'data'}")

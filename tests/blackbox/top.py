@@ -89,7 +89,7 @@ def test_it_prints_the_queues_the_longest_first(request, kind):
     assert "Memory " in text and "Disk free " in text
 
 
-def test_it_prints_a_pools_clients_and_what_goes_to_its_upstream(pool):
+def test_once_prints_the_clients_of_a_pool_and_its_upstream_traffic(pool):
     with filled(pool.uri):
         lines = once(pool.http)
     text = "\n".join(lines)
@@ -194,7 +194,7 @@ def screens():
         yield start
 
 
-def test_keys_choose_what_is_seen(broker, screens):
+def test_keys_filter_sort_and_switch_views(broker, screens):
     with filled(broker.uri) as channel:
         screen = screens("--url", broker.http)
         screen.shows("orders", "empty", "1 Queues", f"Ready {READY}")
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_it_and_a_terminal_may_change_its_size(broker, screens):
     screen.ends()
 
 
-def test_a_key_pressed_while_the_terminal_changes_its_size_is_heard(broker, screens):
+def test_a_key_pressed_during_a_terminal_resize_is_processed(broker, screens):
     screen = screens("--url", broker.http)
     screen.shows("Publish", "arrows scroll")
     # Several changes, so that one is told while the one before it is still looked at.
@@ -271,7 +271,7 @@ def test_the_pools_tables_are_those_of_a_pool(pool, screens):
         screen.ends()
 
 
-def test_a_restart_of_the_server_is_told_and_not_the_end(tmp_path, screens):
+def test_a_server_restart_is_shown_and_does_not_end_the_program(tmp_path, screens):
     [port] = free_ports(1)
     flags = ["--http", f"127.0.0.1:{port}", "--data-dir", tmp_path / "data"]
     with leveret(tmp_path / "first", *flags) as server:
@@ -287,7 +287,7 @@ def test_a_restart_of_the_server_is_told_and_not_the_end(tmp_path, screens):
         screen.ends()
 
 
-def test_what_cannot_work_is_told_before_the_screen_is_taken(broker, screens):
+def test_startup_errors_are_reported_before_the_screen_is_switched(broker, screens):
     [port] = free_ports(1)
     screen = screens("--url", f"http://127.0.0.1:{port}")
     screen.ends(1)

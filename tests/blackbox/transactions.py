@@ -79,7 +79,7 @@ def test_messages_for_an_exchange_that_is_deleted_before_the_commit_arrive(obser
     observer.exchange_declare(EXCHANGE, "fanout")
 
 
-def test_what_had_no_route_is_returned_by_the_commit_although_it_has_one_now(observer, channel):
+def test_messages_unroutable_at_publish_are_returned_despite_new_bindings(observer, channel):
     returned = []
     channel.add_on_return_callback(lambda _channel, _method, _properties, body: returned.append(body))
     publish(channel, (EXCHANGE, "", b"lost"), mandatory=True)

@@ -22,7 +22,7 @@ def test_levels_are_reached_and_every_message_comes_back(tmp_path):
     assert ours["dropped"]["connections"] == 50 and ours["dropped"]["missing"] == 0
 
 
-def test_a_limit_ends_the_ramp_and_is_told(tmp_path):
+def test_a_connection_limit_ends_the_ramp_and_is_reported(tmp_path):
     with leveret(tmp_path, "--ws", "127.0.0.1:0", "--max-connections", "30") as server:
         system = f"ours=amqp+ws://127.0.0.1:{server.ws_port}/"
         code, out, err = run("bench", "websockets", "--system", system, "--connections", "50", *SHORT)

@@ -85,7 +85,7 @@ def test_it_is_off_unless_configured(tmp_path):
         ("permessage-deflate; nonsense", None),
     ],
 )
-def test_what_is_negotiated_keeps_no_window(server, offer, answer):
+def test_negotiated_compression_has_no_context_takeover(server, offer, answer):
     negotiated = CompressingWire(server.ws_port, offer=offer) if answer else WebSocketWire(server.ws_port, Sec_WebSocket_Extensions=offer)
     with negotiated as wire:
         assert wire.headers.get("sec-websocket-extensions") == answer
@@ -123,7 +123,7 @@ def test_compressed_messages_may_come_in_fragments_and_beside_plain_ones(server)
         assert wire.delivered_body() == b"plain"
 
 
-def test_what_is_not_deflate_ends_only_the_offender(server):
+def test_invalid_deflate_data_closes_only_the_offending_connection(server):
     with CompressingWire(server.ws_port) as bystander, CompressingWire(server.ws_port) as offender:
         bystander.handshake()
         offender.handshake()
@@ -166,7 +166,7 @@ def test_a_relay_is_the_same_compressed(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_zlib_makes_in_any_way_is_understood_and_it_understands_us(tmp_path, seed):
+def test_any_zlib_output_survives_a_round_trip_through_the_relay(tmp_path, seed):
     dice = random.Random(seed)
     with Echo() as echo, relay(tmp_path, echo.url, *ON) as (_server, port), CompressingRelayWire(port) as wire:
         for _ in range(15):
@@ -218,7 +218,7 @@ def read_bytes(wire, count):
     return data
 
 
-def test_a_relay_whose_upstream_does_not_read_inflates_no_more(tmp_path):
+def test_a_relay_stops_inflating_while_its_upstream_does_not_read(tmp_path):
     with Acceptor() as upstream, relay(tmp_path, upstream.url, *ON) as (server, port):
         with CompressingRelayWire(port) as wire:
             behind = upstream.accept()

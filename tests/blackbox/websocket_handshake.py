@@ -77,7 +77,7 @@ def test_other_origins_are_refused_before_the_upgrade(port, origin):
         ("/", {"Cookie": "c" * 20000}, 431),
     ],
 )
-def test_what_cannot_be_upgraded_is_told_why(port, path, headers, status):
+def test_a_request_that_cannot_be_upgraded_is_refused_with_the_reason(port, path, headers, status):
     with pytest.raises(Refused) as refused:
         WebSocketWire(port, path, **headers)
     assert refused.value.status == status and refused.value.text.strip()
@@ -103,7 +103,7 @@ def test_a_login_that_does_not_come_is_closed_with_a_reason(hasty):
         assert wire.expect_close() == (1008, "handshake timed out")
 
 
-def test_clients_behind_a_trusted_proxy_are_who_it_says(tmp_path):
+def test_the_client_address_is_taken_from_a_trusted_proxy(tmp_path):
     # guest may come from this machine only.
     with leveret(tmp_path, "--ws", "127.0.0.1:0", "--ws-trusted-proxies", "127.0.0.0/8") as server:
         with WebSocketWire(server.ws_port, X_Forwarded_For="127.0.0.1") as near:
@@ -113,7 +113,7 @@ def test_clients_behind_a_trusted_proxy_are_who_it_says(tmp_path):
             assert far.expect_close()[0] == 1008
 
 
-def test_strangers_are_not_believed_about_who_they_are(port):
+def test_forwarded_headers_of_untrusted_clients_are_ignored(port):
     with WebSocketWire(port, X_Forwarded_For="192.0.2.1", Forwarded="for=192.0.2.1") as wire:
         wire.handshake()
 

@@ -45,7 +45,7 @@ def test_a_wrong_password_is_a_matter_of_policy(pooled):
         assert wire.expect_close()[0] == 1008
 
 
-def test_a_silent_peer_is_given_up_and_what_was_its_own_is_gone(pooled, targets):
+def test_a_silent_peer_is_closed_and_its_exclusive_queue_is_deleted(pooled, targets):
     with pooled("--ws-ping-interval", "5s") as server:
         with WebSocketWire(server.ws_port, deaf=True) as dead:
             dead.handshake().open_channel()

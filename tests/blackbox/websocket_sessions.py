@@ -161,7 +161,7 @@ def test_a_drain_ends_with_1001(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["max-connections", "max-connections-per-ip"])
-def test_a_client_over_a_limit_is_told_to_try_later(tmp_path, limit):
+def test_a_client_over_a_connection_limit_is_closed_with_1013(tmp_path, limit):
     with leveret(tmp_path, *WS, f"--{limit}", "2") as server:
         kept = [WebSocketWire(server.ws_port).handshake() for _ in range(2)]
         code, reason = WebSocketWire(server.ws_port).expect_close()
@@ -169,7 +169,7 @@ def test_a_client_over_a_limit_is_told_to_try_later(tmp_path, limit):
         kept[0].open_channel()
 
 
-def test_a_user_over_its_limit_is_told_to_try_later(tmp_path):
+def test_a_user_over_its_connection_limit_is_closed_with_1013(tmp_path):
     with leveret(tmp_path, *WS, "--max-connections-per-user", "1") as server:
         with WebSocketWire(server.ws_port) as first, WebSocketWire(server.ws_port) as second:
             first.handshake()

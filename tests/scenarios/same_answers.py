@@ -65,7 +65,7 @@ def test_every_client_runs_every_scenario(drivers, client):
     assert sorted(drivers[client].scenarios) == sorted(expected_of(client, EXPECTED))
 
 
-def test_what_is_left_out_exists():
+def test_every_left_out_scenario_exists():
     for client, path in LEFT_OUT:
         scenario, _, part = path.partition(".")
         assert client in COMMANDS

@@ -186,7 +186,7 @@ async fn every_answer_has_the_security_headers() {
 }
 
 #[tokio::test]
-async fn the_page_is_told_where_the_websockets_are() {
+async fn the_page_is_served_with_the_ports_of_the_websocket_listeners() {
     let server = Server::start(PATIENT, 0).await;
     let answer = server.answer("GET /messages").await;
     assert!(answer.contains("\r\ncontent-type: text/html; charset=utf-8\r\n"), "{answer}");

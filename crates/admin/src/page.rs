@@ -46,7 +46,11 @@ static FILES: [File; 9] = [
     File { path: "/messages", kind: HTML, text: include_str!("page/static/index.html") },
     File { path: "/page/style.css", kind: CSS, text: include_str!("page/static/style.css") },
     File { path: "/page/main.js", kind: SCRIPT, text: include_str!("page/static/main.js") },
-    File { path: "/page/amqp/connection.js", kind: SCRIPT, text: include_str!("page/static/amqp/connection.js") },
+    File {
+        path: "/page/amqp/connection.js",
+        kind: SCRIPT,
+        text: include_str!("page/static/amqp/connection.js"),
+    },
     File { path: "/page/amqp/channel.js", kind: SCRIPT, text: include_str!("page/static/amqp/channel.js") },
     File { path: "/page/amqp/errors.js", kind: SCRIPT, text: include_str!("page/static/amqp/errors.js") },
     File { path: "/page/amqp/frames.js", kind: SCRIPT, text: include_str!("page/static/amqp/frames.js") },

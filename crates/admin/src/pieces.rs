@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_in_its_order() {
+    fn pieces_keep_the_written_bytes_in_order() {
         let bytes: Vec<u8> = (0..3 * PIECE).map(|at| (at % 251) as u8).collect();
         let (mut pieces, mut others) = (Pieces::default(), Pieces::default());
         let (first, rest) = bytes.split_at(PIECE / 2);

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_found_beside_what_is_malformed() {
+    fn a_header_is_found_despite_strings_that_are_not_utf8() {
         let inner: FieldTable = [("k", FieldValue::Void)].into_iter().collect();
         let table = |name: &str| -> Vec<u8> {
             let nested = FieldValue::Array(vec![FieldValue::Table(inner.clone())]);

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn amqplain_names_what_is_wrong() {
+    fn malformed_amqplain_responses_are_refused_with_the_reason() {
         let parse = |bytes: &[u8]| Credentials::parse(Mechanism::AmqPlain, bytes);
         assert_eq!(parse(b"\x05LOGIN"), Err(SaslError::Malformed(Mechanism::AmqPlain)));
         assert_eq!(parse(b"\x05LOGINS\0\0\0\x01u"), Err(SaslError::MissingField));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_replaced_by_what_claims_say_and_grant_no_more() {
+    fn variables_are_replaced_with_claims_without_widening_a_scope() {
         let claims = json!({ "scope": "rabbitmq.read:{vhost}/{sub}-{none}-{", "sub": "*/a" });
         assert_eq!(scopes(&policy(), &claims), ["read:{vhost}/%2A%2Fa-none-{"]);
     }

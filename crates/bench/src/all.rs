@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_study_is_told_its_own_options_and_what_is_expected_of_it() {
+    fn a_study_gets_its_own_options_and_expectations() {
         let broker = FakeBroker::start(|_| ScriptedFate::Delivered);
         let system = format!("fake={}", broker.uri());
         let arguments =
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused() {
+    fn invalid_arguments_are_usage_errors() {
         for arguments in [
             &["--only", "websockets"][..],
             &["--broker", "none", "--only", "proxy"],

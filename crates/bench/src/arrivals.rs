@@ -82,7 +82,7 @@ mod tests {
     use crate::uri::Uri;
 
     #[test]
-    fn what_never_arrives_is_waited_for_a_while_and_a_failure_is_not() {
+    fn missing_messages_are_waited_for_briefly_and_failures_are_returned() {
         // This broker never reports a message in its queue.
         let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
         let mut mailbox = Mailbox::open(&Uri::parse(&broker.uri()).unwrap()).unwrap();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_far_ahead_keeps_what_was_skipped_open() {
+    fn a_jump_far_ahead_keeps_the_skipped_messages_open() {
         let mut tracker = DeliveryTracker::default();
         tracker.arrived(5, 1);
         let far = WINDOW_WORDS as u64 * 64 * 3;

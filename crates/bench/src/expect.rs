@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_compares_rates_unless_told_otherwise() {
+    fn a_ratio_compares_rates_by_default() {
         assert!(met("ratio(fast/slow)>3"));
         assert!(met("ratio( fast / slow ) >= 4x"));
         assert!(!met("ratio(slow/fast)>1"));
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_meets_nothing() {
+    fn a_metric_that_was_not_measured_meets_no_expectation() {
         assert!(!met("cpu<100") && !met("cpu>=0"));
         let verdict = "fast.cpu<1".parse::<Expectation>().unwrap().validate(&Fixed);
         assert_eq!(verdict.measured, "fast.cpu = not measured");
     }
 
     #[test]
-    fn malformed_expectations_say_what_is_wrong() {
+    fn malformed_expectations_are_refused_with_the_reason() {
         assert_eq!(reason("p99"), Reason::NoComparison);
         assert_eq!(reason("p98<1ms"), Reason::UnknownMetric("p98".into()));
         assert_eq!(reason("a.speed>1"), Reason::UnknownMetric("speed".into()));

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_found_whatever_surrounds_them() {
+    fn values_are_found_without_surrounding_whitespace_and_quotes() {
         assert_eq!(value_of("a\t: 1\nmodel name\t: X: Y\n", "model name", ':').as_deref(), Some("X: Y"));
         assert_eq!(value_of("PRETTY_NAME=\"D 12\"", "PRETTY_NAME", '=').as_deref(), Some("D 12"));
         assert_eq!(value_of("", "k", ':'), None);

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_read_back_from_what_is_shown() {
+    fn every_metric_is_parsed_from_its_displayed_name() {
         let points = POINTS.iter().flat_map(|&(_, p)| [Metric::Latency(p), Metric::ConfirmLatency(p)]);
         for metric in points.chain(OTHERS.iter().map(|&(_, metric)| metric)) {
             assert_eq!(Metric::from_name(&metric.to_string()), Some(metric));

@@ -279,7 +279,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_end_to_end_rate_is_what_was_consumed_then_confirmed_then_published() {
+    fn the_end_to_end_rate_is_the_consume_or_confirm_or_publish_rate() {
         let mut round = Round { confirm_rate: Some(15.0), ..round(10.0, 0) };
         assert_eq!(round.end_to_end_rate(), 10.0);
         round.consume_rate = None;
@@ -289,7 +289,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_full_machine_and_a_saturated_generator_are_told_apart() {
+    fn a_full_machine_and_a_saturated_generator_are_distinguished() {
         let usage = round(1.0, 0).generator;
         assert!(usage.machine_is_full(2) && !usage.is_saturated());
         let usage = GeneratorUsage { busiest_thread: 0.97, idle_cores: Some(6.0), ..usage };
@@ -297,7 +297,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_other_programs_used_is_what_remains() {
+    fn cores_used_by_other_programs_are_the_remainder() {
         let mut round = round(1.0, 0);
         assert_eq!(round.cores_used_by_others(2), None, "no process was named");
         let usage = ProcessUsage { cpu_cores: Some(1.0), cpu_seconds_per_message: None, rss_bytes: None };

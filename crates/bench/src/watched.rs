@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn missing_processes_and_unusable_endpoints_are_refused() {
         for text in ["a,pid=x", "a,pid=4294967295", "a,process=no such thing", "a,unit=none.service"] {
             assert!(Watched::take_from(text).unwrap_err().is_usage(), "{text}");
         }

@@ -245,13 +245,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rests_takes_one_word() {
+    fn idle_throughput_counters_have_the_size_of_a_pointer() {
         assert_eq!(size_of::<ThroughputCounters>(), size_of::<usize>());
         assert_eq!(ThroughputCounters::default().read(at(0, 0)), None);
     }
 
     #[test]
-    fn what_passes_is_told_by_kind() {
+    fn throughput_is_counted_by_kind() {
         let mut passing = ThroughputCounters::default();
         passing.add(10, DequeueCounts::delivered(6, false, 2), at(0, 0));
         passing.add(0, DequeueCounts::delivered(1, true, 0), at(0, 0));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_told_by_kind() {
+    fn publishes_are_counted_by_kind() {
         let publishing = Publishing::default();
         publishing.published(3, at(0, 0));
         publishing.confirmed(2, at(0, 0));

@@ -193,7 +193,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_damaged_is_refused_and_does_not_panic(
+        fn reading_damaged_entries_does_not_panic(
             key in prop::collection::vec(any::<u8>(), 0..40), value in prop::collection::vec(0u8..4, 0..40),
         ) {
             let _ = (read_exchange(&key, &value), read_queue(&key, &value), read_binding(&key));

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_somebody_else_has_proved_needs_no_password_but_has_to_exist() {
+    fn externally_authenticated_users_need_no_password_but_must_exist() {
         let users = users();
         users.put(UserSpec {
             name: "CN=worker".into(),

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_command_line_is_told_in_one_line() {
+    fn a_wrong_command_line_is_reported_in_one_line() {
         for (arguments, line) in [
             (&["--amqq", "off"][..], "unexpected argument '--amqq' found; did you mean --amqp ADDR?"),
             (&["--listen", ":5672"][..], "unexpected argument '--listen' found; did you mean --amqp ADDR?"),

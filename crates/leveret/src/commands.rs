@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_says_what_its_command_does() {
+    fn every_row_describes_its_command() {
         let reference = reference();
         let rows: Vec<_> = reference.lines().filter(|line| line.starts_with("| `")).collect();
         assert!(rows.len() > 80, "{reference}");

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_without_the_password() {
+    fn errors_in_the_file_do_not_show_the_password() {
         for (file, reported) in [
             ("worker = 1", "'worker' is not a table"),
             ("[worker]\nuser = 'w'", "'worker' needs a string for 'password'"),

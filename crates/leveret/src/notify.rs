@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_behind_a_path_hears_each_change() {
+    fn a_manager_behind_a_path_receives_each_state_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_without_a_socket_or_after_the_manager_has_gone() {
+    fn notifying_without_a_socket_or_a_manager_does_nothing() {
         notifier(&[]).unwrap().ready();
         notifier(&[("NOTIFY_SOCKET", "")]).unwrap().ready();
         notifier(&[("NOTIFY_SOCKET", "/nonexistent/notify")]).unwrap().ready();

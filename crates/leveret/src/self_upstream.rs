@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_bound_is_no_proof() {
+    fn an_upstream_address_that_can_be_bound_is_only_doubtful() {
         assert_eq!(of(&["127.0.0.1:5673"], "[::]:5673"), Verdict::Doubtful("amqp"));
         // The machine's own address, if it has another than loopback.
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

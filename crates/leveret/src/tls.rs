@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_within_thirty_days_ends_soon() {
+    fn certificates_that_expire_within_thirty_days_expire_soon() {
         let ends = |days: &[i64]| {
             let end = |day: &i64| Expiry { at: day * 86_400, text: day.to_string() };
             let ends: Vec<_> = days.iter().map(end).collect();

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_between_characters() {
+    fn overlong_strings_are_truncated_between_characters() {
         let mut out = Vec::new();
         put_string(&mut out, &"é".repeat(40_000));
         assert_eq!(out.len(), 2 + MAX_STRING - 1);

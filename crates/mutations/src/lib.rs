@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_become_shorter_and_longer_and_meet_what_tells() {
+    fn mutations_shorten_and_lengthen_inputs_and_favour_tokens() {
         let seen = inputs(b"#");
         let lengths: BTreeSet<usize> = seen.iter().map(Vec::len).collect();
         assert!(lengths.contains(&0) && lengths.iter().any(|len| *len > 7), "{lengths:?}");

@@ -137,7 +137,7 @@ fn broken_headers_of_version_2_are_refused() {
 }
 
 #[test]
-fn what_is_no_header_is_known_by_its_first_byte() {
+fn bytes_that_are_not_a_header_are_refused_at_once() {
     for bytes in [&b"A"[..], b"AMQP", b"\x16\x03\x01", b"GET /", b"PRO_", b"\r\n\r\n\r"] {
         refuses(bytes, ParseError::NotAHeader);
     }
@@ -195,7 +195,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(source in address(), destination in address(), first in any::<bool>()) {
+    fn written_headers_are_read_back(source in address(), destination in address(), first in any::<bool>()) {
         let version = if first { ProxyVersion::V1 } else { ProxyVersion::V2 };
         let mut bytes = Vec::new();
         write(version, &ProxyHeader::Proxied { source, destination }, &mut bytes);

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_refusals_and_logins_are_bounded() {
         let (gate, now) = (AuthGate::new(), Instant::now());
         for n in 0..=VERIFIED_MAX {
             gate.refuse(Credentials::plain(format!("user {n}"), "wrong"), "no".to_owned(), now);

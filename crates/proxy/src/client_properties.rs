@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p9_who_stands_behind_is_told_and_takes_little() {
+    fn p9_connection_properties_name_the_client_and_are_bounded() {
         let info = ClientInfo { id: 1, peer: "[::1]:5".to_owned() };
         let reported = |key: &str, of: &FieldTable| {
             let properties = ClientProperties::of(&info, of).properties();

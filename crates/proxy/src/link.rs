@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_that_a_client_is_told_is_whether_it_is_blocked() {
+    fn the_last_blocked_or_unblocked_sent_to_a_client_matches_its_state() {
         let outbox = Arc::new(Outbox::new(usize::MAX));
         let capabilities = amqp::Capabilities::ALL;
         let link = ClientLink::new(1, Arc::clone(&outbox), 0, capabilities, Arc::default(), Arc::default());

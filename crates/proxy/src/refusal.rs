@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_is_understood_whatever_its_text() {
+    fn a_close_is_understood_even_if_its_text_is_not_utf8() {
         let mut close = Vec::new();
         let announced = connection::Close {
             reply_code: 540,

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_leaves_behind_counts_among_that_of_those_who_are_gone() {
+    fn bytes_of_a_departed_client_are_counted_with_other_departed_clients() {
         let (totals, outbox) = (Arc::new(ReplayTotals::default()), Arc::new(Outbox::new(0)));
         let bytes = || (totals.connected.bytes(), totals.departed.bytes());
         let (one, other) =

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_what_waits_for_all_clients_is_bounded_however_many_do_not_read() {
+    fn s2_total_waiting_bytes_are_bounded_for_any_number_of_slow_clients() {
         for count in [1, 10, 100, 1000, 8000] {
             let waiting = Waiting::new(MAX_BYTES);
             let outboxes = clients(&waiting, count);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn p3_whoever_reads_finds_capacity_while_others_hold_what_they_can() {
+    fn p3_a_reading_client_gets_capacity_while_others_hold_all_they_can() {
         let waiting = Waiting::new(MAX_BYTES);
         let hostile = clients(&waiting, 10_000);
         fill_all(&waiting, &hostile);

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_is_told_once() {
+    fn each_alarm_change_is_reported_once() {
         let alarms = Alarms::default();
         assert!(alarms.raise(Resource::Memory));
         assert!(!alarms.raise(Resource::Memory));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_names_what_is_low() {
+    fn the_blocked_reason_names_each_low_resource() {
         let (alarms, outbox) = (Arc::new(Alarms::default()), Arc::new(Outbox::new(1)));
         let reason = || alarms.block(&outbox).map(|(_, reason)| reason);
         assert_eq!(reason(), None);

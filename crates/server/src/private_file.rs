@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_for_its_owner_alone_whatever_a_crash_has_left() {
+    fn a_file_is_replaced_whole_and_private_despite_a_draft_left_by_a_crash() {
         let directory = tempfile::tempdir().unwrap();
         let (path, draft) = (directory.path().join("a.json"), directory.path().join("a.new"));
         for text in ["one", "2"] {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_upstream_cannot_settle_what_it_never_had() {
+    fn the_upstream_cannot_settle_messages_never_sent_to_it() {
         let mut confirms = ClientConfirms::default();
         assert_eq!(direct(&mut confirms, 1, false), []);
         assert_eq!(direct(&mut confirms, 0, true), []);

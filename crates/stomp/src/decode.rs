@@ -343,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn a_body_may_hold_nul_when_its_length_is_told() {
+    fn a_body_with_a_content_length_may_contain_nul() {
         assert_eq!(reported(b"SEND\ncontent-length:3\n\na\0b\0"), "SEND {\"content-length\": \"3\"} a\0b");
         assert_eq!(reported(b"SEND\n\na\0b\0"), "SEND {} a");
         assert_eq!(reported(b"\n\r\n\0SEND\r\nd:e\r\n\r\n\0"), r#"SEND {"d": "e"} "#);
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_at_once() {
+    fn malformed_frames_are_refused_at_once() {
         for input in [&b"GET / HTTP/1.1\r\n"[..], b"AMQP\0\0\x09\x01", b"\x16\x03\x01", b"SEN D", b"send\n"] {
             assert!(refused(input).starts_with("Bad command: Could not interpret command"), "{input:?}");
         }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_in_rabbitmqs_words() {
+    fn invalid_destinations_are_refused_with_rabbitmqs_messages() {
         for (text, words) in [
             ("/queue", "Invalid destination: '' is not a valid queue destination"),
             ("/queue/", "Invalid destination: '/' is not a valid queue destination"),

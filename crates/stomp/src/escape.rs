@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn each_version_escapes_what_it_has_to() {
+    fn each_version_escapes_the_characters_it_must() {
         let text = "a:b\\c\nd\re";
         assert_eq!(wire(text, StompVersion::V12, false), r"a\cb\\c\nd\re");
         assert_eq!(wire(text, StompVersion::V11, false), r"a\cb\\c\nde");
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_escaped_is_read_as_it_was(text in "[^\0]{0,40}", in_name: bool) {
+        fn escaping_round_trips_except_carriage_returns_in_stomp_1_1(text in "[^\0]{0,40}", in_name: bool) {
             for (version, expected) in [(StompVersion::V12, text.clone()), (StompVersion::V11, text.replace('\r', ""))] {
                 let wire = wire(&text, version, in_name);
                 prop_assert_eq!(read(&wire, version).unwrap(), expected);

@@ -19,7 +19,7 @@ use store::journal::{Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Rounds, Store, StoreSettings, check};
 
 #[test]
-fn a_data_directory_of_any_version_holds_what_was_put_in() {
+fn a_data_directory_of_any_version_keeps_its_contents() {
     for (fixture, journal, segments) in FIXTURES {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
         if std::env::var("LEVERET_FIXTURE").is_ok_and(|wanted| wanted == "write") && !path.exists() {
@@ -27,14 +27,14 @@ fn a_data_directory_of_any_version_holds_what_was_put_in() {
         }
         let disk = from_text(&std::fs::read_to_string(path).expect("the fixture"));
         assert_eq!(versions(&disk), (journal, segments), "{fixture}");
-        holds_what_was_put_in(&disk);
+        check_contents(&disk);
     }
 }
 
 #[test]
-fn a_data_directory_of_today_holds_what_was_put_in() {
+fn a_data_directory_of_the_current_version_keeps_its_contents() {
     let disk = from_text(&to_text(&filled()));
-    holds_what_was_put_in(&disk);
+    check_contents(&disk);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn versions(disk: &SimDisk) -> (u8, u8) {
     (version("journal/", 8), version("queues/", 7))
 }
 
-fn holds_what_was_put_in(disk: &SimDisk) {
+fn check_contents(disk: &SimDisk) {
     let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
     let report = check(&dynamic).expect("readable");
     assert!(report.is_sound(), "{report}");

@@ -29,7 +29,7 @@ fn fill_it_consume_everything_and_it_works_again() {
 }
 
 #[test]
-fn what_others_take_of_the_disk_is_no_reason_to_hang() {
+fn a_disk_filled_by_another_program_does_not_make_the_store_hang() {
     for seed in 0..10 {
         let mut run = Run::with(seed, DEFINITIONS + 8 * SEGMENT, SEGMENT);
         run.work();
@@ -75,7 +75,7 @@ fn messages_in_many_queues_are_not_copied_to_each_of_them_below_the_limit() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_waited_for() {
+fn publishers_do_not_wait_for_a_retirement_that_does_not_fit() {
     let mut run = Run::with_queues(40, 3, DEFINITIONS + 32 * SEGMENT, 4 * SEGMENT);
     let space = |run: &Run| run.free() - run.limit;
     while space(&run) > 6 * SEGMENT {

@@ -85,7 +85,7 @@ fn damaged(directory: &str, position: u64) {
 }
 
 #[test]
-fn damage_in_the_definitions_is_told_and_the_messages_stay() {
+fn damage_in_the_definitions_is_reported_and_the_messages_are_kept() {
     let disk = SimDisk::new(3, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     for number in 0..300u64 {
@@ -140,7 +140,7 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
 }
 
 #[test]
-fn a_second_repair_keeps_what_the_first_has_put_aside() {
+fn a_second_repair_keeps_the_files_put_aside_by_the_first() {
     let disk = SimDisk::new(4, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);

@@ -59,7 +59,7 @@ mod tests {
     use crate::Mutex;
 
     #[test]
-    fn locks_are_told_apart_by_their_place_and_named_by_their_contents() {
+    fn locks_are_distinguished_by_address_and_named_by_their_contents() {
         let locks = [0, 1].map(Mutex::<u16, { Rank::Policies as u8 }>::new);
         let first = locks_taken(|| (0..2).for_each(|_| drop(locks[0].lock())));
         let both = locks_taken(|| locks.iter().for_each(|lock| drop(lock.try_lock())));

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_split_again() {
+    fn a_displayed_host_and_port_splits_back_into_its_parts() {
         for (host, shown) in [("a.b", "a.b:1"), ("::1", "[::1]:1"), ("127.0.0.1", "127.0.0.1:1"), ("", ":1")]
         {
             assert_eq!(HostAndPort(host, 1).to_string(), shown);

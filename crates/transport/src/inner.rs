@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_nudges_the_outbox_of_the_reader() {
+    fn a_write_to_the_inner_outbox_nudges_the_readers_outbox() {
         let (carrier, inner) = (Arc::new(Outbox::new(10)), InnerOutbox::new(10));
         let waker = carrier.nudging_waker();
         let mut bytes = Vec::new();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_given_a_socket_and_ends_leaves_the_file_to_whom_it_belongs() {
+    async fn an_ending_listener_leaves_the_socket_file_of_an_inherited_socket() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();

@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backlog_counts_what_the_writer_still_holds() {
+    fn backlog_counts_bytes_the_writer_still_holds() {
         let outbox = Outbox::new(10);
         outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
         assert!(!outbox.has_capacity());
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_appended_in_the_turn_of_its_task_wakes_nobody() {
+    fn an_append_within_the_tasks_own_turn_does_not_wake_it() {
         struct Wakes(AtomicU64);
         impl std::task::Wake for Wakes {
             fn wake(self: Arc<Self>) {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn who_found_no_capacity_is_remembered_until_half_is_free() {
+    fn a_failed_capacity_check_is_remembered_until_half_is_free() {
         let outbox = Outbox::new(10);
         outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
         outbox.written(1);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_about_less_capacity_hears_when_half_of_that_is_free() {
+    fn a_check_for_less_capacity_is_reported_when_half_of_that_is_free() {
         let outbox = Outbox::new(100);
         outbox.append(|buf| buf.tail().extend_from_slice(&[0; 40]));
         assert!(outbox.has_capacity() && !outbox.has_capacity_below(20));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tally_of_several_is_the_sum_of_what_waits_in_those_that_are_open() {
+    fn a_tally_is_the_sum_of_the_backlogs_of_its_open_outboxes() {
         let tally = Arc::new(Tally::default());
         let [first, second] = [(), ()].map(|()| Outbox::new(10));
         first.append(|buf| buf.tail().extend_from_slice(b"before"));

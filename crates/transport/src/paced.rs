@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrived_during_the_wait_is_read_after_it_without_more_arriving() {
+    async fn data_received_during_the_wait_is_read_without_more_arriving() {
         let (mut paced, mut far) = pair().await;
         paced.wait().unwrap();
         far.write_all(b"before").await.unwrap();

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_wrapped_again_as_what_it_is() {
+    async fn a_socket_converted_back_to_a_stream_keeps_its_type() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (unix, unix_peer) = UnixStream::pair().unwrap();

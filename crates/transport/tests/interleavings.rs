@@ -108,7 +108,7 @@ fn no_nudge() {
 }
 
 #[test]
-fn whatever_is_appended_is_written_with_whole_pieces_in_order() {
+fn all_appended_pieces_are_written_whole() {
     explore(2, || {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let mut peer = Peer::new(6, 100);
@@ -145,7 +145,7 @@ fn a_peer_that_takes_little_at_a_time_gets_all_of_it() {
 }
 
 #[test]
-fn a_nudge_is_followed_by_a_look_at_what_it_was_for() {
+fn a_nudge_is_followed_by_a_check_that_sees_its_cause() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let wishes = Arc::new(Mutex::new(0));
@@ -168,7 +168,7 @@ fn a_nudge_is_followed_by_a_look_at_what_it_was_for() {
 }
 
 #[test]
-fn who_found_no_capacity_is_called_when_there_is_some() {
+fn a_writer_that_found_no_capacity_is_called_when_there_is_some() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(2));
         // Pieces left to write, by a side that writes only when there is room.
@@ -191,7 +191,7 @@ fn who_found_no_capacity_is_called_when_there_is_some() {
 }
 
 #[test]
-fn what_comes_after_the_end_goes_nowhere_and_is_not_kept() {
+fn bytes_appended_after_the_end_are_discarded() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let other = Arc::clone(&outbox);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_put_in_front_is_not_believed() {
+    fn forwarded_addresses_prepended_by_the_client_are_ignored() {
         let headers = [("X-Forwarded-For", "127.0.0.1, 192.0.2.7, 10.0.0.9")];
         assert_eq!(reported(&headers).as_deref(), Some("192.0.2.7"));
         let headers = [
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_nonsense_tells_nothing() {
+    fn unknown_or_malformed_forwarded_values_report_no_address() {
         for value in
             ["for=unknown", "for=_hidden", "for=", "proto=https", "", "\"", "for=1.2.3", "for=\"[::1"]
         {

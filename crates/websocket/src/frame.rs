@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_at_the_first_byte_that_shows_it() {
+    fn a_header_fault_is_reported_at_the_first_byte_that_shows_it() {
         assert!(FrameHeader::parse(&[0xc1], false).is_err(), "reserved bit");
         assert!(FrameHeader::parse(&[0x83], false).is_err(), "opcode");
         assert!(FrameHeader::parse(&[0x09], false).is_err(), "fragmented ping");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn compression_is_told_where_a_message_begins_and_only_if_negotiated() {
+    fn the_compression_bit_is_valid_only_if_negotiated_and_on_a_first_frame() {
         for byte in [0xc1, 0xc2, 0x41, 0x42] {
             assert_eq!(FrameHeader::parse(&[byte], true), Ok(None));
             assert!(FrameHeader::parse(&[byte], false).is_err());

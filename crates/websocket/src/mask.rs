@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_and_every_cut_give_what_the_definition_says() {
+    fn masking_follows_the_definition_for_every_length_and_split() {
         let key = [0x37, 0xfa, 0x21, 0x3d];
         for len in (0..200).chain([1000, 4097]) {
             let plain: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_become_text_is_refused_before_its_last_byte() {
+    fn bytes_that_cannot_become_utf8_are_refused_before_the_last_byte() {
         let mut utf8 = Utf8::default();
         assert_eq!(utf8.push(b"\xf4"), Ok(()));
         assert_eq!(utf8.push(b"\x90"), Err(NotUtf8), "above U+10FFFF whatever follows");

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_may_be_the_same_but_for_its_order() {
+    fn remaining_messages_may_differ_only_in_order() {
         let lines = |left: [&str; 2]| {
             let left = left.iter().enumerate();
             let left = left.map(|(at, message)| format!("left in q0: message {message}, {} left", 1 - at));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_is_explained_by_all_steps() {
+    fn a_difference_in_remaining_messages_is_explained_by_all_steps() {
         let program = [Step { connection: 0, channel: 1, op: Op::Recover }];
         let with_last = |last: &str| vec![Vec::new(), vec![last.to_owned()]];
         let found = compare(&program, &with_last("left: 541 INTERNAL_ERROR"), &with_last("left: nothing"));

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_are_told_from_cancels_of_the_program() {
+    fn round_trip_cancels_are_distinguished_from_the_programs() {
         let ok = |tag| Event::of(&basic::CancelOk { consumer_tag: tag }.into());
         assert_eq!(ok("round-trip-7"), Event::Synced("round-trip-7".into()));
         assert_eq!(ok("t0"), Event::Other("basic.cancel-ok t0".into()));

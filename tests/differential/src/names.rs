@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_for_replies_is_known_by_who_asks() {
+    fn a_reply_queue_is_identified_by_its_requester() {
         let step = |connection, channel| Step { connection, channel, op: crate::program::Op::Recover };
         let mut names = Names::new("p_".into(), &[step(0, 1), step(1, 2)]);
         names.learn_reply(

@@ -79,7 +79,7 @@ mod tests {
     use crate::program::Op;
 
     #[test]
-    fn only_what_is_needed_remains() {
+    fn shrinking_keeps_only_the_necessary_steps() {
         let is_wanted = |step: &Step| matches!(&step.op, Op::Publish(publish) if publish.mandatory);
         let program = (0..).map(generate).find(|program| program.iter().any(is_wanted)).unwrap();
         let small = shrink(&program, 1000, |candidate| candidate.iter().any(is_wanted));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_in_time_is_told_by_listener_and_file() {
+    fn expiring_certificates_are_reported_by_listener_and_file() {
         let file = |path: &str, ends: &[i64]| CertificateFile {
             path: path.to_owned(),
             ends: ends.iter().map(|at| (*at, format!("at {at}"))).collect(),

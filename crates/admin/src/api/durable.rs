@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_woken_before_does_not_sleep() {
+    fn a_wake_before_the_wait_is_not_lost() {
         let parked = Parked::default();
         parked.wake();
         assert!(parked.wait(Instant::now()));

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_what_sorting_everything_would_show() {
+    fn a_page_equals_the_same_range_of_the_fully_sorted_list() {
         let all: Vec<u32> = (0..100).map(|n| n * 37 % 101).collect();
         let mut sorted = all.clone();
         sorted.sort_unstable();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_comes_first() {
+    fn missing_values_sort_first() {
         let mut values = [json!({"n": 2}), json!({}), json!({"n": 1}), json!({"n": "x"})];
         values.sort_by(|one, other| compare(&one["n"], &other["n"]));
         assert_eq!(values, [json!({}), json!({"n": 1}), json!({"n": 2}), json!({"n": "x"})]);

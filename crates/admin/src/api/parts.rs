@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn bodies_that_are_not_json_objects_are_refused() {
         for body in
             ["[1, 2]", "1", "{", r#"{"a": 1} x"#, r#"{"a": [}"#, r#"{"x": [}"#, "{\"a\": \"\\ud800\"}"]
         {

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_shown_again() {
+    fn properties_read_from_json_are_shown_unchanged() {
         let given = json!({
             "content_type": "text/plain", "content_encoding": "gzip", "headers": {"n": 1, "deep": {"a": [true]}},
             "delivery_mode": 2, "priority": 9, "correlation_id": "c", "reply_to": "r", "expiration": "1000",
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn property_values_of_a_wrong_type_or_range_are_refused() {
         for given in [json!({"delivery_mode": 256}), json!({"content_type": 1}), json!({"timestamp": -1})] {
             assert!(read(given.as_object().unwrap().clone()).is_err(), "{given}");
         }

@@ -70,7 +70,7 @@ async fn guest_is_not_let_in_under_a_borrowed_name() {
 }
 
 #[tokio::test]
-async fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
+async fn proxied_requests_do_not_count_as_local() {
     for name in ["forwarded", "via", "x-real-ip", "x-forwarded-for", "X-Forwarded-Host"] {
         let headers = [("host", "127.0.0.1"), (name, "10.0.0.1")];
         assert!(guest(&headers).await.is_err() && nobody(&headers).await.is_err(), "{name}");
@@ -224,7 +224,7 @@ fn queries_are_decoded_as_forms_are() {
 }
 
 #[tokio::test]
-async fn what_would_be_lost_by_a_move_is_refused() {
+async fn requests_whose_effect_a_move_would_lose_are_refused() {
     let api = moved_world();
     let status = async |method, path| ask(&api, method, path, "{}").await.status();
     let publish = "/api/exchanges/%2F/amq.default/publish";

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_broker_has_is_not_there_without_it() {
+    fn broker_routes_are_not_found_without_a_broker() {
         let without = Served { has_broker: false, ..EMBEDDED };
         assert!(find("/api/queues", without).is_none());
         assert!(find("/api/leveret/limits", without).is_some());
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_definitions_has_a_tag_for_it_and_so_waits_for_others() {
+    fn changing_definitions_needs_a_policymaker_or_an_administrator() {
         let of_vhosts = ["exchanges/", "queues/", "bindings/", "connections/"];
         for route in ROUTES.iter().filter(|route| !of_vhosts.iter().any(|of| route.path.starts_with(of))) {
             for action in route.actions.iter().filter(|action| action.verb != Verb::Get) {
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_are_told_as_rabbitmq_tells_them() {
+    fn the_allow_header_lists_methods_as_in_rabbitmq() {
         assert_eq!(find("/api/overview", EMBEDDED).unwrap().allow(), "HEAD, GET, OPTIONS");
         assert_eq!(find("/api/rebalance/queues", EMBEDDED).unwrap().allow(), "POST, OPTIONS");
     }

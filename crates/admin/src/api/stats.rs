@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_happened_is_not_told() {
+    fn statistics_omit_events_that_never_happened() {
         let nothing = MessageCounts::default();
         assert_eq!((of_queues(&nothing), of_channel(&nothing)), (None, None));
         assert_eq!(of_exchange((count(0, 0), count(0, 0))), None);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_told_with_what_belongs_to_it() {
+    fn delivery_statistics_include_the_related_counters() {
         let counts = MessageCounts { get: count(2, 0), deliver: count(3, 30), ..MessageCounts::default() };
         let shown = of_queues(&counts).unwrap();
         let reported = |key: &str| (shown[key].as_u64(), shown[format!("{key}_details")]["rate"].as_f64());

@@ -306,7 +306,7 @@ fn a_deleted_queue_is_listed_no_more() {
 }
 
 #[test]
-fn lists_are_sorted_by_what_is_asked_for() {
+fn lists_are_sorted_and_filtered_as_requested() {
     let (broker, api) = world();
     for name in ["b", "a", "c"] {
         declare(&broker, name);
@@ -326,7 +326,7 @@ fn lists_are_sorted_by_what_is_asked_for() {
 }
 
 #[test]
-fn what_was_got_and_put_back_is_there_again() {
+fn messages_got_with_requeue_stay_in_the_queue_as_redelivered() {
     let (broker, api) = world();
     declare(&broker, "q");
     for payload in ["one", "two"] {

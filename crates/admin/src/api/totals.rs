@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_took_long_to_count_is_not_counted_for_each_request() {
+    fn totals_that_are_slow_to_count_are_not_counted_for_each_request() {
         let totals = Totals::default();
         let (start, now, counts) = (Instant::now(), Cell::new(0), Cell::new(0));
         let clock = || start + Duration::from_millis(now.get());

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_still_comes_is_read_until_the_other_side_closes() {
+    async fn shutdown_reads_incoming_bytes_until_the_client_closes() {
         let (mine, mut theirs) = tokio::io::duplex(16);
         let mut stream = Lingering::new(mine, Duration::from_secs(60), more_comes());
         let send = async {

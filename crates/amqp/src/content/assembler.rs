@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn space_grows_with_what_arrived() {
+    fn the_body_buffer_grows_with_the_received_bytes() {
         let mut assembler = expecting();
         assembler.header(header(LIMIT), LIMIT).unwrap();
         let capacity =

@@ -185,7 +185,7 @@ proptest! {
 }
 
 #[test]
-fn a_wrong_password_is_told_to_those_who_understand() {
+fn a_wrong_password_is_reported_to_clients_with_the_capability() {
     let outcome = run(client_offer(Credentials::plain("guest", "wrong")), server_offer(), 100);
     assert_eq!(
         refused(&outcome),
@@ -398,7 +398,7 @@ const TUNE: Method<'static> =
     Method::ConnectionTune(connection::Tune { channel_max: 0, frame_max: 0, heartbeat: 0 });
 
 #[test]
-fn the_end_of_the_stream_tells_a_client_what_went_wrong() {
+fn eof_during_login_is_distinguished_from_any_other_eof() {
     for (methods, failure) in [
         (&[][..], ClientFailure::Eof),
         (&[START], ClientFailure::ClosedDuringLogin),
@@ -423,7 +423,7 @@ fn a_client_recognises_another_protocol() {
 }
 
 #[test]
-fn a_client_refuses_what_a_server_must_not_send() {
+fn a_client_refuses_unexpected_methods_and_a_too_small_frame_max() {
     let low = connection::Tune { channel_max: 0, frame_max: 100, heartbeat: 0 };
     for (methods, code) in [
         (&[TUNE][..], ReplyCode::CommandInvalid),

@@ -176,7 +176,7 @@ async fn a_service_without_an_answer_is_no_guess_and_the_next_backend_is_asked()
 }
 
 #[tokio::test]
-async fn a_wrong_password_of_the_brokers_own_user_is_a_guess_whatever_a_service_answers() {
+async fn wrong_passwords_of_internal_users_count_whatever_a_service_answers() {
     let service = Service::start(&["what?"], usize::MAX).await;
     for is_first in [true, false] {
         let mut backends = vec![AuthBackend::Internal, AuthBackend::Http(service.backend.clone())];

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_is_shared_by_what_is_sent_one_after_the_other() {
+    fn successive_sends_share_the_bandwidth() {
         let (mut line, start) = line(LinkShape { bytes_per_second: 1_000_000, ..delayed(10 * MS) });
         for _ in 0..3 {
             line.send(start, &[0; 1000]);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_delay_does_not_overtake_what_is_under_way() {
+    fn a_shorter_delay_does_not_overtake_bytes_in_transit() {
         let (mut line, start) = line(delayed(50 * MS));
         line.send(start, b"slow");
         line.reshape(delayed(MS));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_bounded() {
+    fn bytes_in_transit_are_bounded() {
         let (mut line, start) = line(delayed(MS));
         let piece = [0; 64 * 1024];
         while line.has_capacity() {

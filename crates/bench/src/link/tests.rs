@@ -78,7 +78,7 @@ fn open_connections_follow_a_change_at_once() {
 }
 
 #[test]
-fn every_byte_passes_in_order_whatever_is_done_to_them() {
+fn all_bytes_pass_in_order_despite_delay_jitter_and_bandwidth() {
     let shape = LinkShape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
     let link = Link::start(ANY, echo(), [shape; 2]).unwrap();
     let mut stream = connect(link.address());

@@ -9,7 +9,7 @@ fn plan(arguments: &[&str]) -> Result<ProxyPlan, Error> {
 }
 
 #[test]
-fn without_a_proxy_each_round_trip_is_paid_again_and_again_and_losses_are_told() {
+fn direct_clients_pay_for_every_round_trip_and_losses_are_reported() {
     let broker = FakeBroker::start(|_| Script::Dropped);
     let arguments = ["--uri", &broker.uri(), "--no-pool", "--quick", "--time", "0.05", "--latency", "0,20"];
     let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();
@@ -60,7 +60,7 @@ fn a_pool_with_a_spool_takes_part_unless_it_is_not_wanted() {
 }
 
 #[test]
-fn what_could_never_work_is_refused() {
+fn invalid_arguments_are_refused() {
     for arguments in [
         &["--no-pool", "--no-direct"][..],
         &["--system", "direct=amqp://h"],

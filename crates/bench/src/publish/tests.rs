@@ -36,7 +36,7 @@ fn every_style_is_measured_with_more_publishers_and_farther_away() {
 }
 
 #[test]
-fn what_is_given_is_measured_and_nothing_else() {
+fn only_the_requested_styles_publishers_and_latencies_are_measured() {
     let plan = plan(&["--style", "async", "--publishers", "7", "--latency", "3", "--size", "5"]).unwrap();
     assert_eq!(
         cells(&plan),
@@ -49,7 +49,7 @@ fn what_is_given_is_measured_and_nothing_else() {
 }
 
 #[test]
-fn what_could_never_work_is_refused() {
+fn invalid_arguments_are_usage_errors() {
     for arguments in [
         &["--publishers", "0"][..],
         &["--latency=-1"],

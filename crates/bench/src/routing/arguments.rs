@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn combined_limits_what_it_must_and_nothing_else() {
+    fn combined_limits_queues_times_bindings_and_nothing_else() {
         let levels = levels(4, 3, 5, 6);
         let counts: Vec<_> = levels.iter().map(|level| level.queues.len()).collect();
         assert_eq!(counts, [4, 4, 4, 4, 3, 2], "up to 4^3 queues, and 4^6 bindings in all");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_is_small_but_what_is_given_holds() {
+    fn quick_is_small_but_explicit_options_override_it() {
         let plan =
             plan(&["--quick", "--messages", "7", "--exchange", "topic", "--study", "exclusive"]).unwrap();
         assert_eq!((plan.levels.len(), plan.settings.messages), (5, 7));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused() {
+    fn invalid_arguments_are_usage_errors() {
         for arguments in [
             &["--base", "1"][..],
             &["--messages", "0"],

@@ -269,7 +269,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_level_in_the_middle_decides_and_the_steepest_is_told() {
+    fn the_median_level_decides_and_the_steepest_is_reported() {
         let systems = [SystemAbout { name: "a".into(), uri: String::new(), server: String::new() }];
         let (flat, steep) = (|_| 5e4, |queues| queues as f64 * 1e4);
         let levels = [series(0, flat), series(1, flat), series(2, steep)];
@@ -283,7 +283,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_too_short_to_measure_takes_no_part_in_a_fit() {
+    fn figures_too_short_to_measure_are_left_out_of_a_fit() {
         assert_eq!(with_queues(&series(0, |_| 5.0), Figure::Create), None);
     }
 }

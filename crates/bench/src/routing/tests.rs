@@ -60,7 +60,7 @@ fn files_are_written_for_each_figure() {
 }
 
 #[test]
-fn what_would_take_too_long_is_left_out_and_told() {
+fn points_that_would_take_too_long_are_skipped_and_noted() {
     let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "direct", "--limit-seconds", "0"]);
     let report = run(&plan, &mut |_, _| {}).unwrap();

@@ -12,7 +12,7 @@ fn plan(arguments: &[&str]) -> Result<StrategiesPlan, Error> {
 }
 
 #[test]
-fn every_strategy_sends_every_message_and_those_that_never_arrive_are_told() {
+fn every_strategy_sends_all_messages_and_losses_are_reported() {
     let broker = FakeBroker::start(|_| Script::Dropped);
     let uri = broker.uri();
     let plan = plan(&["--uri", &uri, "--workers", "3", "--messages", "7", "--rounds", "1", "--pool", "2"]);
@@ -71,7 +71,7 @@ fn a_system_that_stops_reading_ends_the_study() {
 }
 
 #[test]
-fn what_could_never_work_is_refused() {
+fn invalid_arguments_are_usage_errors() {
     for arguments in [
         &["--workers", "0"][..],
         &["--pool", "0"],

@@ -243,7 +243,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused_before_anything_is_connected() {
+    fn invalid_arguments_are_refused_before_connecting() {
         for arguments in [
             &["--producers", "0", "--consumers", "0"][..],
             &["--producers", "0"],

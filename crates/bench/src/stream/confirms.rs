@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_repeated_confirms_are_told() {
+    fn unknown_and_repeated_confirms_are_reported() {
         let window = ConfirmWindow::new(4, 1);
         window.sending(&[1, 2]);
         assert!(!window.settle(0, 3, false, |_| {}), "never sent");

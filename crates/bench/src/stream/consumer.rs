@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deliveries_are_told_from_other_methods() {
+    fn deliveries_are_distinguished_from_other_methods() {
         let mut payload = Vec::new();
         let deliver = basic::Deliver {
             consumer_tag: "tag",

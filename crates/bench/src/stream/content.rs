@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_refused() {
+    fn invalid_properties_and_queue_arguments_are_refused() {
         for text in ["x", "colour=red", "priority=300", "timestamp=soon", "header.=1"] {
             assert!(parse(&[text]).unwrap_err().is_usage(), "{text}");
         }

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn short_bodies_carry_what_fits() {
+    fn short_bodies_carry_only_the_fields_that_fit() {
         assert_eq!(bodies(batch(0, 1, 1).fill(0, &[5, 5])), [b"", b""]);
         let body = &bodies(batch(8, 1, 1).fill(3, &[5]))[0];
         assert_eq!(Identity::read(body, 1), Some(Identity { producer: 1, sequence: 3 }));

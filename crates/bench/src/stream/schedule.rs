@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schedule_is_refused() {
+    fn invalid_schedules_are_refused() {
         for text in ["", "x", "0", "-1", "1..", "1:0", "1:x", "5,6", "0:1", "5:1,0", "inf"] {
             assert!(text.parse::<Schedule>().is_err(), "{text}");
         }

@@ -70,7 +70,7 @@ fn reordering_is_neither_loss_nor_repetition() {
 }
 
 #[test]
-fn producers_are_told_apart() {
+fn producers_are_distinguished_when_duplicates_are_counted() {
     let script = |n| if n == 3000 { ScriptedFate::Repeated } else { ScriptedFate::Delivered };
     let counts = one_round(script, &["--messages", "1000", "--producers", "5", "--consumers", "1"]).counts;
     assert_eq!(counts, Counts { published: 5_000, consumed: 5_001, duplicated: 1, ..Counts::default() });
@@ -145,7 +145,7 @@ fn the_disk_is_measured_in_turn_with_the_systems_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn acknowledgements_are_batched_as_told_and_none_is_left_out() {
+fn acknowledgements_are_batched_by_multi_ack_and_none_is_left_out() {
     for (every, expected) in [("1", 1000), ("300", 4)] {
         let broker = FakeBroker::start(honest);
         let arguments = ["--messages", "1000", "--prefetch", "0", "--multi-ack", every];
@@ -249,7 +249,7 @@ fn a_round_that_has_nothing_due_goes_on() {
 }
 
 #[test]
-fn what_exists_is_neither_changed_nor_deleted() {
+fn existing_queues_and_exchanges_are_neither_changed_nor_deleted() {
     let broker = FakeBroker::start(honest);
     let common = ["--messages", "5", "--queue", "q"];
     let round = |more: &[&str]| run(&plan(&broker.uri(), &[&common, more].concat()), |_, _, _| {});

@@ -116,14 +116,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn quick_is_short_but_what_is_given_holds() {
+    fn quick_is_short_but_explicit_options_override_it() {
         let quick = common(&["--quick", "--rounds", "7"]);
         assert_eq!((quick.rounds, quick.time), (7, Duration::from_millis(100)));
         assert_eq!(common(&[]).rounds, 3);
     }
 
     #[test]
-    fn what_could_never_work_is_refused() {
+    fn invalid_arguments_are_usage_errors() {
         for arguments in [&["--rounds", "0"][..], &["--time=-1"], &["--expect", "x: speed>1"]] {
             assert!(
                 parse::<CommonArguments>(arguments).unwrap().check(DEFAULTS).unwrap_err().is_usage(),

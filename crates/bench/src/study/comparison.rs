@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_system_and_what_only_one_has_are_not_compared() {
+    fn a_single_system_and_unmatched_cells_are_not_compared() {
         let cells = [cell("a", 1.0, Metric::Rate, &[1.0]), cell("b", 2.0, Metric::Rate, &[1.0])];
         assert!(compare(&cells[..1], &["a"]).is_none());
         assert!(compare(&cells, &["a", "b"]).is_none(), "at another place");

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_counted_in_what_makes_round_labels() {
+    fn chart_labels_are_rounded() {
         let mut chart = charts(&report()).remove(0);
         chart.metric = Metric::Rss;
         assert_eq!([0.0, 99.999_999_999, 2500.0].map(|value| chart.show(value)), ["0", "100", "2,500"]);

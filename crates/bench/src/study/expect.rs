@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_expected_everywhere_is_judged_where_it_was_measured_and_must_be_somewhere() {
+    fn unscoped_expectations_skip_unmeasured_cells_but_need_a_measured_one() {
         let mut report = report();
         report.cells[0].figures.retain(|figure| figure.metric != "p99");
         report.cells[1].figures.retain(|figure| figure.metric != "p99");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_as_json_is_read_back_the_same() {
+    fn a_report_round_trips_through_json() {
         let report = report();
         let read: StudyReport = serde_json::from_str(&encode(&report).unwrap()).unwrap();
         assert_eq!(

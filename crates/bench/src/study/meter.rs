@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_idle_processes_use_does_not_count() {
+    fn cpu_usage_of_idle_processes_is_not_counted() {
         let own = IdleUsage { cores: 1e6, ..IdleUsage::none(&Watched::processes(&[std::process::id()])) };
         let nobody = IdleUsage::default();
         let sample = Meter::start(&own, &nobody).finish(1, 0.0);

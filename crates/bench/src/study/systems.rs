@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused_before_anything_is_started() {
+    fn invalid_systems_are_refused_before_anything_is_started() {
         for arguments in [
             &["--system", "amqp://h"][..],
             &["--system", "a=amqp://h,pid=x"],

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused_before_anything_is_connected() {
+    fn invalid_arguments_are_refused_before_connecting() {
         for arguments in [
             &["--connections", "0"][..],
             &["--connections", "200,100"],

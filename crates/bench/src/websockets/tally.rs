@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_before_or_after_a_measurement_does_not_make_up_for_a_loss() {
+    fn messages_sent_outside_a_measurement_do_not_offset_a_loss() {
         let mut tally = Tally::begin(10, None);
         tally.receive(9, 11, Role::Ordinary);
         for sent in [10, 19] {

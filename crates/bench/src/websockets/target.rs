@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_without_the_password() {
+    fn errors_in_a_target_do_not_show_the_password() {
         for bad in
             ["x", "a=ws://u:secret@h:1", "a=amqp+ws://u:secret@h", "a=amqp+ws://u:secret@h:x", "a=u:secret"]
         {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_told_in_rabbitmqs_words() {
+    fn inequivalent_arguments_are_reported_as_in_rabbitmq() {
         let cases = [
             (
                 None,

@@ -320,7 +320,7 @@ fn a_value_without_a_type_is_shown_as_a_text() {
 
 /// The first broker has a user, a virtual host and a queue that the file only names.
 #[test]
-fn what_some_broker_would_load_is_no_mistake() {
+fn definitions_that_some_broker_would_load_pass_the_check() {
     let file = r#"{
         "permissions": [{"user": "u", "vhost": "v", "configure": "", "write": "", "read": ""}],
         "topic_permissions": [{"user": "u", "vhost": "v", "exchange": "amq.topic", "write": "", "read": ""}],

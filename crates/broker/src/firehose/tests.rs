@@ -45,7 +45,7 @@ fn headers_stand_in_rabbitmqs_order() {
 }
 
 #[test]
-fn a_timestamp_keeps_its_value_whatever_its_size() {
+fn a_timestamp_of_any_size_keeps_its_value() {
     let at = |seconds| {
         let reported = reported(Properties::default().with_timestamp(seconds), &[]);
         own_properties(&reported).get("timestamp").cloned()
@@ -73,7 +73,7 @@ fn headers_that_find_no_place_in_others_are_left_out() {
 }
 
 #[test]
-fn of_very_many_queues_the_first_are_told() {
+fn only_the_first_of_very_many_routed_queues_are_reported() {
     let names: Vec<String> = (0..100_000).map(|number| format!("queue.{number:06}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let reported = reported(Properties::default(), &names);

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_thread_has_freed_before_is_never_less_than_nothing() {
+    fn the_sum_is_never_negative_when_another_thread_frees_memory_first() {
         let memory = Memory::new(1000);
         memory.change(50, 0);
         assert_eq!((memory.known(), memory.exact()), (0, 0));

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_name_is_nobodys_client() {
+    fn a_client_without_a_name_matches_the_client_id_variable_literally() {
         let rule = TopicRule::new("^{client_id}$").unwrap();
         assert!(!rule.matches("", None) && !rule.matches("x", None));
         assert!(rule.matches("{client_id}", None));

@@ -115,7 +115,7 @@ fn a_check_without_an_answer_leaves_its_question_and_changes_nothing() {
 }
 
 #[test]
-fn an_operation_asks_what_it_needs_in_rabbitmqs_order() {
+fn operations_check_permissions_in_rabbitmqs_order() {
     let world = World::new(allow);
     let topic = ExchangeDeclare { name: "t", kind: "topic", ..ExchangeDeclare::default() };
     world.repeat(|| world.session.declare_exchange(&topic)).unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_allows_what_its_pattern_matches() {
+    fn a_scope_allows_only_vhosts_and_names_that_match_its_patterns() {
         for (scope, vhost, name, allowed) in [
             ("read:*/*", "/", "q", true),
             ("read:*/*", "other", "", true),

@@ -27,7 +27,7 @@ fn each_kind_of_access_has_its_own_expression() {
 }
 
 #[test]
-fn refusals_are_told_in_rabbitmqs_words() {
+fn refusals_are_reported_as_in_rabbitmq() {
     let grant = grant("u", Some(Permissions::default()));
     assert_eq!(
         refusal(grant.check(Access::Read, Resource::Queue, "q")),
@@ -40,7 +40,7 @@ fn refusals_are_told_in_rabbitmqs_words() {
 }
 
 #[test]
-fn changes_reach_those_who_hold_the_grant() {
+fn permission_changes_apply_to_grants_already_held() {
     let grants = Grants::default();
     let held = grants.of("u", &"/".into(), Compatibility::V3_10);
     assert!(held.check(Access::Read, Resource::Queue, "q").is_err());

@@ -110,7 +110,7 @@ fn publishers_impersonate_by_the_token_of_now() {
 }
 
 #[test]
-fn what_the_operator_defines_for_a_name_changes_no_token() {
+fn permissions_of_a_user_of_the_same_name_do_not_change_a_token() {
     let (broker, session) = session(&["read:*/q"]);
     broker.vhost("/").unwrap().set_permissions("guest", None).unwrap();
     assert!(session.check_read_queue("q").is_ok());

@@ -87,7 +87,7 @@ fn of_numbers_the_lowest_holds_and_otherwise_the_argument() {
 }
 
 #[test]
-fn a_queue_with_a_capacity_drops_its_oldest_messages_whatever_its_policies_say() {
+fn a_queue_with_a_capacity_drops_its_oldest_messages_despite_policies() {
     let (broker, vhost) = vhost();
     vhost.set_policy(policy("p", "", 0, r#"{"max-length": 9, "overflow": "reject-publish"}"#), NOW);
     let capacity = Some(QueueCapacity { messages: 2, bytes: 100 });

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_another_broker_are_what_they_were_there() {
+    fn messages_from_another_broker_keep_exchange_key_and_properties() {
         let broker = Broker::new(BrokerConfig::default());
         let vhost = broker.vhost("/").unwrap();
         let arguments = [

@@ -220,7 +220,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_looks_changes_nothing() {
+    fn reading_does_not_change_the_counters() {
         let mut rated = Rated::<1>::default();
         rated.present(at(0, 0))[0] += 10;
         for _ in 0..3 {
@@ -231,7 +231,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_comes_late_counts_with_the_present() {
+    fn late_events_count_in_the_current_tick() {
         let (mut rated, shared) = (Rated::<1>::default(), SharedRated::<1>::default());
         for now in [at(3, 0), at(2, 4_999), at(0, 0)] {
             rated.present(now)[0] += 1;

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_destination_had_is_spread_and_most_of_the_rest_stays() {
+    fn removing_a_destination_moves_few_messages_of_the_others() {
         let mut bound = Bound::new(&[2; 10]);
         let before = bound.destinations();
         bound.table.remove(4, 4);

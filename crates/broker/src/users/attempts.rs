@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_attempts_are_bounded() {
         let (attempts, now) = (Attempts::default(), Instant::now());
         for number in 0..=MAX_KNOWN {
             attempts.failed(None, &number.to_string(), b"x", now);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_hash_is_told() {
+    fn malformed_password_hashes_are_refused_with_the_reason() {
         let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err().to_string();
         assert!(refused("!", None).starts_with("password_hash is not base64"));
         assert_eq!(refused("AAAA", None), "password_hash has 3 bytes, not the 36 of salt and digest");

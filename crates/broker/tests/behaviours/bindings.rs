@@ -4,7 +4,7 @@ use broker::*;
 use crate::world::*;
 
 #[test]
-fn what_is_missing_is_named_the_exchange_first() {
+fn a_refused_binding_names_a_missing_exchange_before_a_missing_queue() {
     let world = world();
     world.queue("q");
     let bind = |source, queue| refusal(world.vhost.bind_queue(ME, &binding(source, queue, "k")));
@@ -17,7 +17,7 @@ fn what_is_missing_is_named_the_exchange_first() {
 }
 
 #[test]
-fn unbinding_what_is_missing_succeeds() {
+fn unbinding_missing_objects_succeeds() {
     let world = world();
     world.queue("q");
     for (source, queue) in [("nope", "q"), ("amq.direct", "nope"), ("amq.direct", "q")] {
@@ -38,7 +38,7 @@ fn several_matching_bindings_deliver_once() {
 }
 
 #[test]
-fn a_binding_is_told_apart_by_key_and_arguments() {
+fn bindings_are_distinguished_by_key_and_arguments() {
     let mut world = world();
     let queue = world.queue("q");
     let one = table(&[("a", FieldValue::I32(1)), ("b", FieldValue::I32(2))]);

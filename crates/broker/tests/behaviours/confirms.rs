@@ -25,7 +25,7 @@ fn publishes_are_counted_in_order_unroutable_ones_included() {
 }
 
 #[test]
-fn a_full_queue_refuses_exactly_what_it_does_not_take() {
+fn a_full_queue_refuses_exactly_the_messages_it_does_not_take() {
     let mut world = world();
     let reject = FieldValue::text("reject-publish");
     world.queue_with("full", &[("x-max-length", FieldValue::I32(2)), ("x-overflow", reject)]);

@@ -27,7 +27,7 @@ fn flow(world: &World, exchange: &str) -> Option<((u64, u64), (u64, u64))> {
 }
 
 #[test]
-fn a_queue_counts_what_enters_it_and_how_it_leaves() {
+fn a_queue_counts_messages_that_enter_and_how_they_leave() {
     let mut world = world();
     let queue = world.queue("q");
     assert_eq!(totals(&world, &queue), None, "of nothing nothing is kept");
@@ -110,7 +110,7 @@ fn a_late_acknowledgement_counts_when_it_comes() {
 }
 
 #[test]
-fn an_exchange_counts_what_comes_in_and_where_it_goes() {
+fn an_exchange_counts_incoming_and_routed_messages() {
     let mut world = world();
     world.exchange("e", "fanout");
     assert_eq!((flow(&world, "e"), flow(&world, "")), (None, None));
@@ -133,7 +133,7 @@ fn an_exchange_counts_what_comes_in_and_where_it_goes() {
 }
 
 #[test]
-fn what_is_published_to_several_exchanges_at_once_is_counted_at_each() {
+fn publishes_to_several_exchanges_in_a_batch_are_counted_at_each() {
     let mut world = world();
     world.queue("q");
     for (exchange, kind) in [("direct", "direct"), ("copied", "headers")] {
@@ -155,7 +155,7 @@ fn what_is_published_to_several_exchanges_at_once_is_counted_at_each() {
 }
 
 #[test]
-fn an_exchange_that_leads_to_another_counts_what_it_was_published_to_alone() {
+fn only_the_exchange_published_to_counts_a_message_routed_to_another() {
     let mut world = world();
     world.exchange("first", "fanout");
     world.exchange("second", "fanout");
@@ -179,7 +179,7 @@ fn a_policy_that_changes_an_exchange_does_not_change_its_counts() {
 }
 
 #[test]
-fn a_virtual_host_remembers_what_went_through_what_is_gone() {
+fn a_virtual_host_keeps_counts_of_deleted_queues_and_exchanges() {
     let mut world = world();
     world.exchange("e", "fanout");
     let queue = world.queue("q");

@@ -261,7 +261,7 @@ fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
 
 /// Other publishers' confirms would otherwise wait behind everything that has expired.
 #[test]
-fn what_expires_waits_for_capacity_of_the_store() {
+fn expired_messages_wait_for_store_capacity_to_be_dead_lettered() {
     const MB: usize = 1_000_000;
     let mut disk_world = disk_world(41);
     let [exchange, key] = dead_letter_to("dead");
@@ -290,7 +290,7 @@ fn what_expires_waits_for_capacity_of_the_store() {
 
 /// A policy without a dead-letter exchange is a way to make room.
 #[test]
-fn what_is_only_dropped_needs_no_capacity_of_the_store() {
+fn messages_that_are_only_dropped_need_no_store_capacity() {
     let mut disk_world = disk_world(42);
     let long = disk_world.durable("long", &[]);
     let body = "x".repeat(100_000);

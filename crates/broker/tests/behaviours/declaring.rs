@@ -92,7 +92,7 @@ fn names_may_be_255_bytes_long() {
 }
 
 #[test]
-fn deleting_what_is_missing_succeeds() {
+fn deleting_missing_queues_and_exchanges_succeeds() {
     let world = world();
     assert_eq!(world.vhost.delete_queue(ME, "nope", true, true).map(|(messages, _)| messages), Ok(0));
     assert_eq!(world.vhost.delete_exchange("nope", true).map(drop), Ok(()));

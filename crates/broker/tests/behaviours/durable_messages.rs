@@ -11,7 +11,7 @@ use crate::disk_world::{DiskWorld, disk_world, paging};
 use crate::world::*;
 
 #[test]
-fn what_is_on_disk_comes_back_in_order_and_as_it_was() {
+fn messages_on_disk_are_restored_unchanged_and_in_order() {
     let mut disk_world = disk_world(1);
     disk_world.durable("q", &[]);
     let properties = Properties::default().with_delivery_mode(2).with_message_id("id".into());
@@ -29,7 +29,7 @@ fn what_is_on_disk_comes_back_in_order_and_as_it_was() {
 }
 
 #[test]
-fn what_is_settled_on_disk_stays_away() {
+fn settled_messages_are_not_restored() {
     let mut disk_world = disk_world(2);
     let queue = disk_world.durable("q", &[]);
     ["acked", "taken", "dropped", "left"].iter().for_each(|body| drop(disk_world.publish("", "q", body)));
@@ -41,7 +41,7 @@ fn what_is_settled_on_disk_stays_away() {
 }
 
 #[test]
-fn what_was_delivered_and_not_settled_comes_back_as_redelivered() {
+fn unsettled_deliveries_are_restored_as_redelivered() {
     let mut disk_world = disk_world(3);
     let queue = disk_world.durable("q", &[]);
     ["got", "consumed", "fresh"].iter().for_each(|body| drop(disk_world.publish("", "q", body)));
@@ -182,7 +182,7 @@ fn each_of_many_queues_has_its_own() {
 }
 
 #[test]
-fn what_is_not_to_last_costs_nothing() {
+fn transient_messages_and_queues_write_nothing_to_disk() {
     let mut disk_world = disk_world(6);
     disk_world.durable("durable", &[]);
     disk_world.world.queue("transient");
@@ -266,7 +266,7 @@ fn priorities_and_lengths_hold_after_a_restart() {
 }
 
 #[test]
-fn what_was_purged_stays_away_once_its_ok_may_be_sent() {
+fn purged_messages_are_not_restored_once_purge_ok_may_be_sent() {
     let mut disk_world = disk_world(9);
     let queue = disk_world.durable("q", &[]);
     let held = {
@@ -283,7 +283,7 @@ fn what_was_purged_stays_away_once_its_ok_may_be_sent() {
 }
 
 #[test]
-fn a_purge_that_finds_nothing_waits_for_what_another_has_purged() {
+fn a_purge_of_an_empty_queue_waits_for_an_earlier_purge() {
     let mut disk_world = disk_world(9);
     let queue = disk_world.durable("q", &[]);
     disk_world.publish("", "q", "purged");
@@ -309,7 +309,7 @@ fn a_queue_with_the_name_of_a_deleted_one_is_empty() {
 }
 
 #[test]
-fn a_disk_that_fails_confirms_nothing_and_what_was_published_is_there_once_it_works() {
+fn a_failing_disk_confirms_nothing_and_its_messages_are_written_later() {
     let mut disk_world = disk_world(11);
     disk_world.durable("q", &[]);
     disk_world.sync();

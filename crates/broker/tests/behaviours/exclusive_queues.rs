@@ -70,7 +70,7 @@ fn a_late_end_does_not_remove_a_redeclared_namesake() {
 }
 
 #[test]
-fn exclusive_queues_are_transient_whatever_was_asked_for() {
+fn exclusive_queues_are_transient_even_if_declared_durable() {
     let world = world();
     let declare = |durable| QueueDeclare { name: "q", durable, exclusive: true, ..Default::default() };
     assert!(!world.declare(declare(true)).unwrap().queue.properties().durable);

@@ -31,7 +31,7 @@ fn a_ttl_of_zero_delivers_only_at_once() {
 }
 
 #[test]
-fn what_has_expired_behind_the_message_got_is_not_counted_as_left() {
+fn get_does_not_count_expired_messages_behind_as_remaining() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "lasting");
@@ -41,7 +41,7 @@ fn what_has_expired_behind_the_message_got_is_not_counted_as_left() {
 }
 
 #[test]
-fn what_has_expired_behind_a_message_is_not_consumed_with_it() {
+fn expired_messages_behind_a_live_one_are_not_consumed() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "1");
@@ -173,7 +173,7 @@ fn very_many_queues_go_in_bounded_steps_and_none_waits_for_a_long_one() {
 }
 
 #[test]
-fn what_has_expired_is_not_delivered_while_it_is_being_dropped() {
+fn expired_messages_are_not_delivered_while_they_are_being_dropped() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(10))]);
     (0..3_000).for_each(|_| world.publish_all("q", &["old"]));
@@ -193,7 +193,7 @@ fn what_has_expired_is_not_delivered_while_it_is_being_dropped() {
 }
 
 #[test]
-fn what_has_expired_behind_a_message_of_a_higher_priority_waits_for_it() {
+fn an_expired_message_waits_behind_one_of_a_higher_priority() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-max-priority", FieldValue::I32(3))]);
     let urgent = Properties { priority: Some(1), ..Properties::default() };

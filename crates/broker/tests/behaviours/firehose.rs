@@ -46,7 +46,7 @@ fn tracer(world: &World) -> Tracer {
 }
 
 #[test]
-fn a_publish_is_told_with_its_exchange_keys_and_queues() {
+fn a_traced_publish_shows_its_exchange_keys_and_queues() {
     let (mut world, hears) = traced();
     for queue in ["b", "a"] {
         world.queue(queue);
@@ -78,7 +78,7 @@ fn a_publish_is_told_with_its_exchange_keys_and_queues() {
 }
 
 #[test]
-fn a_message_is_told_of_before_its_queues_have_it() {
+fn a_message_is_traced_before_its_queues_receive_it() {
     let (mut world, hears) = traced();
     // The queue receives both, which shows their order.
     world.bind("hears", "amq.fanout", "");
@@ -87,7 +87,7 @@ fn a_message_is_told_of_before_its_queues_have_it() {
 }
 
 #[test]
-fn nothing_is_told_before_and_after() {
+fn nothing_is_traced_while_tracing_is_off() {
     let (mut world, hears) = traced();
     world.vhost.set_traced(false);
     world.publish("amq.direct", "k", "before");
@@ -99,7 +99,7 @@ fn nothing_is_told_before_and_after() {
 }
 
 #[test]
-fn what_is_told_is_not_told_again_nor_are_dead_letters_as_published() {
+fn traces_are_not_traced_again_nor_are_dead_letters_as_published() {
     let (mut world, hears) = traced();
     world.exchange("letters", "fanout");
     let dead = world.queue("dead");
@@ -116,7 +116,7 @@ fn what_is_told_is_not_told_again_nor_are_dead_letters_as_published() {
 }
 
 #[test]
-fn a_delivery_is_told_with_its_queue_but_not_one_of_the_firehose() {
+fn deliveries_are_traced_with_their_queue_unless_they_are_traces() {
     let (mut world, hears) = traced();
     let queue = world.queue("q");
     world.vhost.set_traced(false);
@@ -140,7 +140,7 @@ fn a_delivery_is_told_with_its_queue_but_not_one_of_the_firehose() {
 }
 
 #[test]
-fn what_is_told_counts_neither_as_published_nor_as_routed() {
+fn traces_count_neither_as_published_nor_as_routed() {
     let (mut world, hears) = traced();
     world.publish("amq.direct", "nowhere", "body");
     assert_eq!(hears.message_count(), 1);
@@ -152,7 +152,7 @@ fn what_is_told_counts_neither_as_published_nor_as_routed() {
 }
 
 #[test]
-fn a_held_message_is_told_of_when_it_is_held() {
+fn a_held_message_is_traced_when_it_is_held() {
     let (mut world, hears) = traced();
     world.queue("q");
     let held = |body| Publish {

@@ -30,7 +30,7 @@ fn taken(recorder: &Recorder) -> Vec<Delivery> {
 }
 
 #[test]
-fn the_next_single_active_consumer_begins_with_what_comes_back() {
+fn the_next_single_active_consumer_starts_with_requeued_messages() {
     let mut world = world();
     let queue = single_active(&world);
     let (first, one) = world.consume(&queue, 2, 0);

@@ -28,7 +28,7 @@ fn queue(vhost: &str, name: &str) -> Value {
 }
 
 #[test]
-fn what_is_exported_can_be_loaded_and_exported_again() {
+fn exported_definitions_can_be_loaded_and_exported_again() {
     let (one, other) = (broker(), broker());
     load(
         &one,
@@ -101,7 +101,7 @@ fn written(store: &Store, section: Section) -> Vec<String> {
 }
 
 #[test]
-fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_its_name() {
+fn declarations_in_a_deleted_vhost_are_not_in_the_next_of_its_name() {
     let mut disk_world = disk_world(1);
     let broker = disk_world.world.broker.clone();
     let vhost = broker.add_vhost("v");
@@ -141,7 +141,7 @@ fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_
 }
 
 #[test]
-fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_more_is() {
+fn entries_for_a_deleted_virtual_host_are_deleted_and_others_are_kept() {
     let mut disk_world = disk_world(3);
     let broker = disk_world.world.broker.clone();
     load(&broker, &json!({"vhosts": [{"name": "v"}, {"name": "va"}]}));
@@ -189,7 +189,7 @@ fn a_deleted_user_has_no_permissions_when_it_comes_again() {
 }
 
 #[test]
-fn policies_and_operator_policies_are_told_with_what_holds() {
+fn policies_and_operator_policies_are_shown_with_the_merged_result() {
     let broker = broker();
     let vhost = broker.vhost("/").unwrap();
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };

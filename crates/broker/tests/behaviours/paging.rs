@@ -167,7 +167,7 @@ fn a_consumer_is_served_from_disk_as_it_goes_on() {
 }
 
 #[test]
-fn what_is_on_disk_is_read_while_nothing_more_may_be_written() {
+fn messages_on_disk_are_read_while_writes_are_refused() {
     let (mut disk_world, queue) = backlog(1, &[]);
     disk_world.store.set_disk_free_limit(1 << 30);
     for number in MANY..2 * MANY {
@@ -184,7 +184,7 @@ fn what_is_on_disk_is_read_while_nothing_more_may_be_written() {
 }
 
 #[test]
-fn get_waits_for_a_message_on_disk_and_is_not_told_that_there_is_none() {
+fn get_waits_for_a_message_on_disk_instead_of_reporting_empty() {
     let (disk_world, queue) = backlog(6, &[]);
     let reported = Arc::new(WakeCounter::default());
     let waiter: Arc<dyn Waiter> = reported.clone();
@@ -202,7 +202,7 @@ fn get_waits_for_a_message_on_disk_and_is_not_told_that_there_is_none() {
 }
 
 #[test]
-fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
+fn a_waiting_get_is_woken_when_the_queue_is_purged_or_deleted() {
     for delete in [false, true] {
         let (disk_world, queue) = backlog(7, &[]);
         while queue.get(true, disk_world.world.now).is_some() {}
@@ -223,7 +223,7 @@ fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
 }
 
 #[test]
-fn requeued_messages_return_before_what_is_on_disk() {
+fn requeued_messages_are_delivered_before_messages_on_disk() {
     let (disk_world, queue) = backlog(8, &[]);
     let paging_status: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).take(200).collect();
     queue.requeue(paging_status, Returned::Failed, disk_world.world.now);
@@ -266,7 +266,7 @@ fn a_limit_drops_the_head_even_if_that_is_on_disk() {
 }
 
 #[test]
-fn a_full_queue_refuses_what_is_too_much_though_most_of_it_is_on_disk() {
+fn a_full_queue_with_most_messages_on_disk_refuses_more() {
     let full = [
         ("x-max-length-bytes", FieldValue::I32((MANY * BODY) as i32)),
         ("x-overflow", FieldValue::text("reject-publish")),
@@ -318,7 +318,7 @@ fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
 }
 
 #[test]
-fn a_restart_keeps_when_messages_on_disk_expire_and_what_they_died_of() {
+fn a_restart_keeps_expiry_and_death_reasons_of_messages_on_disk() {
     for retired in [false, true] {
         let mut disk_world = paging(19, 0);
         let arguments = [
@@ -426,7 +426,7 @@ fn the_order_of_quorum_queues_of_rabbitmq_4_holds_on_disk_and_after_a_restart() 
 }
 
 #[test]
-fn a_delivery_limit_counts_for_what_a_restart_left_on_disk() {
+fn the_delivery_limit_applies_to_messages_a_restart_left_on_disk() {
     let mut disk_world = paging(14, 0);
     let quorum = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I32(1))];
     disk_world.durable("q", &quorum);
@@ -443,7 +443,7 @@ fn a_delivery_limit_counts_for_what_a_restart_left_on_disk() {
 }
 
 #[test]
-fn what_failed_more_often_than_a_newer_limit_allows_is_loaded_from_disk() {
+fn messages_over_a_newer_delivery_limit_are_loaded_from_disk() {
     let mut disk_world = paging(37, 0);
     let queue = disk_world.durable("q", &[("x-queue-type", FieldValue::text("quorum"))]);
     persistent(&mut disk_world, MANY);

@@ -78,7 +78,7 @@ fn long_queues_go_first() {
 }
 
 #[test]
-fn what_heads_keep_leaves_too_and_comes_back_in_front() {
+fn queue_heads_are_paged_out_too_and_return_to_the_front() {
     let mut disk_world = paging(43, WATERMARK);
     // Each is long, but not by much.
     let queues = fill(&mut disk_world, 10, 20_000, true) * 4;
@@ -118,7 +118,7 @@ fn nothing_is_tried_again_and_again_where_nothing_can_leave() {
 }
 
 #[test]
-fn a_full_disk_stops_only_what_has_to_be_written() {
+fn a_full_disk_stops_only_messages_that_must_be_written() {
     let mut disk_world = paging(45, WATERMARK);
     let queues = fill(&mut disk_world, 5, 20_000, false);
     let body = padded("x", 100_000);

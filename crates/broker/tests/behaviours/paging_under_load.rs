@@ -32,7 +32,7 @@ fn wait_for_capacity(disk_world: &DiskWorld) -> Arc<WakeCounter> {
 }
 
 #[test]
-fn who_publishes_faster_than_messages_leave_memory_pauses_until_they_have() {
+fn publishers_that_outpace_paging_pause_until_messages_leave_memory() {
     let mut disk_world = paging(20, 0);
     disk_world.world.queue("q");
     assert!(disk_world.world.vhost.has_capacity());
@@ -76,7 +76,7 @@ fn nobody_pauses_for_a_queue_that_is_purged_or_cannot_be_written() {
 }
 
 #[test]
-fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
+fn messages_that_cannot_be_read_are_neither_lost_nor_skipped() {
     let (mut disk_world, queue) = backlog(15, &[]);
     disk_world.retire();
     let is_segment = |name: &String| name.ends_with(".segment");
@@ -133,7 +133,7 @@ fn messages_that_are_gone_from_the_disk_are_given_up_and_counted() {
 }
 
 #[test]
-fn what_cannot_be_written_stays_in_memory() {
+fn messages_that_cannot_be_written_stay_in_memory() {
     let mut disk_world = paging(16, 0);
     disk_world.world.queue("q");
     disk_world.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });

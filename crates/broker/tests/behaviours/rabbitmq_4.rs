@@ -117,7 +117,7 @@ fn quorum_queues_deliver_by_priority() {
 }
 
 #[test]
-fn what_comes_back_to_a_quorum_queue_precedes_all_others_as_it_came_back() {
+fn messages_returned_to_a_quorum_queue_lead_in_order_of_return() {
     let mut world = rabbitmq_4();
     let queue = quorum(&world);
     publish_by_priority(&mut world, &[("low", Some(1)), ("high", Some(9)), ("highest", Some(31))]);
@@ -130,7 +130,7 @@ fn what_comes_back_to_a_quorum_queue_precedes_all_others_as_it_came_back() {
 }
 
 #[test]
-fn a_full_quorum_queue_drops_what_it_would_deliver_next() {
+fn a_full_quorum_queue_drops_the_message_it_would_deliver_next() {
     let mut world = rabbitmq_4();
     let dead = world.queue("dead");
     let limit = ("x-max-length", FieldValue::I32(2));
@@ -158,7 +158,7 @@ fn messages_of_a_quorum_queue_expire_behind_those_of_a_higher_priority() {
 }
 
 #[test]
-fn consumers_get_what_comes_back_to_a_full_quorum_queue() {
+fn consumers_get_messages_requeued_to_a_full_quorum_queue() {
     let mut world = rabbitmq_4();
     let limit = ("x-max-length", FieldValue::I32(1));
     let queue = with_dead_letters(&world, &[("x-queue-type", FieldValue::text("quorum")), limit]);

@@ -20,7 +20,7 @@ fn requeue_restores_the_place_and_marks_as_redelivered() {
 }
 
 #[test]
-fn requeued_messages_go_to_whoever_has_capacity() {
+fn requeued_messages_go_to_a_consumer_with_capacity() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1"]);
@@ -31,7 +31,7 @@ fn requeued_messages_go_to_whoever_has_capacity() {
 }
 
 #[test]
-fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
+fn messages_returned_after_their_queue_was_deleted_are_dropped() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1", "2", "3"]);

@@ -44,7 +44,7 @@ fn properties_come_out_byte_for_byte() {
 }
 
 #[test]
-fn an_alternate_exchange_takes_what_matches_nothing() {
+fn an_alternate_exchange_takes_unmatched_messages() {
     let mut world = world();
     let lost = world.queue("lost");
     let declare = |name, alternate: &str| {

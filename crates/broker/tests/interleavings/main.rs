@@ -147,7 +147,7 @@ fn publish_while_binding(known: bool) {
 }
 
 #[test]
-fn what_is_published_after_a_bind_was_answered_goes_there() {
+fn messages_published_after_a_bind_was_answered_reach_the_new_queue() {
     explore(2, || publish_while_binding(true));
 }
 
@@ -157,7 +157,7 @@ fn a_route_found_while_a_bind_is_under_way_is_not_remembered_beyond_it() {
 }
 
 #[test]
-fn what_is_published_after_a_queue_was_made_anew_goes_to_the_new_one() {
+fn messages_published_after_a_queue_was_recreated_reach_the_new_one() {
     explore(2, || {
         let World { vhost, mut publisher, .. } = world(None);
         declare(&vhost, "q");
@@ -179,7 +179,7 @@ fn what_is_published_after_a_queue_was_made_anew_goes_to_the_new_one() {
 }
 
 #[test]
-fn the_timer_hears_of_the_first_deadline_and_keeps_those_that_come_while_it_works() {
+fn the_timer_is_woken_for_the_first_deadline_and_keeps_later_ones() {
     explore(3, || {
         let changed = Arc::new(Notify::new());
         let waker = Arc::clone(&changed);

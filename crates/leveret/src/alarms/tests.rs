@@ -65,7 +65,7 @@ fn free_space_below_its_limit_raises_the_alarm_and_a_little_more_does_not_clear_
 }
 
 #[test]
-fn where_nothing_can_be_confirmed_publishers_are_told_whatever_is_free() {
+fn the_disk_alarm_is_raised_while_the_store_needs_space() {
     let watch = watch(None, Some(1000));
     watch.sources.free.set(Some(u64::MAX));
     for needs_space in [false, true, false] {
@@ -87,7 +87,7 @@ fn no_limit_is_never_passed() {
 }
 
 #[test]
-fn what_cannot_be_measured_changes_nothing() {
+fn failed_measurements_do_not_change_alarms() {
     let watch = watch(Some(1000), Some(1000));
     watch.sources.used.set(Some(2000));
     watch.sources.free.set(Some(0));

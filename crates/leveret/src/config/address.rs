@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_listener_is_refused_with_what_is_missing() {
+    fn an_invalid_listener_is_refused_with_the_reason() {
         for (text, reason) in [
             ("", "'' has no host (0.0.0.0:PORT listens on every IPv4 address)"),
             (":5672", "':5672' has no host (0.0.0.0:PORT listens on every IPv4 address)"),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upstream_has_a_host_and_the_amqp_port_unless_told() {
+    fn an_upstream_has_a_host_and_a_default_port() {
         let url = upstream("amqp://rabbit").unwrap();
         assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("rabbit", 5672, false));
         let url = upstream("amqp://[::1]:5673/").unwrap();

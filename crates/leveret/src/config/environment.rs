@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_set_is_left_alone() {
+    fn variables_set_by_other_programs_are_ignored() {
         for (name, value) in [
             ("LEVERET_CONFIG", "x"),
             ("LEVERET_CTL_PASSWORD", "x"),

@@ -217,7 +217,7 @@ fn the_first_password_is_never_printed_and_is_no_password_when_it_was_masked() {
 }
 
 #[test]
-fn text_without_quotes_is_told_to_need_them() {
+fn unquoted_text_is_refused_with_a_hint_about_quotes() {
     for (text, key) in
         [("amqp = 0.0.0.0:5672", "amqp"), ("upstream = amqp://user:hunter2@rabbit", "upstream")]
     {
@@ -269,7 +269,7 @@ fn a_mistake_is_reported_even_where_a_higher_layer_replaces_it() {
 }
 
 #[test]
-fn a_reload_takes_what_is_live_and_tells_what_is_not() {
+fn a_reload_applies_live_settings_and_reports_the_others() {
     let running = Given::file("log = 'info'\nmax_connections = 10\nheartbeat = 10");
     let (mut effective, _) = running.effective().unwrap();
     let (wanted, _) = Given::file("log = 'debug'\nheartbeat = 20").effective().unwrap();
@@ -326,7 +326,7 @@ fn a_file_that_is_not_toml_is_reported_by_line_and_never_quoted() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_blames_what_named_it() {
+fn an_unreadable_file_is_reported_with_the_setting_that_named_it() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.toml");
     let flags = Flags { file: Some(missing.clone()), ..Flags::default() };
@@ -349,7 +349,7 @@ fn a_variable_that_is_not_text_is_refused() {
 }
 
 #[test]
-fn what_is_printed_shows_origins_and_can_be_read_again() {
+fn printed_settings_show_origins_and_can_be_read_again() {
     let flags = Flags {
         values: BTreeMap::from([
             ("upstream", vec!["amqp://user:hunter2@rabbit".to_owned(), "amqp://[::1]:1".to_owned()]),

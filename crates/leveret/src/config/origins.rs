@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_origin_is_told() {
+    fn an_invalid_origin_is_reported() {
         let error = Origins::parse("https://a/b").unwrap_err().to_string();
         assert!(error.starts_with("'https://a/b' is not an origin"), "{error}");
     }

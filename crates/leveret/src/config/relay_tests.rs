@@ -36,7 +36,7 @@ fn a_table_is_written_as_it_is_read() {
 }
 
 #[test]
-fn every_key_of_the_reference_is_one_and_every_default_is_told() {
+fn every_documented_relay_key_exists_and_has_the_documented_default() {
     let mut relay = RelayEntry::new(RelayUrl::parse("tcp://a:1").unwrap());
     for RelayKey { key, default, meaning, .. } in RELAY_KEYS {
         let error = relay.set(key, &["no such value, whatever it is for".to_owned()]);
@@ -51,7 +51,7 @@ fn every_key_of_the_reference_is_one_and_every_default_is_told() {
 }
 
 #[test]
-fn a_wrong_relay_is_told_what_is_wrong() {
+fn an_invalid_relay_is_refused_with_the_reason() {
     for (text, reason) in [
         ("tcp://a:1", "'tcp://a:1' is not LISTEN=URL"),
         ("127.0.0.1:1=http://a", "'127.0.0.1:1=http://a' is not LISTEN=URL"),

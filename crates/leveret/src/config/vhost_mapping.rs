@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_mappings_are_refused_with_the_reason() {
         let reported = |list: &[&str]| PortVhosts::parse_all(&texts(list)).unwrap_err().to_string();
         for wrong in ["devices", "0=devices", "65536=devices", "1884="] {
             assert_eq!(reported(&[wrong]), format!("'{wrong}' is not a port, '=' and a virtual host"));

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_of_what_there_is() {
+    fn a_share_is_taken_of_the_total() {
         assert_eq!(Watermark::Share(0.6).of(Some(1000)), Some(600));
         assert_eq!(Watermark::Size(ByteSize(7)).of(None), Some(7));
         assert_eq!(Watermark::Off.of(Some(1000)), None);

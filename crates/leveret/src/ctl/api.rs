@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_on_one_line() {
+    fn a_refusal_is_reported_on_one_line() {
         let reported = json!({"error": "bad_request", "reason": "no\nway"});
         assert_eq!(reason(400, Some(&reported)), "400 bad_request: no way");
         let reported = json!({"error": "Object Not Found", "reason": "Not Found"});

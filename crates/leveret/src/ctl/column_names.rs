@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_column_is_told_from_one_of_another_release() {
+    fn mistyped_columns_are_distinguished_from_columns_of_other_releases() {
         assert_eq!(mistyped("nmae", &["name"]), Some("name"));
         assert_eq!(mistyped("mesages_ready", &["name"]), Some("messages_ready"));
         for other in ["segments", "pid", "garbage_collection", "slave_pids", "storage_version"] {

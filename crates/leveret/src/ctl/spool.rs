@@ -92,7 +92,7 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
     api.post(&path(&["leveret", "spool", action]), Vec::new())?;
     output.done(done)?;
     if action == "drain" {
-        return remark_what_waits(api, output);
+        return remark_remaining_messages(api, output);
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ fn purge_waiting(selection: &Selection, yes: bool, api: &Api, output: &Output) -
 }
 
 /// Prints what a drain waits for.
-fn remark_what_waits(api: &Api, output: &Output) -> Result<(), Failure> {
+fn remark_remaining_messages(api: &Api, output: &Output) -> Result<(), Failure> {
     for queue in queues(api)?.iter().filter(|queue| queue["messages"] != 0) {
         let text = |key: &str| queue[key].as_str().unwrap_or_default().to_owned();
         let (messages, user, vhost) = (&queue["messages"], text("user"), text("vhost"));

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_directory_is_told_in_a_few_lines_and_left_as_it_is() {
+    fn a_sound_store_is_reported_in_a_few_lines_and_left_unchanged() {
         let directory = filled();
         let (sound, report) = checked(directory.path());
         assert!(sound, "{report}");

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_told_from_others_by_its_end_but_its_beginning_alone_is_remembered() {
+    fn long_texts_are_compared_to_their_end_but_only_their_start_is_stored() {
         let repeats = Repeats::default();
         let long = "\u{fc}".repeat(100_000);
         let admits = |text: &str| repeats.admits(Level::WARN, "here", &text);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_tries_again_has_one_line_per_interval_whatever_the_filter() {
+    fn a_retrying_client_is_logged_once_per_interval_with_any_filter() {
         let events = |repeats: &Repeats| {
             for interval in 0..2 {
                 (0..3).for_each(|attempt| refuse(10 * interval + attempt, &format!("192.0.2.1:{attempt}")));

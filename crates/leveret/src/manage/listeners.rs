@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_told_with_every_listener_over_tls_and_no_other() {
+    fn certificates_are_listed_with_every_tls_listener_and_no_other() {
         let [amqp, amqps, ..] = &ClientProtocol::of(FrontEnd::Amqp).listeners;
         let listeners = [
             announced(amqp, "amqp://127.0.0.1:1"),

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_told_once_for_each_listener_with_the_first_end_of_its_chain() {
+    fn a_certificate_has_one_sample_per_listener_with_the_earliest_expiry() {
         let file = |path: &str, ends: &[i64]| CertificateFile {
             path: path.to_owned(),
             ends: ends.iter().map(|at| (*at, String::new())).collect(),

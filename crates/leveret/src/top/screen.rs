@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_choose_what_is_asked_for() {
+    fn keys_select_the_table_and_its_sort_order() {
         let mut state = state(ServerKind::Broker);
         assert_eq!(press(&mut state, &[KeyCode::Tab]), Reaction::Ask);
         assert_eq!(state.table().unwrap().name, "Connections");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_scrolled_within_what_there_is() {
+    fn rows_are_scrolled_within_the_table() {
         let mut state = state(ServerKind::Broker);
         press(&mut state, &[KeyCode::End]);
         assert_eq!(state.scroll, 2);

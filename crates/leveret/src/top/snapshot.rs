@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_sorts_and_filters_what_it_returns_in_pages() {
+    fn pages_are_sorted_and_filtered_by_the_server() {
         let queues = ServerKind::Broker.tables()[0];
         let query = Query { filter: "a b".to_owned(), ..Query::default() };
         let path = query.path(queues);

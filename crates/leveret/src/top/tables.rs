@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_compared_as_what_they_show() {
+    fn rows_are_compared_by_their_displayed_values() {
         let [ready, rate] = [&QUEUES.columns[4], &QUEUES.columns[6]];
         assert_eq!(
             ready.compare(&json!({"messages_ready": 9}), &json!({"messages_ready": 10})),

@@ -132,7 +132,7 @@ fn message(qos: QoS, payload: &'static [u8]) -> OutgoingMessage {
 }
 
 #[test]
-fn a_client_of_5_0_is_told_what_it_cannot_assume() {
+fn a_5_0_client_is_sent_the_limits_that_differ_from_the_defaults() {
     let settings = MqttSettings {
         keep_alive_maximum: 30,
         session_expiry_maximum: 60,
@@ -168,7 +168,7 @@ fn a_client_of_5_0_is_told_what_it_cannot_assume() {
 }
 
 #[test]
-fn who_may_not_come_in_is_told_in_his_version() {
+fn a_refused_client_gets_a_connack_of_its_version() {
     let refused = |version, reason| {
         let mut bench = Bench::new(MqttSettings::default());
         let connect = ConnectPacket::new(version, "c");
@@ -234,7 +234,7 @@ fn a_silent_client_is_given_up_after_one_and_a_half_of_its_interval() {
 }
 
 #[test]
-fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
+fn a_qos_2_message_is_reported_once_and_acknowledged_step_by_step() {
     let mut bench = Bench::connect(v5(), MqttSettings::default());
     bench.heard();
     assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "publish a/b x");
@@ -251,7 +251,7 @@ fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
 }
 
 #[test]
-fn a_message_with_the_identifier_of_one_of_an_earlier_connection_is_told_for_the_server_to_compare_them() {
+fn a_qos_2_identifier_of_an_earlier_connection_is_reported_to_compare() {
     let mut earlier = Session::new();
     earlier.set_earlier([7, 8, 9]);
     let mut bench = Bench::resume(v5(), MqttSettings::default(), Some(earlier));
@@ -274,7 +274,7 @@ fn a_message_with_the_identifier_of_one_of_an_earlier_connection_is_told_for_the
 }
 
 #[test]
-fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
+fn unrouted_and_refused_publishes_are_reported_to_5_0_clients() {
     let mut bench = Bench::connect(v5(), MqttSettings::default());
     bench.heard();
     bench.say(&publish(QoS::AtLeastOnce, 1, b"x"));
@@ -400,7 +400,7 @@ fn the_window_is_the_lower_one_of_the_clients_and_the_servers() {
 }
 
 #[test]
-fn what_is_larger_than_the_client_takes_is_never_sent() {
+fn messages_larger_than_the_clients_maximum_are_never_sent() {
     let asked = PropertyList::new().with(Property::MaximumPacketSize(20));
     let connect = || ConnectPacket { clean_start: false, properties: asked.as_properties(), ..v5() };
     let mut bench = Bench::connect(connect(), MqttSettings::default());

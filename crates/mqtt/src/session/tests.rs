@@ -49,7 +49,7 @@ fn a_session_comes_back_from_disk_as_it_was() {
 }
 
 #[test]
-fn of_what_is_kept_elsewhere_only_exactly_once_is_written() {
+fn sessions_stored_elsewhere_write_only_exactly_once_messages() {
     let (session, mut bytes) = (session(), Vec::new());
     session.encode_exactly_once(&mut bytes);
     let mut back = Session::decode(&bytes).expect("it was a session");
@@ -109,7 +109,7 @@ fn identifiers_in_use_are_passed_over() {
 }
 
 #[test]
-fn messages_are_found_in_whatever_order_they_are_acknowledged() {
+fn messages_are_found_in_any_order_of_acknowledgement() {
     const WINDOW: u16 = 300;
     let mut outgoing = Outgoing::default();
     let mut ids: Vec<u16> = Vec::new();

@@ -28,7 +28,7 @@ fn heard(version: MqttVersion, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn packets_are_heard_however_they_are_cut(
+    fn packets_are_decoded_from_chunks_of_any_size(
         (version, packets) in any_version().prop_flat_map(|version| {
             (Just(version), proptest::collection::vec(any_packet(version), 0..8))
         }),

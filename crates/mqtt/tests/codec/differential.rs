@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_packets_mean_the_same_to_whoever_takes_them(
+    fn damaged_packets_mean_the_same_to_both_decoders_if_both_accept_them(
         (version, mut bytes) in both(any_packet),
         damage in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..3),
     ) {

@@ -93,7 +93,7 @@ fn acknowledgements_in_all_their_lengths() {
 }
 
 #[test]
-fn what_the_specification_calls_malformed_is_refused() {
+fn packets_that_the_specification_calls_malformed_are_refused() {
     let cases = [
         ("QoS 3", "36 05 0001 61 0001"),
         ("DUP at QoS 0", "38 03 0001 61"),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_what_others_leave_but_channels_that_are_opened_again_leave_the_limit_as_it_was() {
+    fn a_users_limit_is_reduced_by_other_pools_but_not_by_channels_reopening() {
         let (limits, now) = (ChannelLimits::default(), Instant::now());
         assert!(limits.learn("u", 6, &over(6), (counts(4, 4, 0), counts(4, 4, 0)), now));
         assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));

@@ -229,7 +229,7 @@ mod tests {
     use crate::config::PoolConfig;
 
     #[tokio::test(start_paused = true)]
-    async fn what_came_without_a_word_is_found_at_the_end() {
+    async fn an_alternative_that_appears_without_a_wakeup_is_found_at_the_deadline() {
         let pool = Pool::new(PoolConfig { max_connections: 0, ..PoolConfig::new(Vec::new()) });
         let looks = Cell::new(0);
         // There is nothing yet when it arrives, nor when it begins to wait.

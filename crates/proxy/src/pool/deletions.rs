@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deletion_is_told_from_a_stop() {
+    fn a_virtual_host_deletion_is_distinguished_from_a_shutdown() {
         let is_it = |code, text: &'static str| is_deletion("/", &Fault::new(code, text));
         assert!(is_it(ReplyCode::ConnectionForced, "vhost '/' is deleted"));
         assert!(is_it(ReplyCode::ConnectionForced, "vhost '/' is down"));

@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn what_applications_declare_is_usual() {
+    fn arguments_that_applications_commonly_declare_are_usual() {
         assert!(are_usual(&RawTable::EMPTY));
         for (key, value) in [
             ("x-queue-type", FieldValue::text("quorum")),
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn p2_what_rabbitmq_may_close_the_connection_for_is_not() {
+    fn p2_arguments_that_may_make_rabbitmq_close_the_connection_are_unusual() {
         let table = || FieldValue::Table(FieldTable::new());
         for (key, value) in [
             ("x-queue-type", FieldValue::text("stream")),

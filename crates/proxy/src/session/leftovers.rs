@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_committed_is_not_handed_over() {
+    fn uncommitted_messages_are_not_handed_over() {
         let queued = [message(b"before"), method(tx::Select {}), message(b"uncommitted")].concat();
         assert_eq!(harmless(&queued, false, false), message(b"before"));
     }

@@ -130,7 +130,7 @@ fn three_that_began() -> [ProxySession; 3] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_whoever_finds_no_capacity_is_not_read_until_there_is_some() {
+async fn s2_a_client_without_staging_capacity_is_not_read_until_some_is_free() {
     let [mut holder, stream, mut waiting] = three_that_began();
     assert!(stream.budget.has_stream() && stream.staged == 0);
     assert!(holder.has_capacity() && stream.has_capacity() && !waiting.has_capacity());
@@ -141,7 +141,7 @@ async fn s2_whoever_finds_no_capacity_is_not_read_until_there_is_some() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_only_those_give_way_who_could_have_completed_their_message() {
+async fn p2_only_clients_that_could_have_completed_their_message_give_way() {
     let [mut holder, mut stream, mut waiting] = three_that_began();
     let now = transport::now();
     let after = |secs| now + Duration::from_secs(secs);
@@ -164,7 +164,7 @@ async fn p2_only_those_give_way_who_could_have_completed_their_message() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_one() {
+async fn p2_clients_done_with_or_completing_their_messages_do_not_give_way() {
     let [mut holder, _stream, mut waiting] = three_that_began();
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     drop(waiting);
@@ -235,7 +235,7 @@ async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way(
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_capacity() {
+async fn s2_a_client_streams_messages_beyond_its_own_staging_budget() {
     let mut session = session();
     let frames = STAGING_LIMIT as usize / FRAME - 1;
     let most = STAGING_BUDGET / STAGING_LIMIT as usize;

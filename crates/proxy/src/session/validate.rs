@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_broker_would_close_the_connection_for_is_judged_here() {
+    fn methods_that_would_make_the_broker_close_the_connection_are_refused() {
         let text = |method: Method<'_>| validate(&method, false).unwrap_err().reply_text();
         assert_eq!(
             text(basic::Qos { prefetch_size: 9, ..Default::default() }.into()),
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn p2_what_an_error_may_cut_in_the_middle_of_a_character_is_kept_off_shared_connections() {
+    fn p2_names_an_error_text_may_split_mid_character_avoid_shared_connections() {
         let (long, plain, short) = ("ü".repeat(41), "u".repeat(82), "ü".repeat(40));
         let need = |method: Method<'_>| validate(&method, false).unwrap();
         for (name, expected) in [(&long, Need::Own), (&plain, Need::Any), (&short, Need::Any)] {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_plain_is_gone_through_frame_by_frame() {
+    fn messages_that_are_not_plain_are_left_to_frame_by_frame_parsing() {
         assert_eq!(SCAN.message(&message(4, &[b"another channel"])), None);
         assert_eq!(SCAN.message(&message(3, &[b"in two", b"frames"])), None);
         assert_eq!(SCAN.message(&message(3, &[&[0; 91]])), None, "more than max_size");

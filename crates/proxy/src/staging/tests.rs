@@ -81,7 +81,7 @@ fn is_all_free(staging: &Arc<Staging>, most: usize) -> bool {
 }
 
 #[test]
-fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
+fn s2_small_amounts_are_always_staged_and_counted_bytes_are_bounded() {
     let staging = capacity(4 * PIECE, 1, PATIENCE);
     let mut clients = many(&staging, 10);
     let staged = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
@@ -118,7 +118,7 @@ fn those_in_line_go_on_in_turn_when_capacity_comes() {
 }
 
 #[test]
-fn no_capacity_is_lost_with_those_who_leave() {
+fn no_staging_capacity_is_lost_when_clients_leave() {
     let staging = capacity(PIECE, 1, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
@@ -173,7 +173,7 @@ fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
 }
 
 #[test]
-fn those_who_hold_capacity_longest_give_way_and_no_more_than_are_needed() {
+fn the_longest_holders_of_capacity_give_way_and_no_more_than_needed() {
     let staging = capacity(5 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 5);
     let before = transport::now() + Duration::from_secs(60);
@@ -202,7 +202,7 @@ fn those_who_hold_capacity_longest_give_way_and_no_more_than_are_needed() {
 }
 
 #[test]
-fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
+fn a_client_with_more_of_an_admitted_message_is_served_before_new_ones() {
     let staging = capacity(2 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 2);
     assert!(holders.iter_mut().all(Client::stop_in_message));
@@ -217,7 +217,7 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
 }
 
 #[test]
-fn those_who_all_hold_some_do_not_wait_for_each_other() {
+fn clients_that_each_hold_some_capacity_do_not_deadlock() {
     // Streaming is no way out: there is no permit for its connection.
     let staging = Staging::new(2 * PIECE, 3, PATIENCE, Arc::new(Semaphore::new(0)));
     // As often as it happens, and whether the other one stays or not.

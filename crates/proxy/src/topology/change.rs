@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_undoes_is_told_from_what_it_does_not() {
+    fn declarations_that_a_broker_restart_undoes_are_distinguished() {
         let declare = queue::Declare { queue: "q", ..Default::default() };
         let durable = queue::Declare { durable: true, ..declare };
         for transient in [declare, queue::Declare { auto_delete: true, ..durable }] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_is_the_same_in_whatever_words() {
+    fn equivalent_bind_and_unbind_methods_name_the_same_binding() {
         let table = |pairs: [(&str, &str); 2]| {
             pairs
                 .into_iter()

@@ -72,7 +72,7 @@ fn exchanges_come_before_queues_and_those_before_bindings() {
 }
 
 #[test]
-fn bindings_between_what_lasts_are_not_remembered() {
+fn bindings_between_durable_objects_are_not_remembered() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.did(exchange::Declare { durable: true, ..exchange("lasts") });
@@ -88,7 +88,7 @@ fn bindings_between_what_lasts_are_not_remembered() {
 }
 
 #[test]
-fn what_several_have_declared_goes_with_the_last_of_them() {
+fn declarations_of_several_clients_are_kept_until_the_last_one_leaves() {
     let topologies = Arc::<Topologies>::default();
     let clients = [Client::new(&topologies), Client::new(&topologies)];
     for client in &clients {
@@ -106,7 +106,7 @@ fn what_several_have_declared_goes_with_the_last_of_them() {
 }
 
 #[test]
-fn what_is_deleted_takes_its_bindings_along_whoever_made_them() {
+fn deleting_an_exchange_or_queue_removes_bindings_made_by_any_client() {
     let topologies = Arc::<Topologies>::default();
     let (one, other) = (Client::new(&topologies), Client::new(&topologies));
     one.did(exchange("e"));
@@ -189,7 +189,7 @@ fn a_restoration_that_fails_leaves_everything_torn() {
 }
 
 #[test]
-fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays() {
+fn declarations_over_the_limit_are_dropped_and_reported_once_at_a_loss() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     for number in 0..10_000 {
@@ -226,7 +226,7 @@ fn bindings_of_exclusive_queues_are_not_remembered_wherever_they_begin() {
 }
 
 #[test]
-fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
+fn declarations_answered_after_the_client_left_are_not_remembered() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.declarer.leave();
@@ -238,7 +238,7 @@ fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
 }
 
 #[test]
-fn what_is_declared_in_different_words_costs_each_owner_the_same() {
+fn differing_declarations_of_a_queue_are_charged_equally_to_each_owner() {
     let topologies = Arc::<Topologies>::default();
     let clients = [Client::new(&topologies), Client::new(&topologies)];
     let arguments: FieldTable = [("x-max-length", FieldValue::I64(1))].into_iter().collect();
@@ -339,7 +339,7 @@ fn a_long_chain_of_auto_delete_exchanges_can_go_at_once() {
 }
 
 #[test]
-fn what_lasts_and_is_declared_again_keeps_its_bindings() {
+fn durable_objects_that_are_declared_again_keep_their_bindings() {
     let topologies = Arc::<Topologies>::default();
     let (client, other) = (Client::new(&topologies), Client::new(&topologies));
     let durable_objects = [
@@ -362,7 +362,7 @@ fn what_lasts_and_is_declared_again_keeps_its_bindings() {
 }
 
 #[test]
-fn what_was_transient_and_lasts_now_has_lost_its_bindings() {
+fn a_transient_queue_declared_again_as_durable_loses_its_bindings() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.did(exchange("e"));
@@ -391,7 +391,7 @@ fn bind_and_unbind(client: &Client) {
 }
 
 #[test]
-fn bindings_that_are_not_remembered_outlast_who_declared_the_exchange() {
+fn unremembered_bindings_outlast_the_client_that_declared_the_exchange() {
     for other_is_first in [false, true] {
         let topologies = Arc::<Topologies>::default();
         let [first, other, last] = [(); 3].map(|()| Client::new(&topologies));
@@ -420,7 +420,7 @@ fn bindings_that_are_not_remembered_outlast_who_declared_the_exchange() {
 }
 
 #[test]
-fn others_may_have_bound_what_a_client_has_declared_in_another_process() {
+fn an_exchange_declared_in_another_process_may_have_bindings_of_others() {
     let [old, new] = [(); 2].map(|()| Arc::<Topologies>::default());
     let (there, here) = (Client::new(&old), Client::new(&new));
     there.did(auto_delete_exchange("e"));

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_what_all_together_have_waiting_is_bounded() {
+    fn s2_the_backlog_of_an_upstream_connection_is_bounded() {
         let line = UpstreamProgress { upstream: 1, written: 0, backlog: HARD_LIMIT * LIMIT, limit: LIMIT };
         assert!(!Share::default().may_send(line));
     }

@@ -103,7 +103,7 @@ async fn p7_a_broker_that_forces_its_connections_closed_moves_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_message_that_is_still_coming_goes_out_whole_behind_what_is_replayed() {
+async fn p7_a_partly_received_message_is_sent_whole_after_the_replay() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1"]).await;
@@ -203,7 +203,7 @@ async fn p7_a_cancelled_consumer_is_not_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_was_asked_and_not_answered_is_asked_again() {
+async fn p7_unanswered_methods_are_sent_again_after_a_connection_loss() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -242,7 +242,7 @@ async fn p7_the_last_declared_queue_is_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_cannot_be_carried_over_ends_with_an_error_that_says_so() {
+async fn p7_state_that_cannot_be_carried_over_is_reported_in_the_close() {
     let why = "cannot be carried over to another upstream connection: upstream connection lost: closed by the broker";
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
@@ -316,7 +316,7 @@ async fn p7_an_outage_is_waited_out_up_to_a_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_who_comes_during_an_outage_waits_for_its_end_and_is_let_in_by_the_broker_alone() {
+async fn p7_logins_during_an_outage_wait_for_its_end_and_the_brokers_verdict() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { arrival_max: Duration::from_secs(60), ..broker.config() });
     broker.go_away().await;
@@ -339,7 +339,7 @@ async fn p7_who_comes_during_an_outage_waits_for_its_end_and_is_let_in_by_the_br
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_who_comes_during_an_outage_waits_for_so_long_and_not_longer() {
+async fn p7_logins_during_an_outage_wait_for_the_configured_time_only() {
     let mut broker = Broker::start(Manners::default());
     for arrival_max in [0, 50].map(Duration::from_secs) {
         let began = tokio::time::Instant::now();
@@ -428,7 +428,7 @@ async fn expect_only(upstream: &mut BrokerEnd) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_a_client_without_confirms_had_sent_goes_on_when_an_outage_ends_it() {
+async fn p7_messages_without_confirms_are_resent_after_an_outage_ends_the_client() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outage_max: Duration::ZERO, ..broker.config() });
     let mut client = Client::connect(&pool).await;
@@ -501,7 +501,7 @@ async fn p7_a_frozen_broker_is_found_out_by_its_missing_heartbeats() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_who_has_nothing_under_way_does_not_notice() {
+async fn p7_a_client_with_nothing_in_flight_does_not_notice_an_outage() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outage_max: Duration::ZERO, ..broker.config() });
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1"]).await;
@@ -520,7 +520,7 @@ async fn p7_who_has_nothing_under_way_does_not_notice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_is_kept_is_bounded_and_a_client_above_it_is_not_read() {
+async fn p7_replay_bytes_are_bounded_and_a_client_over_the_limit_is_not_read() {
     const MAX_BYTES: usize = 100_000;
     const MESSAGES: u64 = 5_000;
     let mut broker = Broker::start(Manners::default());

@@ -50,7 +50,7 @@ async fn its_deliveries_wait_at_the_broker_while_others_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_shared_connection_holds_up_nobody_who_has_left_it() {
+async fn a_stuck_shared_connection_does_not_block_a_client_that_has_left_it() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outbox_limit: 1, ..broker.config() });
     let mut consumer = Client::connect(&pool).await;

@@ -323,7 +323,7 @@ fn idle_connections_are_closed_and_kept_as_configured() {
 }
 
 #[test]
-fn who_waits_for_an_upstream_is_told_after_exactly_the_configured_time() {
+fn a_client_waiting_for_an_upstream_is_closed_at_exactly_the_timeout() {
     run(async {
         let brokers = Brokers::new(7);
         let config = PoolConfig { outage_max: Duration::from_secs(90), ..brokers.config() };
@@ -347,7 +347,7 @@ fn who_waits_for_an_upstream_is_told_after_exactly_the_configured_time() {
 }
 
 #[test]
-fn who_waits_for_one_of_the_connections_is_told_after_exactly_the_configured_time() {
+fn a_client_waiting_for_a_free_connection_is_closed_at_exactly_the_timeout() {
     run(async {
         let brokers = Brokers::new(7);
         let config =

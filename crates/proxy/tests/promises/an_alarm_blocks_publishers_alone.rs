@@ -77,7 +77,7 @@ async fn proofs(broker: &Broker, count: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p10_consumers_go_on_and_whoever_comes_is_served() {
+async fn p10_consumers_continue_and_new_clients_are_served_during_an_alarm() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut publisher, publishing) = publisher(&mut broker, &pool).await;
@@ -147,7 +147,7 @@ async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publisher
 }
 
 #[tokio::test(start_paused = true)]
-async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it() {
+async fn p10_a_consuming_publisher_settles_during_an_alarm_and_is_notified_of_it() {
     let mut broker = Broker::start(Manners::default());
     // A small out-buffer, which is soon full.
     let pool = Pool::new(PoolConfig { outbox_limit: 1000, ..broker.config() });
@@ -245,7 +245,7 @@ async fn p10_a_message_waits_for_the_methods_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p10_what_is_got_or_purged_was_published_before() {
+async fn p10_get_and_purge_wait_for_the_confirms_of_earlier_messages() {
     for method in [
         Method::from(basic::Get { queue: "q", ..Default::default() }),
         queue::Purge { queue: "q", ..Default::default() }.into(),
@@ -325,7 +325,7 @@ async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p10_a_close_ends_both_upstream_channels_and_waits_for_what_was_published() {
+async fn p10_a_close_waits_for_messages_and_closes_both_upstream_channels() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
@@ -376,7 +376,7 @@ async fn p10_p7_both_upstream_channels_go_on_after_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
+async fn p6_a_client_that_declares_then_only_publishes_needs_one_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -418,7 +418,7 @@ fn bind_publish_close() -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_its_turn_goes_out_before_the_channel_is_closed() {
+async fn waiting_messages_are_sent_before_the_channel_is_closed() {
     for consumes in [false, true] {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());

@@ -95,7 +95,7 @@ async fn without_a_broker_the_refusal_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn guesses_that_hang_do_not_hold_up_those_who_were_let_in_before() {
+async fn hanging_password_guesses_do_not_delay_previously_accepted_logins() {
     let broker = Broker::start(Manners::default());
     let config = proxy::PoolConfig {
         auth_ttl: Duration::ZERO,

@@ -8,7 +8,7 @@ use proxy::Pool;
 use crate::common::{Broker, Client, Manners};
 
 #[tokio::test(start_paused = true)]
-async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
+async fn p4_blocked_and_unblocked_reach_all_clients_with_the_capability() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut early = Client::connect(&pool).await;

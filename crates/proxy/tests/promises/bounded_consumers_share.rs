@@ -193,7 +193,7 @@ async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_the_start() {
+async fn a_declarer_of_auto_delete_queues_consumes_on_its_own_connection_at_once() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker).await;
     let mut client = Client::connect(&pool).await;

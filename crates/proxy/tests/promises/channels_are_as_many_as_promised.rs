@@ -12,7 +12,7 @@ async fn broker() -> Broker {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clients_own_connection_carries_what_the_broker_allows() {
+async fn a_clients_own_connection_carries_as_many_channels_as_the_broker_allows() {
     let broker = broker().await;
     let pool = Pool::new(PoolConfig { max_channels_per_connection: 2, ..broker.config() });
     let mut client = Client::connect(&pool).await;

@@ -104,7 +104,7 @@ async fn no_client_waits_for_longer_than_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_what_other_clients_have_on_connections_of_their_own() {
+async fn clients_do_not_wait_for_channels_opening_on_others_own_connections() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_channels_per_connection: 1, opening_patience: LONG, ..broker.config() };
     let pool = Pool::new(config);

@@ -125,7 +125,7 @@ async fn p5_a_channel_with_confirms_outstanding_waits_for_them_and_its_next_clie
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
+async fn p5_late_returns_and_closes_do_not_reach_other_clients() {
     let mut broker = Broker::start(Manners::default());
     let (pool, mut client, mut upstream) = client_and_upstream(&mut broker).await;
     broker.fall_silent();
@@ -166,7 +166,7 @@ async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_a_prefetch_and_answers_under_way_stay_with_who_asked() {
+async fn p5_a_channel_is_reused_only_after_its_prefetch_is_reset_and_answered() {
     let mut broker = Broker::start(Manners::default());
     let (pool, mut client, mut upstream) = client_and_upstream(&mut broker).await;
     broker.fall_silent();

@@ -167,7 +167,7 @@ async fn a_channel_that_the_broker_has_closed_is_confirmed_in_the_next_process()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_on_a_connection_of_its_own_leaves_it_as_well() {
+async fn a_channel_on_a_clients_own_connection_moves_to_the_next_process_too() {
     let (mut broker, old, new) = two_pools();
     let mut client = Client::connect(&old).await;
     let _login = broker.next_connection().await;
@@ -202,7 +202,7 @@ async fn what_is_on_a_connection_of_its_own_leaves_it_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_durable_is_declared_again_when_the_next_process_loses_its_broker() {
+async fn transient_topology_is_restored_when_the_next_process_loses_its_broker() {
     let (mut broker, old, new) = two_pools();
     let mut client = Client::connect(&old).await;
     let mut upstream = broker.next_connection().await;
@@ -264,7 +264,7 @@ async fn a_client_that_depends_on_its_connection_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_restart_has_undone_is_declared_again_by_the_next_process() {
+async fn topology_undone_by_a_broker_restart_is_restored_by_the_next_process() {
     let (mut broker, old, new) = two_pools();
     let mut client = Client::connect(&old).await;
     let login = broker.next_connection().await;
@@ -356,7 +356,7 @@ async fn a_request_for_a_consumer_is_answered_before_its_client_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blocked_client_hears_of_the_end_before_it_leaves() {
+async fn a_blocked_client_receives_unblocked_before_it_leaves() {
     let (mut broker, old, new) = two_pools();
     let (client, upstream) = publisher(&mut broker, &old, 1).await;
     upstream.send(0, connection::Blocked { reason: "low on memory" });

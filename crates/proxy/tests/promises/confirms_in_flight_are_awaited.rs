@@ -40,7 +40,7 @@ async fn a_session_is_settled_when_all_of_its_confirms_are_with_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_held_for_a_connection_goes_out_before_the_pool_closes() {
+async fn messages_waiting_for_a_connection_are_sent_before_the_pool_closes() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

@@ -92,7 +92,7 @@ async fn p2_a_user_whose_next_connection_is_slow_to_open_holds_up_no_other_user(
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
+async fn p2_a_client_is_closed_with_506_when_all_shared_connections_are_full() {
     let broker = Broker::start(Manners::default());
     let config = PoolConfig { max_shared_connections: 2, max_channels_per_connection: 1, ..broker.config() };
     let pool = Pool::new(config);
@@ -137,7 +137,7 @@ async fn idle_connections_are_closed_but_for_those_that_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_publish_first_at_the_same_time_open_one_connection() {
+async fn clients_that_first_publish_simultaneously_open_one_connection() {
     let broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();

@@ -23,7 +23,7 @@ async fn consume(client: &mut Client) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
+async fn a_returned_connection_goes_to_the_client_that_has_waited_longest() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 2, LONG);
     let mut neighbour = Client::connect(&pool).await;
@@ -61,7 +61,7 @@ async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_closed_frees_a_connection_for_who_waits() {
+async fn closing_a_connection_lets_a_waiting_client_open_one() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 2, LONG);
     let mut neighbour = Client::connect(&pool).await;
@@ -85,7 +85,7 @@ async fn a_connection_that_is_closed_frees_a_connection_for_who_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_is_told_why() {
+async fn a_client_whose_wait_times_out_gets_the_reason() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, Duration::from_millis(20));
     let mut neighbour = Client::connect(&pool).await;
@@ -194,7 +194,7 @@ fn arrive(pool: &Arc<Pool>, user: &str, passwords: impl Iterator<Item = String>)
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
+async fn one_login_admits_all_clients_waiting_with_the_same_credentials() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);
     let (holder, _end) = holder(&mut broker, &pool).await;
@@ -210,7 +210,7 @@ async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_gets_a_channel_that_comes_to_rest_beside_others_in_use() {
+async fn a_waiting_client_gets_a_channel_that_becomes_idle_beside_busy_ones() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };
     let pool = Pool::new(PoolConfig { arrival_max: LONG, ..config });
@@ -255,7 +255,7 @@ async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_no
 const STRANGERS: u64 = 32;
 
 #[tokio::test(start_paused = true)]
-async fn s2_who_finds_no_capacity_for_a_message_and_no_connection_waits_for_the_capacity() {
+async fn s2_a_client_without_staging_capacity_or_connection_waits_for_capacity() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_connections: 1, staging_patience: LONG, ..broker.config() };
     let arrival_max = Duration::from_millis(1);
@@ -290,7 +290,7 @@ const FRAME: usize = 4096;
 
 /// Resting channels are in confirm mode for good, or too old for another client: they make room.
 #[tokio::test(start_paused = true)]
-async fn channels_that_rest_are_closed_for_whoever_cannot_use_them() {
+async fn idle_channels_are_closed_for_clients_that_cannot_use_them() {
     for is_old in [false, true] {
         let mut broker = Broker::start(Manners::default());
         let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };

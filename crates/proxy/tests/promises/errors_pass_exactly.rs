@@ -68,7 +68,7 @@ async fn both_sides_closing_a_channel_at_once_leaves_it_clean() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_a_connection_closed_by_the_broker_for_an_error_ends_only_who_offends_again_by_itself() {
+async fn p2_a_broker_connection_error_ends_only_the_client_that_repeats_it_alone() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut offender, mut innocent) = (Client::connect(&pool).await, Client::connect(&pool).await);

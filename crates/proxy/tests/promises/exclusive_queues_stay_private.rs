@@ -38,7 +38,7 @@ async fn p4_an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p4_it_vanishes_before_the_client_is_told_that_its_connection_is_closed() {
+async fn p4_an_exclusive_queue_is_gone_before_its_client_gets_close_ok() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

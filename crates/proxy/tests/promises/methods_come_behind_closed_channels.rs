@@ -45,7 +45,7 @@ fn passive() -> queue::Declare<'static> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_client_asks_about_queues_comes_behind_the_messages_of_a_closed_channel() {
+async fn queue_methods_wait_for_the_messages_of_a_closed_channel() {
     for end in [End::Answers, End::ConfirmsLater, End::ClosesTheChannel, End::IsLost] {
         let methods: [Method<'_>; 3] =
             [passive().into(), basic::Get { queue: "q", ..Default::default() }.into(), {

@@ -13,7 +13,7 @@ async fn expect_publish(upstream: &mut BrokerEnd) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
+async fn a_moved_channel_keeps_its_order_and_its_confirm_numbers() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -104,7 +104,7 @@ async fn an_error_during_the_move_is_the_clients() {
 
 /// Its consumer may be made again at any time, on a channel where an empty name means the queue of another client.
 #[tokio::test(start_paused = true)]
-async fn what_is_made_without_an_answer_names_the_last_declared_queue() {
+async fn no_wait_methods_with_an_empty_name_use_the_last_declared_queue() {
     for declared in ["", "named"] {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());

@@ -122,7 +122,7 @@ async fn p1_a_connection_has_the_new_secret_when_those_with_the_former_one_are_g
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_a_client_that_has_moved_away_need_not_have_the_secret_of_those_who_stay() {
+async fn p1_a_client_that_has_moved_away_does_not_hold_back_a_new_secret() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut moving, mut staying) = (Client::connect(&pool).await, Client::connect(&pool).await);
@@ -140,7 +140,7 @@ async fn p1_a_client_that_has_moved_away_need_not_have_the_secret_of_those_who_s
 
 /// The other client must not have the rights of the new secret, and this one must have them.
 #[tokio::test(start_paused = true)]
-async fn p1_what_needs_the_rights_of_a_new_secret_leaves_a_connection_of_the_former_one() {
+async fn p1_methods_that_need_a_new_secrets_rights_leave_the_old_connection() {
     let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
     renew(&broker, &mut one, "rotated").await;

@@ -126,7 +126,7 @@ async fn an_offence_ends_its_client_and_never_reaches_the_broker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stands_in_front_of_an_offence_in_the_same_read_is_passed_on() {
+async fn messages_before_an_offence_in_the_same_read_are_passed_on() {
     for (offence, code, text) in offences() {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
@@ -210,7 +210,7 @@ async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own() {
+async fn methods_depending_on_plugins_or_queue_types_use_a_dedicated_connection() {
     let delete = queue::Delete { queue: "q", if_empty: true, ..Default::default() };
     // Lengths in front of key and value; the locator is one that RabbitMQ neither knows nor expects.
     let odd = b"\x16x-queue-master-locatorS\0\0\0\x04none";
@@ -401,7 +401,7 @@ async fn stalled_client(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, Broke
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_shared_one() {
+async fn risky_methods_of_a_vanished_client_never_reach_a_shared_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
@@ -430,7 +430,7 @@ async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_sha
 }
 
 #[tokio::test(start_paused = true)]
-async fn nor_does_what_was_held_on_a_channel_that_failed() {
+async fn risky_methods_held_on_a_failed_channel_never_reach_a_shared_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(proxy::PoolConfig { max_message_size: Some(10), ..broker.config() });
     let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;

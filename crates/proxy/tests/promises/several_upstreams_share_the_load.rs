@@ -109,7 +109,7 @@ async fn p7_an_upstream_that_is_gone_is_left_alone_until_it_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
+async fn p7_a_silent_upstream_delays_only_the_client_that_discovers_it() {
     let broker = Broker::start(Manners::default());
     let address = UpstreamAddress { port: SILENT_PORT, ..broker.address.clone() };
     let upstreams = vec![address.clone(), broker.address.clone()];

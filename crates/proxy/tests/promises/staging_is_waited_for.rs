@@ -104,7 +104,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_who_has_streamed_asks_for_no_connection_until_it_has_something_to_send() {
+async fn s2_a_client_that_has_streamed_opens_no_connection_until_it_sends_again() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
@@ -163,7 +163,7 @@ async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gone() {
+async fn s2_a_waiting_client_is_not_read_and_its_bytes_do_not_count_once_gone() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 2).await;
@@ -188,7 +188,7 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_who_never_completes_a_message_gives_way_to_those_who_do() {
+async fn p2_a_client_that_never_completes_a_message_gives_way_to_others_that_do() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, FEW);
     let mut clients = full(&pool, 0).await;
@@ -206,7 +206,7 @@ async fn p2_who_never_completes_a_message_gives_way_to_those_who_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_one() {
+async fn p2_clients_with_incomplete_messages_leave_connections_for_others() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut hostile = full(&pool, 3 * CONNECTIONS).await;
@@ -267,7 +267,7 @@ async fn a_stream_on_which_nothing_comes_is_taken_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_on_a_stream_waits_for_its_connection() {
+async fn streamed_message_bytes_wait_for_the_streaming_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let (_holder, _) = stopped(&pool, 0).await;
@@ -309,7 +309,7 @@ async fn begun_everywhere(pool: &Arc<Pool>) -> Client {
 const CHANNELS: u16 = 40;
 
 #[tokio::test(start_paused = true)]
-async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended() {
+async fn p2_a_client_that_ends_a_partly_streamed_message_wrongly_is_closed() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_message_size: Some(1000), max_connections: CONNECTIONS, ..broker.config() };
     let pool = Pool::new(PoolConfig { staging_total_max: 0, staging_patience: HOUR, ..config });

@@ -97,7 +97,7 @@ async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consu
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
+async fn p7_clients_continue_only_after_the_declarations_of_others_are_restored() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_declarer, shared) = with_exchange(&mut broker, &pool).await;
@@ -117,7 +117,7 @@ async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_is_lost_is_declared_again_though_nobody_needs_it_now() {
+async fn p7_lost_declarations_are_restored_even_if_no_client_needs_them_now() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
@@ -131,7 +131,7 @@ async fn p7_what_is_lost_is_declared_again_though_nobody_needs_it_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
+async fn p7_deleted_objects_and_objects_of_departed_clients_are_not_restored() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
@@ -158,7 +158,7 @@ async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_client_whose_declaration_is_refused_hears_320_and_others_go_on() {
+async fn p7_a_client_whose_declaration_is_refused_gets_320_and_others_continue() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
@@ -246,7 +246,7 @@ async fn p7_an_exclusive_queue_that_is_still_there_ends_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_clients_with_the_same_login_need_one_connection_to_restore_what_they_declared() {
+async fn p7_clients_of_one_login_restore_their_declarations_on_one_connection() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(PoolConfig {
         max_connections: 2,
@@ -313,7 +313,7 @@ async fn p7_a_client_waits_while_there_is_no_place_to_declare_its_things_again()
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_refused_login_ends_its_own_clients_and_others_declare_what_they_share() {
+async fn p7_a_refused_login_ends_its_clients_and_others_restore_shared_objects() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();
@@ -336,7 +336,7 @@ async fn p7_a_refused_login_ends_its_own_clients_and_others_declare_what_they_sh
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_one_owner_may_not_declare_again_another_declares() {
+async fn p7_a_declaration_refused_to_one_owner_is_made_by_another() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();
@@ -365,7 +365,7 @@ async fn p7_what_one_owner_may_not_declare_again_another_declares() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven() {
+async fn p7_objects_deleted_with_no_wait_are_forgotten_once_the_delete_is_proven() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_client, _shared) = with_exchange(&mut broker, &pool).await;
@@ -378,7 +378,7 @@ async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven()
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_what_a_client_may_not_delete_is_remembered() {
+async fn p7_an_exchange_whose_delete_is_refused_is_still_remembered() {
     let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_client, mut shared) = with_exchange(&mut broker, &pool).await;
@@ -402,7 +402,7 @@ async fn p7_what_a_client_may_not_delete_is_remembered() {
 
 /// The other client's declarations go with what was deleted, whoever hears of it.
 #[tokio::test(start_paused = true)]
-async fn p7_what_was_deleted_by_a_client_that_has_vanished_since_is_not_declared_again() {
+async fn p7_a_queue_deleted_by_a_client_that_then_vanished_is_forgotten() {
     for (with_consumer, no_wait) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut broker = Broker::start(declaring());
         let pool = Pool::new(broker.config());

@@ -86,7 +86,7 @@ async fn p11_it_waits_for_an_outage_to_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
+async fn p11_messages_covered_by_a_broker_answer_are_not_sent_twice() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -173,7 +173,7 @@ async fn s2_when_too_much_is_kept_a_close_waits_for_the_broker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_what_may_be_to_blame_for_a_fault_goes_on_alone_and_is_given_up_if_it_is() {
+async fn p2_suspected_messages_are_resent_alone_and_dropped_if_they_fail_again() {
     let mut broker = Broker::start(Manners::default());
     let (pool, mut client, shared) = publisher(&mut broker, false).await;
     close(&mut client).await;
@@ -192,7 +192,7 @@ async fn p2_what_may_be_to_blame_for_a_fault_goes_on_alone_and_is_given_up_if_it
 
 /// The broker may have carried it out before it was lost, and by now another client relies on a queue of that name.
 #[tokio::test(start_paused = true)]
-async fn p2_what_was_sent_to_take_something_away_is_not_sent_again() {
+async fn p2_deletes_and_unbinds_already_sent_are_not_sent_again() {
     for no_wait in [false, true] {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
@@ -226,7 +226,7 @@ async fn p2_what_was_sent_to_take_something_away_is_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p11_what_was_never_sent_takes_away_what_it_should() {
+async fn p11_a_delete_never_sent_is_carried_out_after_the_client_has_left() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

@@ -35,7 +35,7 @@ async fn channel_of_consumer(end: &mut BrokerEnd) -> u16 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p3_consumers_that_do_not_read_share_what_capacity_there_is_and_leave_some_to_who_does() {
+async fn p3_slow_consumers_share_the_capacity_and_leave_some_for_fast_ones() {
     let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { consumer_budget: BUDGET, waiting_total_max: Some(TOTAL), ..broker.config() };
     let pool = Pool::new(config);
@@ -126,7 +126,7 @@ async fn s2_a_client_that_does_not_read_is_not_read_until_it_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_what_waited_for_a_client_that_went_away_does_not_count() {
+async fn s2_deliveries_waiting_for_a_departed_client_are_not_counted() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -142,7 +142,7 @@ async fn s2_what_waited_for_a_client_that_went_away_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
+async fn s2_a_client_waiting_for_a_connection_is_not_read_over_the_total_limit() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { queued_total_max: 1, ..broker.config() });
     let mut neighbour = Client::connect(&pool).await;
@@ -167,7 +167,7 @@ async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_what_a_client_had_waiting_does_not_count_when_it_is_gone() {
+async fn s2_queued_bytes_of_a_departed_client_are_not_counted() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

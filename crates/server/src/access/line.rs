@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_chooses_stays_within_its_field() {
+    fn client_supplied_text_stays_within_its_field() {
         for format in [AccessFormat::Text, AccessFormat::Json] {
             let text = line(format, "a\" close user=b\r\n\u{2028}\u{85}\\");
             assert_eq!(text.matches('\n').count(), 1);

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_bounded_by_the_total_and_one_message() {
+    fn held_bytes_are_bounded_by_the_total_plus_one_message() {
         let all = Incomplete::new(4 * MIB);
         let mut holders: Vec<_> = (0..100).map(|_| holding(&all)).collect();
         let taken = holders.iter_mut().filter_map(|holder| send(holder, MIB).then_some(())).count();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_are_taken_whatever_others_hold() {
+    fn small_messages_are_accepted_while_others_fill_the_total() {
         let all = Incomplete::new(MIB);
         let (mut large, mut small) = (holding(&all), holding(&all));
         assert!(send(&mut large, MIB));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_admitted_for_a_body_in_one_piece_makes_way_for_the_next() {
+    fn a_connection_admitted_for_a_whole_body_makes_way_for_the_next() {
         let all = Incomplete::new(MIB);
         let (mut first, mut second, mut third) = (holding(&all), holding(&all), holding(&all));
         assert!(send(&mut first, MIB));

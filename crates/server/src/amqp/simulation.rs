@@ -186,7 +186,7 @@ fn a_return_precedes_its_confirm_and_the_unroutable_message_is_acked() {
 }
 
 #[test]
-fn what_follows_a_publish_in_the_same_read_sees_it() {
+fn methods_after_a_publish_in_the_same_read_see_the_message() {
     let mut conversation = Conversation::open(&server(), 0);
     let answers = conversation.call(|out| {
         declare(out, "q");
@@ -198,7 +198,7 @@ fn what_follows_a_publish_in_the_same_read_sees_it() {
 }
 
 #[test]
-fn a_channel_error_discards_what_was_sent_before_it_was_known_and_keeps_the_connection() {
+fn frames_after_a_channel_error_are_discarded_and_the_connection_is_kept() {
     let mut conversation = Conversation::open(&server(), 0);
     let answers = conversation.call(|out| {
         frame::write_method(out, 1, queue::Purge { queue: "nope", ..Default::default() });
@@ -262,7 +262,7 @@ fn a_client_that_does_not_log_in_is_given_up() {
 }
 
 #[test]
-fn what_was_published_before_the_client_vanished_is_kept() {
+fn messages_published_before_the_client_vanished_are_kept() {
     let shared = server();
     let mut gone = Conversation::open(&shared, 0);
     let mut bytes = Vec::new();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_comes_back_at_the_rate() {
+    fn taken_tokens_are_refilled_at_the_rate() {
         let now = Instant::now();
         let mut bucket = Bucket::full(2, now);
         assert!(bucket.take_one(2, now));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn who_owes_waits_until_it_is_back() {
+    fn charging_an_overdrawn_bucket_waits_until_the_debt_is_refilled() {
         let now = Instant::now();
         let mut bucket = Bucket::full(100, now);
         assert_eq!(bucket.charge(100, 100, now), None);

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_of_one_address_and_of_one_user_are_told_and_what_is_given_back_is_not() {
+    fn in_use_reports_the_busiest_ip_and_user_without_closed_connections() {
         let counter = ConnectionCounter::new(Limits::default());
         let address = |last| Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
         let mut places: Vec<_> = [1, 1, 2].map(|last| counter.enter(address(last)).unwrap()).into();

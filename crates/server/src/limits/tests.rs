@@ -141,7 +141,7 @@ fn channels_are_counted_by_scope_and_given_back() {
 }
 
 #[test]
-fn who_receives_too_much_waits_for_the_longest_of_its_debts() {
+fn a_client_over_its_receive_rates_waits_for_the_longest_debt() {
     let receive_rate = Scopes { total: 1000, per_ip: 100, per_user: 0 };
     let counter = ConnectionCounter::new(Limits { receive_rate, ..Limits::default() });
     let place = counter.enter(Some(HERE)).unwrap();
@@ -171,7 +171,7 @@ fn an_alarm_counts_and_refuses_nobody() {
 }
 
 #[test]
-fn who_was_let_in_by_another_process_is_counted_whatever_the_limits() {
+fn connections_admitted_by_another_process_are_counted_beyond_the_limits() {
     let one = Scopes { total: 1, per_ip: 1, per_user: 1 };
     let limits = Limits { connections: one, connection_rate: one, ..Limits::default() };
     let counter = ConnectionCounter::new(limits);
@@ -186,7 +186,7 @@ fn who_was_let_in_by_another_process_is_counted_whatever_the_limits() {
 }
 
 #[test]
-fn new_limits_hold_for_who_comes_next_and_what_is_there_counts() {
+fn new_limits_apply_to_new_connections_and_channels_and_count_existing_ones() {
     let counter = ConnectionCounter::new(Limits::default());
     let mut first = counter.enter(Some(HERE)).unwrap();
     first.open_channel().unwrap();

@@ -59,7 +59,7 @@ fn lines_arrive_in_order_and_in_the_new_file_after_reopening() {
 }
 
 #[test]
-fn all_lines_are_written_when_it_has_ended_whoever_else_holds_it() {
+fn ending_the_writer_writes_all_lines_even_if_another_owner_holds_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let writer = Arc::new(to_file(&path));

@@ -198,7 +198,7 @@ async fn a_lost_connection_costs_nothing_but_duplicates() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_crash_has_left_is_deleted_by_the_next_move_to_there() {
+async fn exchanges_left_by_a_crash_are_deleted_by_the_next_move_to_that_broker() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("exchanges");
     let record = |other: &str| ExchangeRecord::new(Some(file.clone()), &[other.to_owned()]);
@@ -353,7 +353,7 @@ async fn a_queue_is_used_there_while_others_have_their_turns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_is_used_there_whatever_the_other_broker_says_of_others() {
+async fn a_queue_is_kept_alive_on_the_other_broker_though_others_are_refused() {
     let expires: FieldTable = [("x-expires", FieldValue::I64(60_000))].into_iter().collect();
     let encoded = expires.encode();
     let brokers = Brokers::with(MoveDirection::Out, &with_arguments(&encoded), &expires);

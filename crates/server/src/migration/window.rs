@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_of_several_does_not_confirm_what_was_nacked_before() {
+    fn a_multiple_ack_does_not_confirm_messages_nacked_before() {
         let mut window = Window::new(0);
         (1..=4).for_each(|item| window.published(message(item, 1)));
         window.answered(2, false, false);

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_amqp_cannot_hold_is_refused() {
+    fn topics_and_properties_too_long_for_amqp_are_refused() {
         let long = "x".repeat(256);
         assert_eq!(HEADERS.routing_key(&long).unwrap_err().reason, ReasonCode::TopicNameInvalid);
         for property in [
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_amqp_is_of_qos_1_and_its_plain_headers_are_told() {
+    fn an_amqp_message_has_qos_1_and_its_scalar_headers_become_user_properties() {
         let table: FieldTable = [
             ("text", FieldValue::text("t")),
             ("number", FieldValue::I32(-5)),

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn amqp_clients_get_what_amqp_can_tell() {
+    fn amqp_clients_get_the_properties_that_amqp_can_express() {
         let list = PropertyList::new()
             .with(Property::ContentType("text/plain"))
             .with(Property::ResponseTopic("answers.of/me"))

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_for_the_moment_need_not_be_on_disk() {
+    fn a_topic_pending_only_in_memory_need_not_be_on_disk() {
         let mut pending_retained = PendingRetained::default();
         add(&mut pending_retained, "t", false, "t");
         assert!(!pending_retained.needs("t") && !pending_retained.is_empty());

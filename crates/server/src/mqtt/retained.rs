@@ -494,7 +494,7 @@ mod tests {
     const TOPICS: [&str; 9] = ["a", "a/b", "a/b/c", "/a", "a/", "b//c", "$SYS/x", "$SYS", "ä/b"];
 
     #[test]
-    fn what_is_found_is_what_the_filter_matches() {
+    fn a_search_finds_exactly_the_topics_that_the_filter_matches() {
         let retained = nothing_retained();
         for topic in TOPICS {
             retained.set(message(topic, b"1"), Timestamp(0)).unwrap();
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_stays_and_nothing_is_left_of_what_is_cleared() {
+    fn the_last_message_of_a_topic_is_kept_and_a_cleared_one_leaves_nothing() {
         let retained = nothing_retained();
         for payload in [b"1", b"2"] {
             retained.set(message("a/b", payload), Timestamp(0)).unwrap();
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_is_not_found() {
+    fn expired_messages_are_not_found() {
         let retained = nothing_retained();
         retained
             .set(RetainedMessage { expires: Some(Timestamp(100)), ..message("old", b"") }, Timestamp(0))
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_expired_frees_space_and_what_has_not_stays() {
+    fn expired_messages_free_space_and_unexpired_ones_are_kept() {
         let retained = nothing_retained();
         let payload = Bytes::from(vec![0; MAX_BYTES / 3]);
         let large = |topic, expires: Option<u64>| RetainedMessage {
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_limit_a_message_may_be_replaced_and_what_it_leaves_is_counted() {
+    fn at_the_limit_a_message_can_be_replaced_and_its_freed_bytes_are_counted() {
         let retained = nothing_retained();
         let large = vec![0; MAX_BYTES - 1024];
         let expiring = |at| RetainedMessage { expires: Some(Timestamp(at)), ..message("a", &large) };
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_at_the_limit_takes_no_more_of_what_has_expired_than_it_needs() {
+    fn a_message_at_the_limit_evicts_no_more_expired_ones_than_it_needs() {
         const MANY: usize = 100;
         let retained = nothing_retained();
         let payload = Bytes::from(vec![0; MAX_BYTES / MANY - 1024]);

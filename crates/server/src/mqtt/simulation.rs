@@ -218,7 +218,7 @@ fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) 
 }
 
 #[test]
-fn a_message_reaches_those_who_have_subscribed_at_the_lower_quality() {
+fn a_message_is_delivered_at_the_lower_qos_of_publisher_and_subscriber() {
     let mut world = World::new();
     let mut reader = world.connected(MqttVersion::V311, "reader", 0);
     assert_eq!(reader.subscribe_at(&mut world, "a/+", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
@@ -271,7 +271,7 @@ fn a_second_connection_takes_the_session_over() {
 }
 
 #[test]
-fn a_client_that_was_away_gets_what_came_meanwhile_and_what_it_had_not_acknowledged() {
+fn a_reconnecting_client_gets_unacknowledged_and_newly_queued_messages() {
     let mut world = World::new();
     let mut reader = world.connected(MqttVersion::V311, "reader", 1);
     reader.subscribe_at(&mut world, "t/#", QoS::AtLeastOnce);
@@ -363,7 +363,7 @@ fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
 }
 
 #[test]
-fn a_client_that_may_not_come_in_hears_why() {
+fn a_client_refused_at_connect_gets_the_reason() {
     let mut world = World::new();
     let mut client = world.client(MqttVersion::V5);
     let connect = ConnectPacket {

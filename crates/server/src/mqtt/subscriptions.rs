@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_by_a_topic_with_slashes_is_what_each_filter_with_slashes_would_match() {
+    fn match_merged_finds_exactly_the_filters_that_match_with_dots_as_slashes() {
         const LEVELS: [&str; 5] = ["", "a", "b", "+", "#"];
         let mut filters: Vec<String> = LEVELS.map(str::to_owned).into();
         for length in 1..3 {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_clients_own_is_sent_where_it_is_wanted() {
+    fn the_clients_own_message_is_sent_only_by_subscriptions_without_no_local() {
         let mut all = Subscriptions::default();
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtLeastOnce) };
         all.insert("a", Subscription { options, identifier: Some(1), is_shared: false });
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_by_a_subscription_that_was_changed_is_sent_by_the_one_that_is_left() {
+    fn a_message_of_a_removed_subscription_is_sent_by_the_remaining_one() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "a/#", QoS::AtMostOnce, 1);
         subscribe(&mut all, "a/b", QoS::AtLeastOnce, 2);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_what_each_filter_by_itself_would_match() {
+    fn match_topic_finds_exactly_the_filters_that_match_one_by_one() {
         const LEVELS: [&str; 6] = ["", "a", "b", "$x", "+", "#"];
         let digits = |mut number: usize| {
             let levels = std::iter::from_fn(|| {

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_turns_out_to_be_no_frame_is_sent_as_it_comes() {
+    fn bytes_that_are_not_an_amqp_frame_are_sent_as_received() {
         let (mut framer, mut out) = (amqp_framer(), Vec::new());
         framer.frame(b"AMQP\0\0\x09\x01", &mut out);
         assert_eq!(messages(&out), [b"AMQP\0\0\x09\x01"]);

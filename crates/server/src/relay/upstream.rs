@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_made_up() {
+    fn unknown_addresses_are_sent_as_zeros_or_unknown() {
         assert_eq!(line("192.0.2.1:0", None), "PROXY TCP4 192.0.2.1 0.0.0.0 0 0\r\n");
         let mut out = Vec::new();
         write_header(ProxyVersion::V1, Peer::Unix, None, &mut out);

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_leave_evenly_whatever_their_numbers() {
+    fn clients_leave_evenly_over_the_spread_for_any_range_of_numbers() {
         let (begun, spread) = (Instant::now(), Duration::from_secs(10));
         let departures = DrainSchedule::new(begun, spread, Duration::ZERO);
         for numbers in [1..1001_u64, 7_000_000..7_001_000] {

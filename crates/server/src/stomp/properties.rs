@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_amqp_cannot_hold_is_refused() {
+    fn headers_that_amqp_cannot_hold_are_refused() {
         let long = "x".repeat(256);
         for lines in [
             "priority:256\n",
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amqp_client_cannot_speak_for_the_broker_and_its_numbers_are_told() {
+    fn amqp_headers_cannot_forge_the_brokers_and_scalar_values_are_sent() {
         let table: FieldTable = [
             ("message-id", FieldValue::text("forged")),
             ("ack", FieldValue::text("forged")),

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_change_what_is_told() {
+    fn vhost_and_user_names_do_not_change_the_reported_refusal() {
         for (vhost, user) in
             [("/", "u"), ("limit", "limit"), ("a: b", "not found"), ("vhost x not found", "'")]
         {

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_sent_all_the_same() {
+    fn bytes_that_are_not_a_frame_are_still_sent() {
         let mut buf = batch(&[10, MESSAGE]);
         buf.push(b"AMQP".as_slice().into());
         let total = buf.len();

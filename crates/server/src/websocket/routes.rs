@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_asks_for_another_path_is_told_the_right_one() {
+    fn a_request_for_an_unknown_path_is_answered_with_the_known_ones() {
         let amqp = [("/", FrontEnd::Amqp), ("/ws/amqp", FrontEnd::Amqp)];
         let of = |protocols: &[(&'static str, FrontEnd)]| {
             Routes { protocols: protocols.to_vec(), ..Routes::default() }.nothing_here()

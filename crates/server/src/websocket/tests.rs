@@ -200,7 +200,7 @@ fn any_fragmentation_and_any_cut_show_the_same_bytes() {
 }
 
 #[test]
-fn what_came_during_a_pause_is_shown_after_it_in_order() {
+fn input_received_during_a_pause_is_passed_on_after_it_in_order() {
     let mut world = World::new();
     world.send("one\npause\ntwo\nth");
     assert_eq!(world.seen(), ["one", "pause"]);
@@ -212,7 +212,7 @@ fn what_came_during_a_pause_is_shown_after_it_in_order() {
 }
 
 #[test]
-fn what_a_full_outbox_held_up_goes_on_when_it_is_written() {
+fn input_held_up_by_a_full_outbox_continues_once_it_is_written() {
     let mut world = World::new();
     let long = format!("{}\n", "x".repeat(READ_LIMIT));
     world.send(&format!("{long}after\n"));
@@ -247,7 +247,7 @@ fn a_close_frame_is_answered_and_ends_the_session() {
 }
 
 #[test]
-fn a_close_frame_waits_until_what_came_before_it_has_been_taken() {
+fn a_close_frame_waits_until_earlier_input_has_been_consumed() {
     let mut world = World::new();
     let mut bytes = message("one\npause\ntwo\npause\nha");
     encode::close(&mut bytes, Some(KEY), CloseCode::NORMAL, "done");
@@ -280,7 +280,7 @@ fn a_protocol_that_finishes_before_the_close_frame_is_not_cut_off() {
 }
 
 #[test]
-fn what_came_before_a_fault_is_taken_first() {
+fn input_before_a_protocol_error_is_consumed_first() {
     let mut world = World::new();
     let mut bytes = message("pause\ntwo\n");
     encode::message(&mut bytes, None, MessageKind::Binary, b"three\n");
@@ -315,7 +315,7 @@ fn a_close_frame_behind_more_than_is_inflated_or_written_at_once_waits_for_it() 
 }
 
 #[test]
-fn what_is_compressed_is_charged_to_the_turn() {
+fn compression_is_charged_to_the_turn() {
     let mut world = World::deflated();
     let mut batch = OutBuf::default();
     batch.tail().resize(100 * 1024, b'x');
@@ -409,7 +409,7 @@ fn compressed_messages_are_taken_and_made_and_short_ones_left_as_they_are() {
 }
 
 #[test]
-fn what_is_inflated_waits_for_the_inner_protocol_and_for_its_turn() {
+fn inflated_input_waits_for_the_inner_protocol_and_its_turn() {
     let lines = 512 * 1024;
     let mut world = World::deflated();
     world.read(&compressed(&format!("pause\n{}", "x\n".repeat(lines))));

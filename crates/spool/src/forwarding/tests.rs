@@ -204,7 +204,7 @@ fn nack_until_parked(bench: &mut Bench, mut tag: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn what_is_nacked_for_too_long_is_parked_and_what_is_behind_it_gets_its_attempt() {
+fn messages_nacked_too_long_are_parked_and_the_next_ones_are_attempted() {
     let max = Duration::from_secs(600);
     let mut bench = Bench::with(ForwardingLimits { nacked_max: Some(max), ..LIMITS }, &["full"; 3]);
     assert_eq!(bench.published(), [0, 1, 2]);
@@ -235,7 +235,7 @@ fn what_is_nacked_for_too_long_is_parked_and_what_is_behind_it_gets_its_attempt(
 }
 
 #[test]
-fn what_is_nacked_waits_while_nothing_can_be_parked_and_a_new_beginning_forgets_no_time() {
+fn unparkable_nacked_messages_wait_and_a_restart_keeps_their_nacked_time() {
     let max = Duration::from_secs(600);
     let mut bench = Bench::with(ForwardingLimits { nacked_max: Some(max), ..LIMITS }, &["full"]);
     assert_eq!(bench.published(), [0]);
@@ -261,7 +261,7 @@ fn what_is_nacked_waits_while_nothing_can_be_parked_and_a_new_beginning_forgets_
 }
 
 #[test]
-fn what_is_nacked_is_never_parked_without_a_limit() {
+fn nacked_messages_are_never_parked_without_a_limit() {
     let mut bench = Bench::new(&["full"]);
     assert_eq!(bench.published(), [0]);
     bench.nacked(1, false);
@@ -392,7 +392,7 @@ fn a_destination_with_capacity_again_leaves_memory_to_others() {
 }
 
 #[test]
-fn what_waits_leaves_memory_that_others_need_and_comes_back_in_order() {
+fn waiting_messages_free_memory_for_others_and_are_loaded_again_in_order() {
     let mut bench = Bench::new(&["full"; 3]);
     assert_eq!(bench.published(), [0, 1, 2]);
     bench.nacked(3, true);
@@ -438,7 +438,7 @@ fn the_oldest_message_may_be_published_behind_newer_ones() {
 }
 
 #[test]
-fn what_is_behind_messages_in_flight_stays_in_memory() {
+fn messages_behind_ones_in_flight_stay_in_memory() {
     let mut bench = Bench::new(&[]);
     let name = BacklogName { exchange: "full".into(), routing_key: Some("k".into()) };
     let backlog = bench.forwarding.restore(name, 3);

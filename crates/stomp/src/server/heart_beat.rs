@@ -95,7 +95,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_the_client_can_and_wants_is_what_happens() {
+    fn the_negotiated_heart_beat_follows_the_clients_header() {
         let now = Instant::now();
         for (header, answer) in [
             (None, (0, 0)),

@@ -90,7 +90,7 @@ impl World {
 }
 
 #[test]
-fn connected_tells_what_was_negotiated() {
+fn connected_reports_the_negotiated_values() {
     let mut world = World::new();
     world.send("STOMP\naccept-version:1.1,1.2\nheart-beat:3000,10000\nhost:v\n\n\0\n");
     world.connection.accept("session-s".into(), world.now, &mut world.out);
@@ -139,7 +139,7 @@ fn an_error_tells_which_request_it_is_about_and_is_the_last_word() {
 }
 
 #[test]
-fn messages_are_acknowledged_by_what_their_version_says() {
+fn messages_are_acknowledged_by_the_header_of_their_version() {
     for (version, name) in [("1.0", "message-id"), ("1.1", "message-id"), ("1.2", "id")] {
         let mut world = World::connected(version);
         world.send("SUBSCRIBE\nid:a@@b\ndestination:/queue/q\nack:client\n\n\0");
@@ -153,7 +153,7 @@ fn messages_are_acknowledged_by_what_their_version_says() {
 }
 
 #[test]
-fn what_is_no_delivery_of_this_session_is_refused() {
+fn nacks_without_a_valid_delivery_of_this_session_are_refused() {
     let nack = |id: &str, more: &str| {
         let mut world = World::connected("1.2");
         world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client-individual\n\n\0");
@@ -266,7 +266,7 @@ fn messages_carry_their_subscription_and_the_name_of_their_delivery() {
 }
 
 #[test]
-fn a_subscription_cancelled_by_the_broker_is_told_of_and_can_be_made_anew() {
+fn a_subscription_cancelled_by_the_broker_is_reported_and_can_be_made_again() {
     let mut world = World::connected("1.1");
     world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n\0");
     world.connection.cancelled("T_1", 9, 1, &mut world.out);

@@ -83,7 +83,7 @@ impl DiskFile for FailingFile {
 }
 
 #[test]
-fn only_what_was_committed_is_there_after_a_restart() {
+fn only_committed_entries_are_present_after_a_restart() {
     let directory = tempfile::tempdir().expect("a directory");
     let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
     assert!(catalogue.was_empty());
@@ -182,7 +182,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn it_holds_what_the_changes_make(
+    fn the_catalogue_matches_a_model_of_its_committed_changes(
         steps in prop::collection::vec((0u8..8, 0u8..12, any::<bool>()), 1..60),
     ) {
         let directory = tempfile::tempdir().expect("a directory");

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_listed() -> io::Result<()> {
+    fn written_files_are_read_and_listed() -> io::Result<()> {
         let directory = tempfile::tempdir()?;
         let disk = RealDisk::new(directory.path().join("data"))?;
         disk.create_dir("a/b")?;

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_does_not_get_on() {
+    fn publishers_do_not_wait_while_the_journal_makes_no_progress() {
         let brake = Brake::new(1);
         brake.look(3);
         let (reported, _) = wait(&brake);

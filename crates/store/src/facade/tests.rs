@@ -72,7 +72,7 @@ fn a_deleted_queues_messages_go_when_its_deletion_is_on_disk() {
 }
 
 #[test]
-fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
+fn the_thread_retires_an_overlong_journal_and_messages_remain_readable() {
     let disk = SimDisk::new(4, 1 << 30);
     let settings = StoreSettings {
         journal_segments: 1,

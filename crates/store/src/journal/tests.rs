@@ -69,7 +69,7 @@ fn any_changed_byte_of_a_closed_journal_is_refused_and_costs_one_record_to_repai
 }
 
 #[test]
-fn a_torn_end_is_told_with_its_place_and_is_no_damage() {
+fn a_torn_end_is_reported_with_its_offset_and_is_not_damage() {
     let disk = SimDisk::new(1, 1 << 20);
     let mut committer = start(&disk);
     let journal = committer.journal().clone();
@@ -164,7 +164,7 @@ fn a_segment_retires_when_its_messages_are_settled_and_is_written_over() {
 }
 
 #[test]
-fn the_threads_commit_what_is_waited_for_and_what_is_not() {
+fn the_threads_commit_records_with_and_without_a_waiter() {
     struct Unpark(std::thread::Thread);
     impl Waiter for Unpark {
         fn wake(&self) {

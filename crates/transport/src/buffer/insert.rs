@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_stand_where_they_were_put_whatever_the_buffer_is_made_of() {
+    fn pieces_are_inserted_at_their_offsets_for_any_buffer_layout() {
         for parts in [&[20][..], &[10, 3000, 10], &[3000, 3000], &[20_000, 5], &[10, 10, 40_000]] {
             for written in [0, 5] {
                 let (_, plain) = filled(parts, written);

@@ -4,7 +4,7 @@ use super::tests::lines;
 use super::*;
 
 #[tokio::test]
-async fn a_socket_goes_on_elsewhere_with_what_was_read_and_not_written() {
+async fn a_handed_over_socket_continues_with_its_pending_input_and_output() {
     let (mut near, mut far) = tokio::io::duplex(TAKEN);
     let (mut first, outbox) = lines(1024);
     // More than the socket takes.

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_learnt_to_wait_for_answers_is_tried_again() {
+    fn waiting_is_retried_for_a_sender_that_once_waited_for_answers() {
         let mut it = Simulation::new();
         it.run(Duration::from_secs(5), MANY, 1000, 48, 8000);
         let before = it.waits;

@@ -171,7 +171,7 @@ async fn a_client_is_shown_the_certificate_for_the_name_that_it_asks_for() {
 }
 
 #[tokio::test]
-async fn a_client_tells_what_is_wrong_with_a_server() {
+async fn a_client_reports_why_a_server_certificate_is_invalid() {
     let (ca, other) = (TestCa::new(), TestCa::new());
     let good = load_server(ca.server(vec![ca.issue_for("localhost")]));
     let expired = ca.issue("expired", &["localhost"], |params| {
@@ -249,7 +249,7 @@ async fn the_login_is_the_configured_part_of_the_certificate() {
 }
 
 #[tokio::test]
-async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
+async fn a_reload_affects_new_clients_only_and_a_failed_reload_changes_nothing() {
     let ca = TestCa::new();
     let files = ca.issue_for("localhost");
     let server = load_server(ca.server(vec![files.clone()]));
@@ -285,7 +285,7 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
 }
 
 #[test]
-fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
+fn expiry_dates_of_all_certificates_in_use_are_reported_and_follow_reloads() {
     let ca = TestCa::new();
     let until = |day| {
         ca.issue("server", &["localhost"], |params| {
@@ -310,7 +310,7 @@ fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_speak_tls_is_told_apart() {
+async fn a_client_that_does_not_speak_tls_is_reported_as_such() {
     let ca = TestCa::new();
     let server = load_server(ca.server(vec![ca.issue_for("localhost")]));
     for (bytes, text) in [

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_asks_for_more_and_what_follows_is_left() {
+    fn a_truncated_head_needs_more_input_and_following_bytes_are_left() {
         let text = "GET /ws/amqp?a=1&b=2 HTTP/1.1\r\nHost: h\r\nX-List: a, B\r\nx-list:c\r\n\r\nrest";
         let end = text.len() - 4;
         for cut in 0..end {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_told_at_once() {
+    fn malformed_requests_are_refused_at_once() {
         for text in ["AMQP\0\0\x09\x01", "\x16\x03\x01", "GET  HTTP/1.1\r\n\r\n", "GET / HTTP/2.0\r\n\r\n"] {
             assert_eq!(parse(text), Err(HeadError::Malformed), "{text:?}");
         }

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_is_refused() {
+    fn invalid_origin_patterns_are_refused() {
         for text in ["", "https://", "*example.com", "a.*.com", "*.", "http://a/b", "a b", "a:port", "**"] {
             assert_eq!(text.parse::<OriginPattern>(), Err(ParseOriginError), "{text:?}");
         }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_offered_is_echoed() {
+    fn a_protocol_that_was_not_offered_is_not_echoed() {
         let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
         let upgrade = Upgrade::validate(head).unwrap();
         for protocol in [None, Some("other"), Some("Chat")] {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_upgrade_is_told_why() {
+    fn invalid_upgrades_are_refused_with_the_right_status() {
         for (from, to, expected) in [
             ("GET ", "POST ", 405),
             ("Upgrade: websocket\r\n", "", 426),

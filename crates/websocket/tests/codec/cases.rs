@@ -56,7 +56,7 @@ fn framing_every_length_at_its_edges() {
 }
 
 #[test]
-fn pings_up_to_125_bytes_are_heard_and_longer_ones_refused() {
+fn pings_up_to_125_bytes_are_decoded_and_longer_ones_are_refused() {
     for payload in [&b""[..], b"Hello", b"\x00\xff\xfe\xfd", &[0xfe; 125]] {
         assert_eq!(fine(&[(FIN | PING, payload)]), [Heard::Ping(payload.to_vec())]);
         assert_eq!(fine(&[(FIN | PONG, payload)]), [Heard::Pong(payload.to_vec())]);
@@ -130,7 +130,7 @@ fn fragmentation_that_makes_no_message_is_refused() {
 }
 
 #[test]
-fn text_in_utf8_is_heard_however_its_characters_are_cut() {
+fn utf8_text_is_decoded_however_its_characters_are_split() {
     let text = "Hello-µ@ßöäüàá-UTF-8!! κόσμε 🐇 \u{0}\u{7ff}\u{800}\u{ffff}\u{10ffff}";
     assert_eq!(fine(&[(FIN | TEXT, text.as_bytes())]), [Heard::Text(text.into())]);
     for cut in 0..=text.len() {
@@ -172,7 +172,7 @@ fn bad_text_is_refused_before_the_rest_of_its_message_has_come() {
 }
 
 #[test]
-fn close_frames_are_heard_and_nothing_behind_them() {
+fn close_frames_are_decoded_and_bytes_after_them_are_ignored() {
     let close = |code: u16, reason: &str| [&code.to_be_bytes(), reason.as_bytes()].concat();
     assert_eq!(fine(&[(FIN | CLOSE, b"")]), [Heard::Close(None)]);
     let long = "*".repeat(123);
@@ -228,7 +228,7 @@ fn messages_above_the_limit_are_refused_by_their_headers_alone() {
 }
 
 #[test]
-fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
+fn large_messages_are_decoded_with_frames_and_reads_of_every_size() {
     for (len, frame, read) in [
         (1 << 20, 64, 1300),
         (1 << 20, 4096, 1 << 20),

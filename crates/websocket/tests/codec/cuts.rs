@@ -37,7 +37,7 @@ fn say(out: &mut Vec<u8>, key: Option<[u8; 4]>, heard: &Heard, cuts: &[u8]) {
 
 proptest! {
     #[test]
-    fn what_is_said_is_heard(
+    fn encoded_conversations_are_decoded_unchanged(
         conversation in proptest::collection::vec(utterance(), 0..12),
         key in any::<Option<[u8; 4]>>(),
         reason in proptest::option::of("\\PC{0,40}"),

@@ -48,7 +48,7 @@ fn text(payload: &str) -> (Vec<Heard>, Option<u16>) {
 }
 
 #[test]
-fn no_memory_is_asked_of_either_side_whatever_is_offered() {
+fn deflate_is_negotiated_without_context_takeover_for_every_offer() {
     let plain = "permessage-deflate; server_no_context_takeover; client_no_context_takeover";
     for offer in [
         "permessage-deflate",
@@ -90,7 +90,7 @@ fn offers_that_are_unknown_or_broken_are_declined() {
 }
 
 #[test]
-fn the_rfcs_examples_are_heard() {
+fn the_rfcs_examples_are_decoded() {
     // 7.2.3.1: one frame, and the same in two.
     let hello = [0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
     assert_eq!(heard(&masked(TEXT | COMPRESSED, &hello)), text("Hello"));
@@ -113,7 +113,7 @@ fn the_rfcs_examples_are_heard() {
 }
 
 #[test]
-fn what_is_compressed_is_heard_as_it_was_said() {
+fn compressed_messages_are_decoded_unchanged() {
     let mut noise = 1u32;
     let mut noise = || {
         noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -159,7 +159,7 @@ fn a_message_that_blows_up_is_refused_before_it_exists() {
 }
 
 #[test]
-fn what_is_not_deflate_or_not_text_is_refused() {
+fn invalid_deflate_data_and_invalid_utf8_are_refused() {
     // A block of an undefined type.
     assert_eq!(heard(&masked(BINARY | COMPRESSED, &[0x07, 0xff])), (vec![], Some(1007)));
     let mut not_text = Vec::new();

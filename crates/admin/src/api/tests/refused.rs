@@ -92,7 +92,7 @@ fn a_limit_that_is_not_set_can_be_lifted() {
 }
 
 #[test]
-fn virtual_hosts_show_what_their_own_queues_hold() {
+fn virtual_hosts_count_only_messages_of_their_own_queues() {
     let (broker, api) = world();
     declare(&broker, "q");
     assert!(vhosts::set(&call(&api, &[("vhost", "other")], &[], &json!({}))).is_ok());

@@ -41,7 +41,7 @@ fn mqtt_logs_in_and_subscribes() {
 }
 
 #[test]
-fn mqtt_refusals_are_told() {
+fn mqtt_refusals_are_reported() {
     let (mut client, _) = begun("mqtt");
     assert_eq!(
         reported(&mut *client, &[0x20, 2, 0, 5]).unwrap_err().to_string(),
@@ -70,7 +70,7 @@ fn stomp_logs_in_and_subscribes() {
 }
 
 #[test]
-fn amqp_begins_with_its_header_and_tells_who_does_not_speak_it() {
+fn amqp_starts_with_its_header_and_reports_servers_of_other_protocols() {
     let (mut client, out) = begun("amqp");
     assert_eq!(out, b"AMQP\0\0\x09\x01");
     let error = reported(&mut *client, b"AMQP\0\x01\0\0").unwrap_err().to_string();

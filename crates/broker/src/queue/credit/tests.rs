@@ -169,7 +169,7 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, sample_lag: bool)
 }
 
 #[test]
-fn what_is_published_is_what_consumers_take() {
+fn holding_publishers_lets_consumers_keep_up() {
     for (publishers, consumers) in [(1, 1), (2, 2), (10, 10), (50, 10)] {
         let [free, world] = [false, true].map(|sample_lag| saturate(publishers, consumers, 5, sample_lag));
         // Otherwise there would be nothing to show.
@@ -233,7 +233,7 @@ fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() 
 }
 
 #[test]
-fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
+fn the_publisher_held_first_resumes_first_and_more_as_the_backlog_shrinks() {
     let mut world = World::new(3);
     world.publish(0, MAX_BACKLOG_GROWTH as usize + 1, true);
     world.publish(1, MAX_BURST as usize, true);
@@ -276,7 +276,7 @@ fn all_go_on_soon_when_nothing_is_ready_any_more() {
 }
 
 #[test]
-fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
+fn a_publisher_of_single_messages_is_held_at_most_once_per_burst() {
     let mut world = World::new(1);
     world.publish(0, 2 * MAX_BACKLOG_GROWTH as usize, false);
     let mut published = 0;
@@ -339,7 +339,7 @@ fn all_go_on_when_the_queue_has_no_consumer_left() {
 
 proptest! {
     #[test]
-    fn whoever_is_held_is_woken_once_and_in_time(steps in proptest::collection::vec((0u8..6, 0usize..4, 0usize..20_000), 1..300)) {
+    fn held_publishers_are_woken_once_and_in_time(steps in proptest::collection::vec((0u8..6, 0usize..4, 0usize..20_000), 1..300)) {
         let mut world = World::new(4);
         for (step, at, amount) in steps {
             match step {

@@ -64,7 +64,7 @@ fn returned_messages_may_come_before_all_others_in_the_order_of_their_return() {
 }
 
 #[test]
-fn a_restart_puts_what_was_delivered_before_in_front() {
+fn a_restart_puts_previously_delivered_messages_in_front() {
     let mut store = ReadyStore::new(returned_first(), StoredMessages::Persistent);
     let found = [(0, 3, 0), (1, 3, 1), (2, 9, 2), (3, 9, 1), (4, 31, 0)];
     for (position, priority, deliveries) in found {

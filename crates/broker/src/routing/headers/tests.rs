@@ -86,7 +86,7 @@ fn names_with_x_count_only_when_asked_for() {
 }
 
 #[test]
-fn values_are_compared_whatever_their_type() {
+fn values_are_compared_across_types() {
     let equal = |one: FieldValue, other: FieldValue| {
         let there = matches(&[("a", one.clone())], &[("a", other.clone())]);
         assert_eq!(there, matches(&[("a", other)], &[("a", one)]));

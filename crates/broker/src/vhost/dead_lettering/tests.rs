@@ -114,7 +114,7 @@ fn dead_letters_of_consumers_wait_until_the_store_has_capacity() {
 }
 
 #[test]
-fn who_drops_messages_does_not_run_far_ahead_of_those_who_send_them() {
+fn publishers_do_not_run_far_ahead_of_pending_dead_letters() {
     let (_broker, vhost, short, dead) = world();
     let own = append(&short, 0..2);
     for from in (2..20_002).step_by(200) {

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_comes_in_an_order_in_which_it_can_be_made() {
+    fn missing_definitions_are_listed_in_the_order_of_creation() {
         let here = json!({
             "bindings": [{
                 "source": "e", "vhost": "/", "destination": "q", "destination_type": "queue", "routing_key": "k",

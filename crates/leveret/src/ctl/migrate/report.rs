@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_compared_with_what_was_moved() {
+    fn counts_are_compared_with_the_moved_messages() {
         let queue = |before: u64, moved: u64, twice: u64, there: u64| {
             let queue = json!({"before": before, "moved": moved, "maybe_twice": twice, "there": there});
             verdict(&queue, MoveDirection::Out)

@@ -130,7 +130,7 @@ fn see_through(here: Endpoint, there: Endpoint, target: &str) -> Result<(), Stri
 }
 
 #[test]
-fn a_server_hears_of_a_command_that_exports_for_long() {
+fn the_server_is_polled_during_a_long_export() {
     let broker = Arc::new(Broker::default());
     let (here, slow) = (Arc::clone(&broker), Arc::clone(&broker));
     let there = serve(move |request| {

@@ -211,7 +211,7 @@ async fn one_that_is_down_and_gone_from_its_name_is_forgotten_after_a_while() {
 }
 
 #[tokio::test]
-async fn a_lookup_that_fails_or_hangs_leaves_what_is_known() {
+async fn a_lookup_that_fails_or_hangs_keeps_the_known_addresses() {
     let (names, endpoints) = Names::new(&[1]);
     let configured = [address("brokers", 9)];
     assert_eq!(ports(&endpoints, &configured).await, [1]);
@@ -237,7 +237,7 @@ fn with_a_queue() -> Arc<Pool> {
 }
 
 #[tokio::test]
-async fn an_address_where_connections_are_open_answers_whatever_others_meet_there() {
+async fn an_address_with_open_connections_stays_up_when_others_get_no_answer() {
     let pool = with_a_queue();
     let (_, endpoints) = Names::new(&[1]);
     let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);

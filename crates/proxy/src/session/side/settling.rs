@@ -64,7 +64,7 @@ impl Side {
     /// nothing there.
     pub(super) fn settling<'p>(&self, payload: &'p [u8]) -> Option<Cow<'p, [u8]>> {
         let payload = self.carried.settling(payload)?;
-        if !self.settles_what_was_passed_on(&payload) {
+        if !self.settles_all_on_shared_connection(&payload) {
             return Some(payload);
         }
         match self.last_unsettled() {
@@ -76,14 +76,14 @@ impl Side {
     /// Whether a method settles all deliveries so far, and it is not known which they are to the broker. Then it needs the
     /// client's own connection, where all are passed on.
     pub(in crate::session) fn settles_unknown(&self, payload: &[u8]) -> bool {
-        self.settles_what_was_passed_on(payload)
+        self.settles_all_on_shared_connection(payload)
             && self.last_unsettled().is_none()
             // They would not survive the move.
             && self.ledger.as_ref().is_some_and(|ledger| !ledger.has_dependent_consumers())
     }
 
     /// Whether a method settles all deliveries so far on a shared connection.
-    fn settles_what_was_passed_on(&self, payload: &[u8]) -> bool {
+    fn settles_all_on_shared_connection(&self, payload: &[u8]) -> bool {
         settles_all(payload) && matches!(&self.place, SidePlacement::Placed(route) if !route.own)
     }
 

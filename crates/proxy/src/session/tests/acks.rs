@@ -194,7 +194,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_is_gathered_comes_to_the_same_for_everyone() {
+async fn gathered_acknowledgements_have_the_same_effect_as_when_sent_directly() {
     let (mut settled, mut refused) = (0, 0);
     for seed in 0..200 {
         let automatic = seed % 5 == 0;
@@ -284,7 +284,7 @@ async fn acknowledgements_of_one_read_go_out_as_one_if_nothing_in_front_of_them_
 }
 
 #[tokio::test]
-async fn what_was_settled_in_another_way_stands_in_front_of_nothing() {
+async fn deliveries_settled_by_other_methods_count_as_settled_when_gathering() {
     let settle = |method: Method<'static>| move |world: &mut World| world.call(method);
     let reject = basic::Reject { delivery_tag: 1, requeue: true };
     assert_eq!(gathered(&[2, 3], settle(reject.into())), [(3, true)]);
@@ -298,7 +298,7 @@ async fn what_was_settled_in_another_way_stands_in_front_of_nothing() {
 
 /// Deliveries that the pool has not passed on, or has still to read, are not the client's to settle.
 #[tokio::test]
-async fn everything_so_far_is_what_was_passed_on() {
+async fn settling_all_covers_only_deliveries_passed_on_to_the_client() {
     let all = || basic::Ack { delivery_tag: 0, multiple: true };
     assert_eq!(gathered(&[1, 2, 3], |_| {}), [(3, true)]);
     let mut world = World::new(0, false);
@@ -445,7 +445,7 @@ async fn nothing_is_gathered_once_the_broker_has_cancelled_a_consumer() {
 }
 
 #[tokio::test]
-async fn acknowledgements_of_what_has_been_lost_leave_no_trace() {
+async fn acknowledgements_of_lost_deliveries_leave_the_channel_clean() {
     let mut world = World::new(0, false);
     world.deliver(false);
     world.call(basic::Cancel { consumer_tag: "manual", no_wait: false });

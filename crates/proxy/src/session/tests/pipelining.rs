@@ -432,7 +432,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn every_method_is_answered_once_and_in_order_whatever_happens_meanwhile() {
+async fn every_method_is_answered_once_and_in_order_in_random_histories() {
     let (mut answers, mut confirmed_behind) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);

@@ -310,7 +310,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back() {
+fn exactly_the_unanswered_frames_are_replayed_and_their_bytes_released() {
     for seed in 1..=40 {
         let mut run = Run::new(seed);
         for _ in 0..(20 + seed * 3) {
@@ -334,7 +334,7 @@ fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back
 }
 
 #[test]
-fn a_ledger_that_goes_gives_back_what_it_kept() {
+fn a_dropped_ledger_releases_its_bytes() {
     let mut run = Run::new(7);
     (0..200).for_each(|_| run.step());
     assert!(run.replay_totals.connected.bytes() > 0);

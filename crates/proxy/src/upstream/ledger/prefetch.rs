@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn consumers_have_the_same_limits_again_whatever_global_means() {
+    fn restored_consumers_get_the_same_prefetch_limits_for_any_global_flags() {
         let steps =
             [Some((0, false)), Some((3, false)), Some((0, true)), Some((5, true)), Some((8, true)), None];
         let length = 5;

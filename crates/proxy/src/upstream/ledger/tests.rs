@@ -50,7 +50,7 @@ pub(super) fn keys(frames: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
+fn unanswered_frames_stay_in_order_and_confirms_keep_their_numbers() {
     let first = ledger(MovedState::default());
     first.set_base(100);
     first.messages(&[message("1"), message("2"), message("3")].concat(), 3);
@@ -143,7 +143,7 @@ fn confirm_select_is_kept_behind_any_number_of_methods_without_an_answer() {
 }
 
 #[test]
-fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
+fn an_answer_covers_the_no_wait_methods_in_front_of_it() {
     let ledger = ledger(MovedState::default());
     let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
     ledger.method(&bind, false, PrefetchState::default());
@@ -255,7 +255,7 @@ fn the_memory_for_many_entries_is_freed_when_they_are_over() {
 }
 
 #[test]
-fn what_is_answered_is_given_back_in_small_steps() {
+fn bytes_of_answered_methods_are_released_in_small_steps() {
     let replay_totals = Arc::<ReplayTotals>::default();
     let ledger = counted(&replay_totals);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
@@ -352,7 +352,7 @@ fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
 }
 
 #[test]
-fn what_needs_no_answer_takes_nothing_away_until_the_broker_has_not_refused_it() {
+fn no_wait_methods_remove_declarations_only_once_they_are_not_refused() {
     let (delete, durable) = (
         payload(queue::Delete { queue: "q", no_wait: true, ..Default::default() }),
         payload(queue::Declare { queue: "q", durable: true, no_wait: true, ..Default::default() }),
@@ -384,7 +384,7 @@ fn what_needs_no_answer_takes_nothing_away_until_the_broker_has_not_refused_it()
 }
 
 #[test]
-fn what_is_declared_behind_a_delete_is_remembered() {
+fn a_declaration_after_a_delete_is_remembered() {
     let delete = queue::Delete { queue: "q", no_wait: true, ..Default::default() };
     let declare = queue::Declare { queue: "q", ..Default::default() };
     let (_link, ledger, topologies) = with_a_declarer();

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_disk_is_confirmed_at_once() {
+    fn messages_that_need_no_disk_write_are_confirmed_at_once() {
         let mut confirms = ChannelConfirms::default();
         let written = add(&mut confirms, &flushed(5, &[1, 2], None));
         assert_eq!(written, [ack(1, 1), nack(2, 3), ack(4, 5)]);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overtakes_what_waits() {
+    fn confirms_do_not_overtake_waiting_ones() {
         let mut confirms = ChannelConfirms::default();
         assert_eq!(add(&mut confirms, &flushed(2, &[], Some(10))), []);
         assert_eq!(add(&mut confirms, &flushed(1, &[], None)), []);

@@ -139,7 +139,7 @@ fn without_acknowledgements_no_limit_is_used_up() {
 }
 
 #[test]
-fn what_others_have_not_settled_holds_back_a_consumer_without_acknowledgements() {
+fn unsettled_deliveries_of_other_consumers_hold_back_a_no_ack_consumer() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.deliveries.set_channel_limit(1);
     fixture.publish(1);
@@ -257,7 +257,7 @@ fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_capacity() {
 }
 
 #[test]
-fn what_a_transaction_holds_gives_its_credit_back_at_commit_or_returns_at_rollback() {
+fn held_deliveries_free_their_credit_at_commit_or_are_restored_at_rollback() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.consume("c", 3, false);
     fixture.publish(6);
@@ -331,7 +331,7 @@ fn channels_of_a_client_that_reads_slowly_take_turns() {
 }
 
 #[test]
-fn who_waits_for_capacity_is_not_overtaken_by_who_finds_some() {
+fn a_channel_waiting_for_capacity_is_not_overtaken_by_another_channel() {
     let mut first = Fixture::new(300);
     let mut other = second_channel(&first);
     first.consume("first", 0, true);

@@ -84,7 +84,7 @@ fn a_client_that_does_not_know_of_it_waits_untold() {
 }
 
 #[test]
-fn a_client_that_comes_during_the_alarm_is_told_when_it_publishes() {
+fn a_client_that_connects_during_an_alarm_is_blocked_when_it_publishes() {
     let shared = server();
     shared.alarms.raise(Resource::Memory);
     shared.alarms.raise(Resource::Disk);
@@ -110,7 +110,7 @@ fn a_message_that_has_begun_waits_for_its_rest() {
 }
 
 #[test]
-fn who_only_consumes_never_notices() {
+fn a_client_that_only_consumes_is_not_affected_by_an_alarm() {
     let shared = server();
     let mut publisher = confirming(&shared);
     publisher.call(|out| (0..4).for_each(|_| publish_one(out)));

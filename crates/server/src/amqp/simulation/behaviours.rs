@@ -76,14 +76,14 @@ fn raising_the_channels_limit_lets_deliveries_go_on() {
 }
 
 #[test]
-fn cancelling_what_does_not_exist_is_answered() {
+fn cancelling_an_unknown_consumer_is_answered() {
     let mut conversation = stocked(0);
     let cancel = basic::Cancel { consumer_tag: "nobody", no_wait: false };
     assert_eq!(conversation.call(|out| frame::write_method(out, 1, cancel)), ["basic.cancel-ok"]);
 }
 
 #[test]
-fn a_client_that_knows_nothing_of_it_is_not_told_that_its_consumer_went_with_the_queue() {
+fn without_consumer_cancel_notify_no_cancel_is_sent_for_a_deleted_queue() {
     let mut conversation = stocked(0);
     conversation.call(|out| consume(out, "c", false));
     let delete = queue::Delete { queue: "q", ..Default::default() };
@@ -163,7 +163,7 @@ fn consuming_from_one_queue(
 }
 
 #[test]
-fn what_a_connection_leaves_behind_does_not_pass_through_its_own_channels() {
+fn a_closing_connection_does_not_deliver_requeued_messages_to_itself() {
     let limit = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I64(1))];
     let limit = limit.into_iter().collect::<FieldTable>().encode();
     // An acknowledged delivery counts each time that it fails; one that is not is lost.
@@ -178,7 +178,7 @@ fn what_a_connection_leaves_behind_does_not_pass_through_its_own_channels() {
 }
 
 #[test]
-fn what_a_connection_refused_in_a_transaction_comes_back_with_the_rest() {
+fn an_uncommitted_reject_is_requeued_with_the_rest_on_disconnect() {
     let shared = server();
     let mut client = stocked_at(&shared, 3);
     client.call(|out| frame::write_method(out, 1, tx::Select {}));

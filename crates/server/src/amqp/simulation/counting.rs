@@ -53,7 +53,7 @@ fn ack(delivery_tag: u64, multiple: bool) -> basic::Ack {
 }
 
 #[test]
-fn what_is_published_is_counted_with_what_became_of_it() {
+fn published_messages_are_counted_with_their_outcome() {
     let mut conversation = Conversation::with_queue();
     assert_eq!(conversation.counts(), None);
     conversation.call(|out| (0..3).for_each(|_| publish(out, "q", b"x", false)));
@@ -69,7 +69,7 @@ fn what_is_published_is_counted_with_what_became_of_it() {
 }
 
 #[test]
-fn what_is_delivered_and_acknowledged_is_counted() {
+fn deliveries_and_acknowledgements_are_counted() {
     let mut conversation = Conversation::with_queue();
     conversation.call(|out| (0..6).for_each(|_| publish(out, "q", b"x", false)));
     conversation.method(get(true));

@@ -188,7 +188,7 @@ impl Run {
 }
 
 #[test]
-fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
+fn a_full_journal_pauses_publishers_and_loses_no_message() {
     let mut durable = Durable::new(1, 4 << 10);
     let mut publisher = confirming(&mut durable);
     let mut consumer = Conversation::open(&durable.shared, 0);
@@ -242,7 +242,7 @@ fn a_message_that_some_of_its_queues_have_reaches_the_others_though_the_journal_
 }
 
 #[test]
-fn a_draining_server_says_goodbye_once_what_was_published_is_confirmed() {
+fn a_draining_server_sends_close_once_published_messages_are_confirmed() {
     let mut durable = Durable::new(2, 1 << 20);
     let mut publisher = confirming(&mut durable);
     durable.breaks(true);

@@ -101,7 +101,7 @@ fn frames_of_other_channels_wait_behind_the_question_in_their_order() {
 }
 
 #[test]
-fn a_refusal_ends_its_channel_and_what_waits_on_another_one_goes_on() {
+fn a_refusal_closes_its_channel_and_frames_of_another_channel_continue() {
     let mut asked = AskedClient::open(0);
     asked.authz.hold_back();
     asked.call(|out| {

@@ -135,7 +135,7 @@ fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
 }
 
 #[test]
-fn a_confirm_waits_for_the_last_of_very_many_queues_and_what_follows_sees_the_message() {
+fn a_confirm_waits_for_all_of_many_queues_and_a_later_get_sees_the_message() {
     const QUEUES: usize = 20_000;
     let (shared, mut other) = fanout(QUEUES);
     let mut client = Conversation::open(&shared, 0);
@@ -249,7 +249,7 @@ fn consume_all(consumer: &mut Conversation, queues: impl Iterator<Item = usize>)
 }
 
 #[test]
-fn what_a_ready_consumer_can_take_is_neither_expired_nor_dropped_nor_refused_at_the_end_of_a_turn() {
+fn messages_for_a_ready_consumer_are_not_expired_dropped_or_refused() {
     const MESSAGES: u64 = 20_000;
     let (ttl, length) = (("x-message-ttl", FieldValue::I64(0)), ("x-max-length", FieldValue::I64(10)));
     let refuse = ("x-overflow", FieldValue::text("reject-publish"));
@@ -278,7 +278,7 @@ fn a_message_to_very_many_queues_misses_none_whose_consumer_is_ready() {
 }
 
 #[test]
-fn what_comes_back_is_not_dropped_at_the_end_of_a_turn_if_a_consumer_can_take_it() {
+fn requeued_messages_are_not_dropped_at_turn_end_if_a_consumer_is_ready() {
     // More than a turn hands out.
     const MESSAGES: usize = 8_000;
     let config = BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() };

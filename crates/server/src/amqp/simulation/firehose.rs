@@ -32,7 +32,7 @@ fn deliveries(methods: &[String]) -> usize {
 }
 
 #[test]
-fn a_load_is_told_of_in_turns_that_are_no_longer_than_others() {
+fn traces_of_a_large_load_are_published_in_turns_of_normal_length() {
     const MESSAGES: usize = 10_000;
     let (vhost, mut client) = traced();
     let mut input = Vec::new();
@@ -54,7 +54,7 @@ fn a_load_is_told_of_in_turns_that_are_no_longer_than_others() {
 }
 
 #[test]
-fn a_get_and_what_is_under_way_at_the_end_are_told_of() {
+fn a_get_and_deliveries_pending_at_disconnect_are_traced() {
     let (vhost, mut client) = traced();
     client.call(|out| (0..5).for_each(|_| publish(out, "q", b"x", false)));
     assert_eq!(heard(&vhost), 5);

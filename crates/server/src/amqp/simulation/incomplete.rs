@@ -45,7 +45,7 @@ impl Conversation {
 }
 
 #[test]
-fn s2_those_who_fill_the_capacity_give_way_and_small_messages_never_wait() {
+fn s2_a_client_filling_the_capacity_is_closed_and_small_messages_never_wait() {
     let shared = server();
     let mut filling = hostile(&shared);
     filling.nudge();
@@ -63,7 +63,7 @@ fn s2_those_who_fill_the_capacity_give_way_and_small_messages_never_wait() {
 }
 
 #[test]
-fn who_waits_for_capacity_continues_when_others_have_given_way() {
+fn a_client_paused_for_capacity_resumes_when_another_client_is_closed() {
     let shared = server();
     let mut filling = hostile(&shared);
     filling.nudge();

@@ -49,7 +49,7 @@ fn a_channel_on_which_nothing_was_done_takes_little() {
 }
 
 #[test]
-fn a_channel_that_has_published_takes_what_that_needs() {
+fn a_channel_that_has_published_stays_within_its_memory_budget() {
     let mut conversation = Conversation::open(&server(), 0);
     conversation.call(|out| declare(out, "q"));
     let publishing = bytes_each(&mut conversation, |out| {
@@ -63,7 +63,7 @@ fn a_channel_that_has_published_takes_what_that_needs() {
 }
 
 #[test]
-fn a_channel_that_consumes_takes_what_that_needs() {
+fn a_channel_with_a_consumer_stays_within_its_memory_budget() {
     let mut conversation = Conversation::open(&server(), 0);
     conversation.call(|out| declare(out, "q"));
     let consuming = bytes_each(&mut conversation, |out| {

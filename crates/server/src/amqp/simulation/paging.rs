@@ -59,7 +59,7 @@ fn nudged(client: &mut Conversation) -> Vec<String> {
 }
 
 #[test]
-fn pipelined_gets_are_answered_in_order_and_before_what_comes_behind_them() {
+fn pipelined_gets_are_answered_in_order_and_before_later_methods() {
     let (mut client, broker) = backlog();
     let mut answers = client.call(|out| {
         (0..MESSAGES).for_each(|_| get(out));

@@ -145,7 +145,7 @@ fn a_reply_is_confirmed_and_counts_as_unroutable_whether_the_requester_is_there_
 }
 
 #[test]
-fn a_transaction_refuses_what_it_could_not_commit_and_publishes_none_of_it() {
+fn a_transaction_refuses_an_invalid_expiration_and_publishes_nothing() {
     let mut conversation = Conversation::open(&server(), 0);
     conversation.call(|out| {
         declare(out, "q");
@@ -201,7 +201,7 @@ fn a_prefetch_for_consumers_lifts_the_limit_of_the_channel() {
 }
 
 #[test]
-fn quorum_queues_refuse_what_they_cannot_do() {
+fn quorum_queues_refuse_global_qos_and_get_with_single_active_consumer() {
     let arguments: amqp::FieldTable = [
         ("x-queue-type", amqp::FieldValue::text("quorum")),
         ("x-single-active-consumer", amqp::FieldValue::Boolean(true)),

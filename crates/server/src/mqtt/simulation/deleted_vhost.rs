@@ -68,7 +68,7 @@ fn sessions_and_retained_messages_go_with_their_virtual_host() {
 }
 
 #[test]
-fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_next_one() {
+fn a_deleted_vhosts_clients_are_disconnected_and_leave_nothing_in_a_new_one() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut old = world.client(MqttVersion::V5);
@@ -109,7 +109,7 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
 }
 
 #[test]
-fn who_waits_for_a_session_of_a_deleted_virtual_host_is_refused() {
+fn a_client_waiting_for_a_session_of_a_deleted_vhost_is_refused() {
     let mut world = World::new();
     let holder = world.connected(MqttVersion::V5, "me", 60);
     let mut waiting = world.client(MqttVersion::V5);
@@ -123,7 +123,7 @@ fn who_waits_for_a_session_of_a_deleted_virtual_host_is_refused() {
 }
 
 #[test]
-fn what_an_earlier_version_has_left_of_a_deleted_virtual_host_is_cleared_away() {
+fn records_an_earlier_version_left_of_a_deleted_vhost_are_removed() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut client = world.connected(MqttVersion::V311, "me", 1);

@@ -49,7 +49,7 @@ fn a_topic_with_a_dot_is_not_that_with_a_slash() {
 }
 
 #[test]
-fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_that_comes() {
+fn a_session_of_the_previous_version_gets_its_queued_and_new_messages() {
     const QUEUE: &str = "mqtt-subscription-readerqos1";
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);

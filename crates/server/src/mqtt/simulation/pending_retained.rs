@@ -103,7 +103,7 @@ fn subscribed(world: &mut World, qos: QoS) -> (Client, Vec<String>) {
 }
 
 #[test]
-fn what_was_not_acknowledged_at_qos_1_comes_again_after_a_kill_and_nothing_else() {
+fn after_a_kill_only_unacknowledged_qos_1_retained_messages_are_sent() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -122,7 +122,7 @@ fn what_was_not_acknowledged_at_qos_1_comes_again_after_a_kill_and_nothing_else(
 }
 
 #[test]
-fn what_a_suback_promises_is_on_disk() {
+fn pending_messages_are_on_disk_when_the_suback_is_sent() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -178,7 +178,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
 }
 
 #[test]
-fn who_goes_before_all_was_sent_gets_the_rest_when_he_is_back() {
+fn a_client_that_leaves_midway_gets_every_unacked_message_on_reconnect() {
     for disk in [Some(SimDisk::new(1, 1 << 30)), None] {
         let mut world = disk.as_ref().map_or_else(World::new, World::on);
         retain_many(&mut world, QoS::AtLeastOnce);
@@ -205,7 +205,7 @@ fn a_server_that_is_stopped_in_order_owes_them_still() {
 }
 
 #[test]
-fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() {
+fn the_newer_of_replaced_messages_is_sent_and_cleared_ones_are_not() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     for topic in ["cleared", "lower", "replaced", "stays"] {
@@ -281,7 +281,7 @@ fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filte
 }
 
 #[test]
-fn what_is_asked_for_again_while_it_is_under_way_is_pending_until_the_second_is_acknowledged() {
+fn a_topic_subscribed_again_in_flight_stays_pending_until_the_second_ack() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
@@ -296,7 +296,7 @@ fn what_is_asked_for_again_while_it_is_under_way_is_pending_until_the_second_is_
 }
 
 #[test]
-fn retain_handling_decides_what_is_pending_and_identifiers_come_along() {
+fn retain_handling_decides_which_messages_are_pending_after_a_kill() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
@@ -329,7 +329,7 @@ fn retain_handling_decides_what_is_pending_and_identifiers_come_along() {
 }
 
 #[test]
-fn identifiers_of_all_subscriptions_that_match_are_told_again() {
+fn identifiers_of_all_matching_subscriptions_are_sent_again() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "a/b", QoS::AtLeastOnce, b"x");
@@ -374,7 +374,7 @@ fn identifiers_of_all_subscriptions_that_match_are_told_again() {
 }
 
 #[test]
-fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_pending() {
+fn messages_of_unsubscribed_or_qos_0_subscriptions_are_not_pending() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -422,7 +422,7 @@ fn each_filter_of_a_subscribe_is_sent_its_own_copy() {
 }
 
 #[test]
-fn topics_with_dots_come_to_those_who_asked_for_them_as_they_are() {
+fn retained_topics_with_dots_reach_matching_subscribers_unchanged() {
     let mut world = World::new();
     retain(&mut world, "hosts/web1.example/status", QoS::AtLeastOnce, b"x");
     for filter in ["hosts/+/status", "hosts/web1.example/status", "hosts/#", "hosts/web1.example/+"] {

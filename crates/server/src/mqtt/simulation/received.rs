@@ -158,7 +158,7 @@ fn send_unwritten(client: &mut Client, packet: Packet<'_>) -> Vec<String> {
 }
 
 #[test]
-fn a_client_that_comes_back_is_told_nothing_of_its_messages_before_they_are_on_disk() {
+fn a_reconnecting_client_gets_nothing_until_its_messages_are_on_disk() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut reader = world.connected(MqttVersion::V311, "reader", 1);

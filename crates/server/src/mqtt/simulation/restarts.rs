@@ -151,7 +151,7 @@ fn a_session_ends_with_its_queue() {
 }
 
 #[test]
-fn a_session_that_lasts_shares_a_queue_that_lasts_whoever_came_first() {
+fn a_persistent_session_shares_a_durable_queue_even_if_another_joined_first() {
     const GROUP: &str = "mqtt-shared-subscription-g/t";
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);

@@ -43,7 +43,7 @@ fn reader(world: &mut World, name: &str) -> Client {
 }
 
 /// A publish in whose middle the turn of its connection ends, and then one to the same topic.
-fn what_stays(publish: impl FnOnce(&mut World)) {
+fn check_last_delivered_is_retained(publish: impl FnOnce(&mut World)) {
     let mut world = World::new();
     let readers = ["one", "another"].map(|name| reader(&mut world, name));
     let mut first = world.connected(MqttVersion::V311, "first", 0);
@@ -65,17 +65,17 @@ fn what_stays(publish: impl FnOnce(&mut World)) {
 }
 
 #[test]
-fn what_subscribers_get_last_is_what_stays_retained() {
-    what_stays(|world| {
+fn the_message_that_subscribers_get_last_is_the_retained_one() {
+    check_last_delivered_is_retained(|world| {
         let mut second = world.connected(MqttVersion::V311, "second", 0);
         let answers = second.send(world, Packet::Publish(retained(QoS::AtLeastOnce, 1)));
         assert_eq!(answers, ["puback 1 success"]);
     });
-    what_stays(|world| drop(mortal(world)));
+    check_last_delivered_is_retained(|world| drop(mortal(world)));
 }
 
 #[test]
-fn past_the_limit_a_message_is_refused_and_a_will_is_published_in_place_of_what_was_retained() {
+fn past_the_limit_messages_are_refused_and_wills_are_sent_but_not_retained() {
     let mut world = World::new();
     let mut reader = reader(&mut world, "reader");
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);

@@ -21,7 +21,7 @@ fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
 }
 
 #[test]
-fn what_waits_is_not_lost_when_its_subscription_is_changed_to_qos_0() {
+fn queued_messages_are_not_lost_when_the_subscription_changes_to_qos_0() {
     // More messages than can be in flight to a client.
     const MANY: u16 = 30;
     for goes_again in [false, true] {
@@ -87,7 +87,7 @@ fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
 }
 
 #[test]
-fn what_a_session_has_received_is_forgotten_with_it() {
+fn packet_ids_received_by_a_session_are_forgotten_with_it() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let (mut client, _) = resumed(&mut world, "me", 60);

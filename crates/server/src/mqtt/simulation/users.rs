@@ -129,7 +129,7 @@ impl AuthBackends for Tokens {
 }
 
 #[test]
-fn a_session_of_a_user_with_a_token_is_its_users_whom_the_brokers_list_does_not_have() {
+fn a_session_of_a_token_user_unknown_to_the_broker_is_refused_to_others() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);
@@ -186,7 +186,7 @@ fn a_name_is_free_when_its_session_or_its_user_is_gone() {
 }
 
 #[test]
-fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
+fn a_session_without_a_recorded_user_goes_to_the_first_permitted_user() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_forgotten_session_ends_with_its_will_or_its_time() {
+    fn the_record_of_a_forgotten_session_is_dropped_with_its_will_or_expiry() {
         let hub = small_hub();
         let (first, will) = leave(&hub, "first", 60);
         leave(&hub, "second", 60);

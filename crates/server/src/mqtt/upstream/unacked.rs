@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_in_order_takes_one_method_and_each_message_takes_part_in_one() {
+    fn messages_acked_in_order_take_one_method_and_no_message_is_acked_twice() {
         let mut unacked = UnackedTags::default();
         // Another connection of the pool may leave a gap.
         [1, 2, 3, 7, 8, 9].into_iter().for_each(|tag| unacked.delivered(tag));

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_approaches_what_happens() {
+    fn a_rate_approaches_the_measured_rate() {
         let mut rate = Rate::default();
         for second in 1..=20 {
             rate.measure(500 * second, Duration::from_secs(1));

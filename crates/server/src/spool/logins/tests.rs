@@ -177,7 +177,7 @@ async fn a_refusal_ends_its_own_password_alone() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_takes_effect_late_leaves_what_was_accepted_after_it() {
+async fn a_late_refusal_keeps_a_login_accepted_after_it() {
     let directory = left_by_another(&[credentials("right")]).await;
     let logins = directory.open();
     // The comparison of the first takes longer than the second.
@@ -266,7 +266,7 @@ async fn a_later_acceptance_counts_longer_and_is_written_now_and_then() {
 }
 
 #[tokio::test]
-async fn what_has_expired_leaves_the_file() {
+async fn expired_logins_are_removed_from_the_file() {
     let directory = left_by_another(&[credentials("right")]).await;
     let logins = directory.open();
     logins.expire(later(DAY / 2));

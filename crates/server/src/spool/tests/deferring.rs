@@ -66,7 +66,7 @@ async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
 
 /// Each attempt is another copy in the queue that has room.
 #[tokio::test(start_paused = true)]
-async fn what_one_of_two_queues_does_not_take_is_parked_in_the_end_and_what_is_behind_it_comes_once() {
+async fn messages_that_one_of_two_queues_nacks_are_parked_with_few_copies() {
     let max = Duration::from_secs(600);
     let mut site = Simulated::new(&disk(), SpoolConfig { nacked_max: Some(max), ..config() });
     let (local, full) = (site.queue(), site.declare("room", &FieldTable::new()));
@@ -92,7 +92,7 @@ async fn what_one_of_two_queues_does_not_take_is_parked_in_the_end_and_what_is_b
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_finds_what_waits_for_a_full_queue_and_its_order() {
+async fn a_restart_restores_the_backlog_of_a_full_queue_in_order() {
     let disk = disk();
     let mut before = Simulated::new(&disk, config());
     let local = before.queue();

@@ -189,7 +189,7 @@ async fn a_full_queue_delays_only_its_own_messages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_forwards_what_was_spooled_before() {
+async fn a_restart_forwards_messages_spooled_before_it() {
     let disk = disk();
     let mut before = Simulated::new(&disk, config());
     let local = before.spool.queue("/", USER).unwrap();

@@ -75,7 +75,7 @@ async fn users_whose_queue_is_full_leave_the_others_some_of_the_spool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_with_narrower_limits_applies_them_to_what_is_there() {
+async fn a_restart_with_narrower_limits_applies_them_to_existing_messages() {
     let disk = disk();
     let mut site = Simulated::new(&disk, SpoolConfig { max_age: Duration::from_secs(1 << 40), ..config() });
     let (one, parking) = (site.user("one"), site.user("parking"));

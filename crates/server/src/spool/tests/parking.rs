@@ -121,7 +121,7 @@ async fn purge_waiting(site: &mut Simulated, selection: SpoolSelection<'static>)
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_login_an_upstream_or_a_confirm_can_be_dropped() {
+async fn messages_waiting_for_a_login_an_upstream_or_a_confirm_can_be_purged() {
     let mine = SpoolSelection { user: Some(USER), vhost: None };
     let mut site = Simulated::new(&disk(), config());
     let upstream = site.declare("q", &FieldTable::new());
@@ -159,7 +159,7 @@ async fn what_waits_for_a_login_an_upstream_or_a_confirm_can_be_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_full_queue_can_be_dropped_and_the_spool_is_drained_by_that() {
+async fn purging_messages_that_wait_for_a_full_queue_drains_the_spool() {
     let mut site = Simulated::new(&disk(), config());
     let local = site.queue();
     site.declare("full", &super::deferring::limited(0));

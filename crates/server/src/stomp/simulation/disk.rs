@@ -36,7 +36,7 @@ impl Durable {
 }
 
 #[test]
-fn a_receipt_for_a_persistent_message_waits_for_the_disk_and_whatever_comes_behind_it() {
+fn receipts_for_persistent_messages_and_all_later_ones_wait_for_the_disk() {
     let mut durable = Durable::new();
     let mut conversation = Conversation::open(&durable.shared);
     let frames = [&send("/queue/q", "a", "x"), "BEGIN\ntransaction:t\nreceipt:b\n\n"].join("\0");
@@ -87,7 +87,7 @@ fn a_client_that_disconnects_is_kept_until_its_last_receipt() {
 }
 
 #[test]
-fn who_asks_for_ever_more_receipts_is_not_read_until_the_disk_has_caught_up() {
+fn reading_pauses_while_too_many_receipts_wait_for_the_disk() {
     let mut durable = Durable::new();
     let mut conversation = Conversation::open(&durable.shared);
     let long = "r".repeat(10_000);

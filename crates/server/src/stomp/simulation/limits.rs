@@ -14,7 +14,7 @@ fn refused(shared: &Arc<Shared>, peer: Peer, connect: &str) -> String {
 }
 
 #[test]
-fn nobody_gets_in_who_does_not_say_who_it_is() {
+fn a_connect_without_valid_credentials_vhost_or_address_is_refused() {
     let shared = server();
     let connect = |lines: &str| format!("CONNECT\naccept-version:1.2\n{lines}\n");
     for (lines, text) in [
@@ -61,7 +61,7 @@ fn a_delivery_that_nobody_settles_ends_the_connection() {
 }
 
 #[test]
-fn who_publishes_waits_out_an_alarm_and_who_consumes_does_not() {
+fn publishers_wait_during_an_alarm_and_consumers_do_not() {
     let shared = server();
     let (mut sender, mut receiver) = (Conversation::open(&shared), Conversation::open(&shared));
     receiver.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");

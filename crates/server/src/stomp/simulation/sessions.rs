@@ -57,7 +57,7 @@ fn acknowledging_with_all_before_it_is_about_one_subscription() {
 }
 
 #[test]
-fn what_a_session_leaves_behind_passes_by_its_other_subscriptions() {
+fn a_message_requeued_by_an_ending_session_skips_its_other_subscriptions() {
     let shared = server();
     let subscribe = |id: u8, ack: &str| format!("SUBSCRIBE\nid:{id}\ndestination:/queue/q\nack:{ack}\n\n");
     let mut ending = Conversation::open(&shared);
@@ -70,7 +70,7 @@ fn what_a_session_leaves_behind_passes_by_its_other_subscriptions() {
 }
 
 #[test]
-fn the_next_single_active_consumer_begins_with_what_its_predecessor_had() {
+fn the_next_single_active_consumer_starts_with_its_predecessors_messages() {
     let shared = server();
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\nx-single-active-consumer:true\n";
     let mut first = Conversation::open(&shared);
@@ -115,7 +115,7 @@ fn a_transaction_that_fails_has_done_nothing() {
 }
 
 #[test]
-fn what_a_transaction_acknowledged_is_the_clients_again_after_abort() {
+fn after_abort_the_client_can_ack_messages_of_the_transaction_again() {
     let mut conversation = Conversation::open(&server());
     conversation.call(
         &["SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n", &send("/queue/q", "r", "x")].join("\0"),
@@ -242,7 +242,7 @@ fn a_disconnect_is_answered_last_and_gives_everything_back() {
 }
 
 #[test]
-fn answers_come_to_who_asked_and_nobody_else_can_read_them() {
+fn replies_reach_the_requester_and_no_other_client_can_read_them() {
     let shared = server();
     let (mut asker, mut answerer) = (Conversation::open(&shared), Conversation::open(&shared));
     answerer.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_find_their_methods_whatever_overtakes_them() {
+    fn answers_match_their_methods_even_if_others_overtake_them() {
         let mut awaited = AwaitedAnswers::default();
         awaited.push(Awaited::Consumer(7, "T_a".into()));
         awaited.push(Awaited::ReplyQueue("r".into()));

@@ -181,7 +181,7 @@ fn a_slow_client_gets_no_more_than_fits_into_its_outbox() {
 }
 
 #[test]
-fn what_is_not_acknowledged_goes_back_and_what_is_does_not() {
+fn unacknowledged_messages_are_requeued_and_acknowledged_ones_are_not() {
     let shared = server();
     let mut first = Conversation::open(&shared);
     for body in ["1", "2", "3"] {
@@ -275,7 +275,7 @@ fn a_request_is_answered_through_a_queue_of_the_connections_own() {
 }
 
 #[test]
-fn what_the_upstream_refuses_ends_the_connection_with_its_words() {
+fn an_upstream_refusal_closes_the_connection_with_the_upstreams_message() {
     let mut conversation = Conversation::open(&server());
     conversation.call("SUBSCRIBE\nid:1\ndestination:/amq/queue/missing\n\n");
     let fault = conversation.fault.take().unwrap();

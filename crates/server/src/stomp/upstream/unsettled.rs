@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn those_before_all_others_are_settled_at_once_and_what_a_transaction_holds_is_another() {
+    fn leading_deliveries_are_settled_together_unless_a_transaction_holds_one() {
         let mut all = UnsettledDeliveries::default();
         [1, 2, 3, 5].into_iter().for_each(|tag| all.add_done(tag));
         all.add(4, 7);

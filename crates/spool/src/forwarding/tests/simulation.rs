@@ -397,7 +397,7 @@ impl Simulation {
 }
 
 #[test]
-fn nothing_is_lost_and_order_is_kept_whatever_the_broker_does() {
+fn nothing_is_lost_and_order_is_kept_for_any_broker_behaviour() {
     for seed in 1..600 {
         Simulation::new(seed, false, USUAL).play();
     }

@@ -42,7 +42,7 @@ fn unsynced_names_may_be_lost_and_synced_ones_are_not() -> io::Result<()> {
 }
 
 #[test]
-fn a_sync_after_a_failed_one_saves_nothing_of_what_failed() -> io::Result<()> {
+fn writes_of_a_failed_sync_may_be_lost_despite_a_later_sync() -> io::Result<()> {
     let mut lost = 0;
     for seed in 0..50 {
         let disk = SimDisk::new(seed, 1 << 20);

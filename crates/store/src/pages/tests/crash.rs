@@ -155,7 +155,7 @@ fn several_lives(seed: u64) {
 }
 
 #[test]
-fn what_was_synced_survives_and_what_was_settled_stays_settled() {
+fn synced_messages_survive_a_crash_and_settled_ones_stay_settled() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first: u64 = number("LEVERET_CRASH_FIRST").unwrap_or(0);
     let seeds: u64 = number("LEVERET_CRASH_SEEDS").unwrap_or(400);

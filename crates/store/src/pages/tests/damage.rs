@@ -41,7 +41,7 @@ fn a_torn_end_that_was_not_synced_is_cut_off() {
 
 /// The example in the documentation of `recover`.
 #[test]
-fn the_documented_example_is_what_happens() {
+fn the_documented_recovery_example_holds() {
     let disk = sim();
     let segments = create(&disk);
     let append = |positions: std::ops::RangeInclusive<u64>| {

@@ -39,7 +39,7 @@ impl Fixture {
 }
 
 #[test]
-fn consumers_wait_while_much_is_to_be_told_of_and_get_all_of_it() {
+fn consumers_wait_while_many_traces_are_pending_and_get_every_message() {
     const MESSAGES: usize = 10_000;
     let (mut fixture, hears) = traced();
     fixture.consume("c", 0, true);
@@ -63,7 +63,7 @@ fn consumers_wait_while_much_is_to_be_told_of_and_get_all_of_it() {
 }
 
 #[test]
-fn what_waits_is_told_of_at_the_end() {
+fn pending_traces_are_published_when_the_connection_ends() {
     let (mut fixture, hears) = traced();
     fixture.consume("c", 0, true);
     fixture.publish(10);
@@ -73,7 +73,7 @@ fn what_waits_is_told_of_at_the_end() {
 }
 
 #[test]
-fn the_firehose_does_not_hold_up_whoever_listens_to_it() {
+fn the_firehose_does_not_hold_up_its_own_consumers() {
     const MESSAGES: usize = 3_000;
     let (mut fixture, hears) = traced();
     fixture.consume("c", 0, true);

@@ -143,7 +143,7 @@ struct Process {
 }
 
 #[test]
-fn what_is_retained_stays_while_its_entries_are_dropped() {
+fn retained_messages_survive_while_their_log_entries_are_dropped() {
     for seed in 1..=3 {
         let (mut numbers, mut log, mut expected) = (Numbers(seed), TestLog::default(), BTreeMap::new());
         let process = |jitter| Process {
@@ -313,7 +313,7 @@ fn an_entry_is_read_as_it_was_written() {
 }
 
 #[test]
-fn what_is_no_entry_is_passed_over() {
+fn messages_that_are_not_valid_log_entries_are_skipped() {
     let good = original("a", b"x", &PropertyList::new(), QoS::AtLeastOnce);
     let read = |exchange, message: &Encoded, offset| placed(exchange, message, offset).entry;
     assert_ne!(read(EXCHANGE, &good, 8), LogEntry::Foreign);

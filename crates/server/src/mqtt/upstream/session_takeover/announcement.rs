@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_announced_is_read_again() {
+    fn an_announcement_round_trips_through_its_encoding() {
         for (client_id, resumes) in [("a", true), ("ü/#\u{2028}", false), (&"x".repeat(232), true)] {
             let announcement = Announcement { process: "one", number: u64::MAX, resumes, client_id };
             assert_eq!(Announcement::parse(announcement.encode().as_bytes()), Some(announcement));

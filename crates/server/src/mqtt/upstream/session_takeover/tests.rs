@@ -178,7 +178,7 @@ fn announcements_in_another_order_at_each_process_leave_one_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_of_a_detached_session_is_forgotten_when_its_client_is_elsewhere() {
+async fn a_detached_session_is_forgotten_when_its_client_connects_elsewhere() {
     let upstream = Upstream::new();
     let (one, other) = (Process::new(&upstream), Process::new(&upstream));
     let _bystander = one.connect("you", 0);
@@ -199,7 +199,7 @@ async fn what_is_known_of_a_detached_session_is_forgotten_when_its_client_is_els
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_announcement_that_comes_while_a_connection_leaves_is_heard() {
+async fn an_announcement_that_arrives_while_a_connection_leaves_is_handled() {
     use oneshot::error::TryRecvError::{Closed, Empty};
     let upstream = Upstream::new();
     let (one, other) = (Process::new(&upstream), Process::new(&upstream));

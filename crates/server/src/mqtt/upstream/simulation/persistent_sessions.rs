@@ -200,7 +200,7 @@ async fn a_client_with_an_assigned_identifier_is_taken_over_elsewhere_if_it_has_
 
 /// The deletion and the announcement come by two paths. It must be given the reason for which clients do not come back.
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_queue_is_deleted_is_told_whether_that_was_for_its_connection_elsewhere() {
+async fn disconnect_after_queue_deletion_says_if_the_session_was_taken_over() {
     for comes_elsewhere in [true, false] {
         let mut world = World::new();
         let mut other = world.beside();
@@ -238,7 +238,7 @@ async fn a_delayed_will_waits_though_its_session_is_too_large_to_be_kept_here() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
+async fn a_client_whose_session_cannot_be_resumed_is_disconnected_and_keeps_it() {
     let mut world = World::new();
     let read = |read: &str| {
         let (exchange, write, read) = (EXCHANGE.to_owned(), ".*".to_owned(), read.to_owned());
@@ -305,7 +305,7 @@ async fn a_consumer_that_never_leaves_a_state_queue_keeps_its_client_away_for_so
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_hears_that_the_subscriptions_of_its_deleted_state_queue_are_lost() {
+async fn a_client_whose_state_queue_was_deleted_gets_session_not_present() {
     let mut world = World::new();
     let (mut client, _) = world.resume("me").await;
     client.subscribe("a", QoS::AtLeastOnce);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_would_not_write_is_no_record() {
+    fn records_that_a_server_would_not_write_are_rejected() {
         let with = |change: fn(&mut StateList)| {
             let StateRecord::List(mut list) = list() else { unreachable!() };
             change(&mut list);

@@ -35,7 +35,7 @@ async fn a_lost_connection_is_opened_again_and_everything_bound_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_subscribed_during_an_outage_is_answered_when_it_is_over() {
+async fn subscriptions_made_during_an_outage_are_answered_after_it() {
     let mut site = Site::new();
     let (one, other) = (site.join(), site.join());
     one.subscribe("a", 1).await;
@@ -65,7 +65,7 @@ async fn what_is_subscribed_during_an_outage_is_answered_when_it_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_refused_when_it_is_bound_again_is_told() {
+async fn a_key_refused_when_it_is_rebound_is_reported() {
     let site = Site::new();
     let (one, other) = (site.join(), site.join());
     one.subscribe("a", 1).await;
@@ -104,7 +104,7 @@ async fn a_login_that_is_refused_for_good_ends_its_subscribers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_user_that_may_not_declare_the_queue_is_told() {
+async fn a_refused_queue_declaration_is_reported_to_the_subscriber() {
     let site = Site::new();
     let permissions = Permissions { configure: "^$".into(), ..Permissions::all() };
     site.upstream.vhost().set_permissions(USER, Some(&permissions)).unwrap();

@@ -77,7 +77,7 @@ async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_login_that_the_upstream_refuses_is_told() {
+async fn a_login_refused_by_the_upstream_is_reported() {
     let pooled = PooledSite::new();
     let subscriber = pooled.join("wrong");
     subscriber.hold.subscribe("a", 1);

@@ -89,7 +89,7 @@ fn a_key_that_was_bound_to_the_last_queue_is_not_bound_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_is_told_to_its_own_subscribers_alone() {
+async fn a_refused_key_is_reported_only_to_its_own_subscribers() {
     let mut site = Site::new();
     let (one, other) = (site.join(), site.join());
     one.hold.subscribe("public.1", 1);

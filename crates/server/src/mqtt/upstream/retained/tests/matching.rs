@@ -55,7 +55,7 @@ fn a_filter_pays_for_the_topics_that_are_looked_at_and_looks_at_some_at_a_time()
 }
 
 #[test]
-fn what_is_removed_or_set_between_two_looks_is_found_as_it_is() {
+fn topics_changed_between_two_search_steps_are_found_in_their_new_state() {
     let mut topics = many();
     let mut progress = RetainedSearch::default();
     let mut found = topics.matching("#", &mut progress, NOW);
