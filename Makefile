@@ -260,7 +260,7 @@ arm64-test: setup $(ZIGBUILD)
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package server --lib --locked --quiet -- --nocapture spool::tests::crashes
-	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
+	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet pages::tests::crash
 
 # For MINUTES, what looks for rare faults, where it has seeds with new ones or from SOAK_SEED on; the report is target/soak/report.md.
 # PARTS are by commas: fuzz,crash,spool,differential,openapi,hostile,cluster.

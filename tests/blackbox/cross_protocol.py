@@ -18,12 +18,12 @@ DIRECTIONS = [(one, other) for one in ("amqp", "mqtt", "stomp") for other in ("a
 FORM_OF_4 = "in front of a RabbitMQ 4 messages have its form"
 # In front of an upstream (docs/compatibility.md).
 EXCEPTIONS = {
-    "what_each_was_promised_survives_kill_minus_nine": "a session that lasts is granted QoS 1",
+    "messages_confirmed_in_each_protocol_survive_kill_9": "a session that lasts is granted QoS 1",
     "from_amqp_to_mqtt_the_subscription_says_the_quality[proxy4-1-1]": FORM_OF_4,
-    "from_mqtt_to_amqp_the_quality_is_told[proxy4-": FORM_OF_4,
-    "from_mqtt_to_stomp_the_quality_is_told[proxy4-": FORM_OF_4,
+    "from_mqtt_to_amqp_the_qos_is_in_headers_and_delivery_mode[proxy4-": FORM_OF_4,
+    "from_mqtt_to_stomp_the_qos_is_in_headers[proxy4-": FORM_OF_4,
     "from_stomp_to_mqtt_the_subscription_says_the_quality[proxy4-false-1]": FORM_OF_4,
-    "what_an_mqtt_client_does_not_acknowledge_comes_again[proxy4]": FORM_OF_4,
+    "messages_unacknowledged_by_an_mqtt_client_are_redelivered[proxy4]": FORM_OF_4,
     "from_mqtt_to_amqp_properties_arrive[proxy4]": FORM_OF_4,
     "from_mqtt_to_stomp_properties_arrive[proxy4]": FORM_OF_4,
     "from_amqp_to_mqtt_properties_arrive[proxy4]": FORM_OF_4,

@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "speak_of_user_client_and_virtual_host[proxy-sensors/ann/c1/x]": CLIENT_ID,
     "speak_of_user_client_and_virtual_host[proxy4-sensors/ann/c1/x]": CLIENT_ID,
     "sensors/ann/{client_id}/x": CLIENT_ID,
-    "a_client_of_5_0_hears_that_it_may_not": CLIENT_ID,
+    "an_mqtt_5_client_gets_not_authorized_for_denied_topics": CLIENT_ID,
     "a_will_is_the_clients_too": CLIENT_ID,
 }
 
