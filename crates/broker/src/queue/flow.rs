@@ -15,7 +15,7 @@ use super::{
     Step,
 };
 use crate::SessionId;
-use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
+use crate::arguments::{Overflow, QueueArguments, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
 use crate::names::Resource;
@@ -290,12 +290,22 @@ impl Queue {
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
         let spill = self.should_page();
+        // What a dead letter causes is bounded, and done at once; what was due anyway is neither.
+        effects.were_overdue = arguments.dead_lettering.is_some()
+            && effects.budget.is_some()
+            && state.has_overdue(&arguments, now);
         let limit =
             self.delivery_limit_of(&arguments).map_or(u32::MAX, |limit| limit.try_into().unwrap_or(u32::MAX));
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have if the message had come alone.
-                state.pump_arrivals(now, &mut effects);
+                match sender {
+                    // And so may messages that have expired, for a dead letter that is refused is lost.
+                    Sender::DeadLetters { .. } => state.pump_before_limits(now, &mut effects),
+                    Sender::Publisher(_) | Sender::Tracer | Sender::Foreign => {
+                        state.pump_arrivals(now, &mut effects);
+                    }
+                }
                 if state.would_overflow(&message, &arguments) {
                     refused(at);
                     refusals += 1;
@@ -327,18 +337,11 @@ impl Queue {
             if matches!(sender, Sender::Publisher(_) | Sender::Foreign) { taken + refusals } else { 0 };
         self.context.metrics.messages_enqueued.add(taken);
         self.context.metrics.messages_refused.add(refusals);
-        state.pump_arrivals(now, &mut effects);
-        // Each message that came may make one go; if many more have to, the limits are new.
-        let dropped = effects.dead.len();
-        while !state.trim(&arguments, &mut effects) {
-            if arguments.dead_lettering.is_some() && effects.dead.len() - dropped > taken {
-                self.dead_letter_later(&mut state);
-                break;
-            }
-            drop(state);
-            state = self.state.lock();
+        if effects.were_overdue {
+            self.dead_letter_later(&mut state);
+        } else {
+            state = self.serve_arrivals(state, &arguments, taken, now, &mut effects);
         }
-        state.drop_expired(now, &mut effects);
         let long = state.is_long();
         let holds = match sender {
             Sender::Publisher(session) => state.holds_publishers(session, now),
@@ -348,6 +351,31 @@ impl Queue {
         let full = long && self.context.paging.is_behind();
         self.context.metrics.paging_pauses.add(full.into());
         Appended { dead, lined_up, until, full, holds }
+    }
+
+    /// Serves consumers with messages that have arrived, `taken` in number, and drops those that are above the limits or have
+    /// expired. The lock is released now and then if there are very many.
+    fn serve_arrivals<'q>(
+        &'q self,
+        mut state: StateGuard<'q>,
+        arguments: &QueueArguments,
+        taken: usize,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> StateGuard<'q> {
+        state.pump_arrivals(now, effects);
+        // Each message that came may make one go; if many more have to, the limits are new.
+        let dropped = effects.dead.len();
+        while !state.trim(arguments, effects) {
+            if arguments.dead_lettering.is_some() && effects.dead.len() - dropped > taken {
+                self.dead_letter_later(&mut state);
+                break;
+            }
+            drop(state);
+            state = self.state.lock();
+        }
+        state.drop_expired(now, effects);
+        state
     }
 
     /// The hold of a publisher that has `added` messages for which it had no credit.

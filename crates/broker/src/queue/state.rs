@@ -134,8 +134,11 @@ pub(crate) enum DeathReason {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
-    /// Maximum number of dead letters that may result from all of `dead` together, if the step appended a dead letter.
+    /// Maximum number of dead letters that may result from all of `dead` together that the step caused, if it appended a dead
+    /// letter.
     pub(super) budget: Option<u32>,
+    /// Whether messages were due to be dropped before the step: it did not cause any that expired.
+    pub(super) were_overdue: bool,
     /// The number of messages from publishers.
     pub(super) published: usize,
     pub(super) delivered: usize,
@@ -174,11 +177,13 @@ impl Effects {
         }
     }
 
-    /// Splits the budget evenly between the dead letters.
+    /// Splits the budget evenly between the dead letters that the step caused.
     pub(super) fn share_budget(&mut self) {
         let Some(budget) = self.budget else { return };
-        let share = budget / u32::try_from(self.dead.len()).unwrap_or(u32::MAX).max(1);
-        self.dead.iter_mut().for_each(|dead| dead.budget = share);
+        let is_caused = |dead: &DeadLetter| !(self.were_overdue && dead.reason == DeathReason::Expired);
+        let caused = self.dead.iter().filter(|dead| is_caused(dead)).count();
+        let share = budget / u32::try_from(caused).unwrap_or(u32::MAX).max(1);
+        self.dead.iter_mut().filter(|dead| is_caused(dead)).for_each(|dead| dead.budget = share);
     }
 }
 
@@ -336,6 +341,13 @@ impl QueueState {
         arguments.overflow == Overflow::DropHead
             && (arguments.max_length.is_some_and(|max| self.ready.len() as u64 > max)
                 || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
+    }
+
+    /// Whether messages at the head have expired, or are above length limits that are new.
+    pub(super) fn has_overdue(&self, arguments: &QueueArguments, now: Timestamp) -> bool {
+        self.sweeping.is_some()
+            || self.next_expiry().is_some_and(|expiry| expiry <= now)
+            || self.is_too_long(arguments)
     }
 
     /// Drops expired messages at the head, at most a [`Step`] of them; returns whether none are left. If

@@ -28,6 +28,10 @@ fn field(table: &FieldTable, key: &str) -> String {
     table.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned()
 }
 
+fn expiring_after(milliseconds: &str) -> Properties<'_> {
+    Properties::default().with_expiration(milliseconds)
+}
+
 #[test]
 fn a_rejected_message_tells_its_story() {
     let mut world = world();
@@ -257,6 +261,60 @@ fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
     let exchange = |delivery: broker::Delivery| delivery.message().exchange().to_owned();
     let order: Vec<String> = (0..3).map(|_| exchange(world.get(&both))).collect();
     assert_eq!(order, ["amq.fanout", "", ""]);
+}
+
+/// A dead letter may cause a thousand others at most, as full queues may push messages round in circles; those that were due
+/// before are none of these.
+#[test]
+fn expired_messages_survive_dead_letters_that_arrive_before_they_leave() {
+    let mut world = world();
+    let retry = world.queue_with("retry", &dead_letter_to("done"));
+    let work = world.queue_with("work", &dead_letter_to("retry"));
+    let done = world.queue("done");
+    world.try_publish("", "retry", "head", expiring_after("100")).unwrap();
+    for _ in 0..3_000 {
+        world.try_publish("", "retry", "m", expiring_after("10")).unwrap();
+    }
+    world.publish_all("work", &["letter", "letter"]);
+    world.now = world.now.after(100);
+    for _ in 0..2 {
+        work.reject(vec![world.get(&work)], Returned::Failed, world.now);
+    }
+    world.wait(0);
+    assert_eq!((work.message_count(), retry.message_count(), done.message_count()), (0, 2, 3_001));
+}
+
+#[test]
+fn chains_of_queues_lose_nothing_when_all_of_their_messages_have_expired() {
+    let mut world = world();
+    let ttl = ("x-message-ttl", FieldValue::I32(10));
+    let with_ttl = |to: &str| dead_letter_to(to).into_iter().chain([ttl.clone()]).collect::<Vec<_>>();
+    let chain =
+        [("a", "b"), ("b", "c"), ("c", "done")].map(|(name, to)| world.queue_with(name, &with_ttl(to)));
+    let done = world.queue("done");
+    for name in ["a", "b", "c"] {
+        (0..3_000).for_each(|_| world.publish_all(name, &["m"]));
+    }
+    (0..4).for_each(|_| world.wait(10));
+    assert_eq!(chain.map(|queue| queue.message_count()), [0; 3]);
+    assert_eq!(done.message_count(), 9_000);
+}
+
+/// RabbitMQ has dropped them by then.
+#[test]
+fn a_dead_letter_takes_the_place_of_expired_messages_in_a_full_queue() {
+    let mut world = world();
+    let full = [("x-max-length", FieldValue::I32(10)), ("x-overflow", FieldValue::text("reject-publish"))];
+    let full = world.queue_with("full", &full);
+    let work = world.queue_with("work", &dead_letter_to("full"));
+    for _ in 0..10 {
+        world.try_publish("", "full", "m", expiring_after("100")).unwrap();
+    }
+    world.publish_all("work", &["letter"]);
+    world.now = world.now.after(100);
+    work.reject(vec![world.get(&work)], Returned::Failed, world.now);
+    assert_eq!((work.message_count(), full.message_count()), (0, 1));
+    assert_eq!(text(&world.get(&full)), "letter");
 }
 
 /// Other publishers' confirms would otherwise wait behind everything that has expired.
