@@ -471,7 +471,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<Effect, EntryError>
         arguments: RawTable::check(&arguments)?,
     };
     match entry.destination_type {
-        DestinationType::Queue => vhost.bind_queue(NOBODY, &binding)?,
+        DestinationType::Queue => vhost.bind_defined_queue(&binding)?,
         DestinationType::Exchange => vhost.bind_exchange(&binding)?,
     };
     Ok(Effect::Done)

@@ -250,7 +250,7 @@ impl AuthorisedSession {
     /// 403 without write on the queue and read on the exchange and topic; and the errors of the virtual host.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.check_bind_queue(binding)?;
-        self.vhost.bind_queue_if(session, binding, |kind| self.check_topic(kind, binding))
+        self.vhost.bind_queue_if(Some(session), binding, |kind| self.check_topic(kind, binding))
     }
 
     /// Unbinds a queue from an exchange, as [`VirtualHost::unbind_queue`].

@@ -290,7 +290,7 @@ impl Queue {
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
         let spill = self.should_page();
-        // What a dead letter causes is bounded, and done at once; what was due anyway is neither.
+        // The drops that a dead letter causes are bounded, and made at once; those that were due anyway are neither.
         effects.were_overdue = arguments.dead_lettering.is_some()
             && effects.budget.is_some()
             && state.has_overdue(&arguments, now);

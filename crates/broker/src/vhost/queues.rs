@@ -215,14 +215,19 @@ impl VirtualHost {
     /// to another session; 406 an unknown `x-match`, an invalid weight, or what a local
     /// random exchange refuses.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
-        self.bind_queue_if(session, binding, |_| Ok(()))
+        self.bind_queue_if(Some(session), binding, |_| Ok(()))
     }
 
-    /// Binds a queue, for a user. `may_bind` is called with the type of the exchange before the binding is
+    /// As [`VirtualHost::bind_queue`], for an import of definitions, which may bind a queue that is exclusive to a session.
+    pub(crate) fn bind_defined_queue(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.bind_queue_if(None, binding, |_| Ok(()))
+    }
+
+    /// Binds a queue, for a user's session. `may_bind` is called with the type of the exchange before the binding is
     /// added.
     pub(crate) fn bind_queue_if(
         &self,
-        session: SessionId,
+        session: Option<SessionId>,
         binding: &Binding<'_>,
         may_bind: impl FnOnce(ExchangeKind) -> Result<(), BrokerError>,
     ) -> Result<Ticket, BrokerError> {
@@ -233,7 +238,7 @@ impl VirtualHost {
         may_bind(topology.exchange_at(source).kind)?;
         let (slot, queue) = topology.queue(&name).ok_or_else(|| self.missing(&name))?;
         check_binding(&topology, source, Some(queue.kind()), binding)?;
-        queue.check_access(session)?;
+        session.map_or(Ok(()), |session| queue.check_access(session))?;
         self.add_binding(&mut topology, source, Destination::queue(slot), binding)
     }
 

@@ -53,6 +53,25 @@ fn exported_definitions_can_be_loaded_and_exported_again() {
     assert!(other.export(Some(&vhost)).get("users").is_none(), "which belong to no virtual host");
 }
 
+/// As RabbitMQ, which passes the queue over and makes all bindings.
+#[test]
+fn definitions_bind_queues_that_are_exclusive_to_clients() {
+    let broker = broker();
+    let vhost = broker.vhost("/").unwrap();
+    let mine = QueueDeclare { name: "mine", exclusive: true, ..QueueDeclare::default() };
+    vhost.declare_queue(SessionId(1), &mine, NOW).unwrap();
+    let binding = |destination: &str| {
+        json!({"source": "amq.direct", "vhost": "/", "destination": destination, "destination_type": "queue",
+            "routing_key": destination, "arguments": {}})
+    };
+    load(
+        &broker,
+        &json!({"queues": [queue("/", "mine"), queue("/", "other")], "bindings": [binding("mine"), binding("other")]}),
+    );
+    let bound = |queue| vhost.bindings_to_queue(queue).unwrap().len();
+    assert_eq!(["mine", "other"].map(bound), [1, 1]);
+}
+
 #[test]
 fn the_thread_that_exports_very_many_queues_pauses_in_between() {
     let broker = broker();
