@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use transport::HostAndPort;
 
 use crate::error::{ClientError, Error};
 use crate::link::{self, Link, LinkShape, resolve};
@@ -187,7 +188,7 @@ impl<'p> FarBroker<'p> {
     fn start(plan: &ProxyPlan, (number, broker): (usize, &'p System)) -> Result<Self, Error> {
         let any_port = SocketAddr::new(plan.listen.ip(), 0);
         let listen = if number == 0 { plan.listen } else { any_port };
-        let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
+        let target = resolve("--uri", &HostAndPort(&broker.uri.host, broker.uri.port).to_string())?;
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
         let upstream = format!("amqp://{}", link.address());

@@ -9,6 +9,8 @@ mod tests;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use transport::HostAndPort;
+
 use crate::arrivals::{Arrivals, watched};
 use crate::error::{ClientError, Error};
 use crate::link::{self, Link, LinkShape, resolve};
@@ -120,7 +122,7 @@ impl From<ClientError> for Failure {
 impl Bench {
     /// For the system itself, or a pool in front of it.
     fn open(plan: &PublishPlan, system: &System, near: Option<IntermediateProxy>) -> Result<Self, Error> {
-        let target = resolve("--system", &format!("{}:{}", system.uri.host, system.uri.port))?;
+        let target = resolve("--system", &HostAndPort(&system.uri.host, system.uri.port).to_string())?;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;

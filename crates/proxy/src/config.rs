@@ -33,7 +33,7 @@ pub struct UpstreamTransport {
 
 impl std::fmt::Display for UpstreamAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+        transport::HostAndPort(&self.host, self.port).fmt(f)
     }
 }
 
@@ -182,3 +182,14 @@ pub(crate) const WAITING_BUDGET_MIN: usize = 1024 * 1024;
 /// Bytes of one client's frames that may wait for placement before it is no longer read: as much as an
 /// out-buffer takes; one batch of reads may come on top.
 pub(crate) const QUEUED_CLIENT_MAX: usize = 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_address_is_shown_in_brackets() {
+        let shown = |host: &str| UpstreamAddress { host: host.into(), port: 5672, tls: false }.to_string();
+        assert_eq!(["::1", "rabbit-1"].map(shown), ["[::1]:5672", "rabbit-1:5672"]);
+    }
+}

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
+use transport::HostAndPort;
 use websocket::handshake::ClientRequest;
 use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, encode};
 
@@ -42,7 +43,7 @@ impl Wire {
             payload: Vec::new(),
         };
         let request = ClientRequest {
-            host: format!("{}:{}", target.host, target.port),
+            host: HostAndPort(&target.host, target.port).to_string(),
             target: target.path.clone(),
             origin: None,
             protocols: target.protocol.subprotocol().into_iter().map(str::to_owned).collect(),
