@@ -9,9 +9,11 @@ import threading
 import pika
 import pytest
 
+from harness.ctl import Ctl
 from harness.health import status
 from harness.instances import leveret
 from harness.patience import PATIENCE
+from harness.upgrading import replaceable, running
 from harness.wire import CONNECTION_CLOSE, Wire
 
 
@@ -103,3 +105,24 @@ def test_a_start_that_fails_ends_though_its_reason_cannot_be_written(tmp_path, p
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with leveret(tmp_path, amqp=address, wait=False, stderr=pipe.writer) as server:
             assert server.child.wait() == 1
+
+
+MISTAKES = {"flag": ["--no-such-flag"], "value": ["--heartbeat", "often"], "file": ["--config", "missing.toml"]}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_settings_ends_the_start_though_it_cannot_be_written(tmp_path, pipe, mistake):
+    with leveret(tmp_path, *MISTAKES[mistake], wait=False, stderr=pipe.writer) as server:
+        assert server.child.wait() == 2
+
+
+def test_a_successor_with_a_mistake_in_its_settings_does_not_block_later_upgrades(tmp_path, pipe):
+    file = tmp_path / "leveret.toml"
+    file.write_text("")
+    with replaceable(tmp_path, "--data-dir", "off", "--config", file, stderr=pipe.writer) as (server, program, callers):
+        file.write_text("nonsense = 1")
+        assert "the successor has ended, and the server continues: exit status: 2" in Ctl(server.http).fails("upgrade")
+        file.write_text("")
+        assert "has taken over" in Ctl(server.http)("upgrade")
+        callers.go_on()
+        assert len(running(program)) == 1

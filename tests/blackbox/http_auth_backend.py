@@ -1,6 +1,7 @@
 """A service that is asked over HTTP says who may come in, and what for; without its answer nobody may do anything."""
 
 import contextlib
+import signal
 import ssl
 import threading
 import time
@@ -256,6 +257,29 @@ def test_an_https_service_needs_a_certificate_of_the_ca(tmp_path):
         with leveret(tmp_path / "strict", *service.flags()) as server:
             refused(server, "http unavailable: .*certificate")
             server.stop()
+
+
+def test_sighup_reads_the_ca_certificates_of_the_service_again(tmp_path):
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*new.issue("server"))
+    with http_auth_backend(tls=context) as service, leveret(tmp_path / "server", *service.flags(auth_http_ca=old.file)) as server:
+        refused(server, "http unavailable: .*certificate")
+        old.file.write_bytes(new.file.read_bytes())
+        reload(server, "auth service's TLS files reloaded")
+        connect(server).close()
+        # A file that cannot be used changes nothing.
+        old.file.write_text("broken")
+        reload(server, "SIGHUP: files not reloaded.*auth_http_ca: ")
+        connect(server).close()
+        server.stop()
+
+
+def reload(server, last):
+    """Returns once this line of the reload has been logged."""
+    before = len(server.child.lines)
+    server.child.send(signal.SIGHUP)
+    server.child.wait_line(last, behind=before)
 
 
 @pytest.mark.parametrize("version", [V311, V5])

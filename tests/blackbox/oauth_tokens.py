@@ -1,5 +1,7 @@
 """Clients come in with a token in the place of a password, may do what its scopes say, and no longer than it lasts."""
 
+import signal
+import ssl
 import time
 
 import pika
@@ -7,6 +9,7 @@ import pika.exceptions
 import pytest
 from pika.spec import Connection
 
+from harness.certificates import TestCa as Certificates
 from harness.instances import leveret
 from harness.management import Management
 from harness.mqtt_client import V5, V311, MqttClient
@@ -294,6 +297,21 @@ def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
         # Once more if this was ten seconds later.
         assert service.asked in (2, 3)
         server.stop()
+
+
+def test_sighup_reads_the_ca_certificates_of_the_service_again(tmp_path):
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*new.issue("server"))
+    key = Key("ES256")
+    with key_service(key, tls=context) as service:
+        with leveret(tmp_path / "server", *flags(service.url), "--oauth2-jwks-ca", str(old.file)) as server:
+            old.file.write_bytes(new.file.read_bytes())
+            server.child.send(signal.SIGHUP)
+            server.child.wait_line("auth service's TLS files reloaded")
+            # The first login for which keys are needed.
+            connect(server, key.sign(claims(*ALL))).close()
+            server.stop()
 
 
 def test_without_its_service_users_with_passwords_come_in_and_tokens_are_refused(tmp_path):

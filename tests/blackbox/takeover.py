@@ -21,9 +21,10 @@ from harness.leveret import OPTIONAL_LISTENERS, binary, run
 from harness.machine import Manager
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.process import end_processes
 from harness.tokens import Key
 from harness.upgrading import flags, knocking, replace, replaceable, running
-from harness.wire import Wire
+from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
 
 
 def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
@@ -203,6 +204,38 @@ def test_clients_of_a_pool_stay_whichever_way_it_is_upgraded(tmp_path, targets, 
         finally:
             channel.queue_delete(queue)
         client.close()
+
+
+@pytest.mark.parametrize("order", ["SIGUSR2", "SIGHUP"])
+def test_a_server_that_shuts_down_starts_no_successor(tmp_path, order):
+    with shutting_down(tmp_path, lambda server: server.child.send(signal.SIGTERM)) as server:
+        ORDERS[order](server)
+        server.child.wait_line("upgrade not started.*shutting down")
+
+
+def test_a_server_drained_over_http_starts_no_successor(tmp_path):
+    with shutting_down(tmp_path, lambda server: Ctl(server.http)("drain")) as server:
+        assert "shutting down" in Ctl(server.http).fails("upgrade")
+
+
+@contextlib.contextmanager
+def shutting_down(tmp_path, end):
+    """A server that waits for its last client, and whose program has been replaced. It must end well."""
+    program = tmp_path / "leveret"
+    shutil.copy(binary(), program)
+    waiting = ("--data-dir", "off", "--drain-timeout", "1h", "--drain-idle-timeout", "1h")
+    with leveret(tmp_path / "server", *flags(*free_ports(2)), *waiting, program=program) as server, Wire(server.port) as client:
+        replace(program)
+        client.handshake()
+        end(server)
+        client.expect(CONNECTION_CLOSE)
+        try:
+            yield server
+            client.send_method(0, CONNECTION_CLOSE_OK)
+            # That of the replaced file does not count.
+            assert ends(server) and running(program) == []
+        finally:
+            end_processes(running(program))
 
 
 @pytest.mark.parametrize("has_manager", [False, True], ids=["by itself", "under a service manager"])

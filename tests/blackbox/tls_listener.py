@@ -162,7 +162,7 @@ def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, ca):
         ca.issue("server")
         pair.key.write_text("broken")
         server.child.send(signal.SIGHUP)
-        server.child.wait_line(r"TLS files not reloaded.*tls_key: .*server\.key")
+        server.child.wait_line(r"SIGHUP: files not reloaded.*tls_key: .*server\.key")
         assert shown(server, context_for(ca), "localhost") == old
 
         ca.issue("server")
@@ -174,6 +174,26 @@ def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, ca):
             assert server.child.changed.wait_for(told, PATIENCE)
         assert shown(server, context_for(ca), "localhost") == der(pair)
         round_trip(connection)
+
+
+def test_a_file_that_cannot_be_used_keeps_the_old_contents_of_all_files_in_use(tmp_path, ca):
+    pair = ca.issue("server")
+    of_relay = TestCa(tmp_path / "of-relay").file
+    configuration = tmp_path / "leveret.toml"
+    configuration.write_text(f'[[relay]]\nlisten = "127.0.0.1:0"\nupstream = "tls://127.0.0.1:9"\nupstream_ca = "{of_relay}"\n')
+    with over_tls(tmp_path, [pair], "--config", configuration) as server:
+        old, trusted = der(pair), of_relay.read_text()
+        ca.issue("server")
+        of_relay.write_text("broken")
+        server.child.send(signal.SIGHUP)
+        server.child.wait_line(r"SIGHUP: files not reloaded.*relay: ")
+        assert shown(server, context_for(ca), "localhost") == old
+
+        of_relay.write_text(trusted)
+        server.child.send(signal.SIGHUP)
+        server.child.wait_line("relay's upstream TLS files reloaded")
+        assert shown(server, context_for(ca), "localhost") == der(pair)
+        server.stop()
 
 
 def definitions(directory, *users):

@@ -54,7 +54,7 @@ def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
             # What cannot be used changes nothing, for anybody.
             pair.key.write_text("no key")
             server.child.send(signal.SIGHUP)
-            server.child.wait_line("TLS files not reloaded.*tls_key: ")
+            server.child.wait_line("SIGHUP: files not reloaded.*tls_key: ")
             for by, holder in holders.items():
                 connects(drivers[by], by, uri_of(new))
                 holder.say("still")

@@ -88,7 +88,7 @@ def flags(keys):
 class KeyService:
     """Publishes keys over HTTP; `keys` may change."""
 
-    def __init__(self, *keys):
+    def __init__(self, *keys, tls=None):
         self.keys, self.asked = keys, 0
         service = self
 
@@ -105,11 +105,13 @@ class KeyService:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/keys"
+        if tls:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server.server_port}/keys"
 
 
 @contextlib.contextmanager
-def key_service(*keys):
-    service = KeyService(*keys)
+def key_service(*keys, **options):
+    service = KeyService(*keys, **options)
     with serving(service.server):
         yield service

@@ -77,12 +77,12 @@ def flags(amqp, http, *more):
 
 
 @contextlib.contextmanager
-def replaceable(tmp_path, *more, env=None):
+def replaceable(tmp_path, *more, **options):
     """A server whose program is a file of its own, so that another can take its place on the disk; and clients of it."""
     program = tmp_path / "leveret"
     shutil.copy(binary(), program)
     amqp, http = free_ports(2)
-    with leveret(tmp_path / "server", *flags(amqp, http, *more), program=program, env=env) as server:
+    with leveret(tmp_path / "server", *flags(amqp, http, *more), program=program, **options) as server:
         try:
             with knocking(amqp) as callers:
                 callers.go_on()

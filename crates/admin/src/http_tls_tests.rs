@@ -138,7 +138,7 @@ async fn a_reload_shows_the_new_certificate_to_new_connections_and_leaves_the_ot
     let mut before = ends.connect(&server).await.unwrap();
     ask(&mut before).await;
     issue(&ends.directory);
-    ends.server.reload().unwrap();
+    ends.server.prepare_reload().unwrap().apply();
     assert!(ends.connect(&server).await.is_err(), "the old certificate is not shown any more");
     let new = Ends { client: believing(&ends.directory), ..ends };
     ask(&mut new.connect(&server).await.unwrap()).await;

@@ -11,12 +11,12 @@ use broker::{
 use hyper::Method;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use transport::tls::ClientTlsConfig;
+use transport::tls::{ClientTls, ClientTlsConfig};
 
 use crate::cache::{AnswerCache, AnswerKey, AskedAt, CacheSettings};
 use crate::error::{HttpAuthBackendError, ServiceError};
 use crate::form::Form;
-use crate::service::{ServiceClient, ServiceTimes};
+use crate::service::{ServiceClient, ServiceTimes, load_tls};
 use crate::url::ServiceUrl;
 
 /// The name of this auth backend in settings and logs.
@@ -114,16 +114,17 @@ impl HttpAuthBackend {
     /// The file of certificates cannot be used.
     pub fn new(settings: HttpAuthBackendSettings) -> Result<Self, ServiceError> {
         let HttpAuthBackendSettings { user, vhost, resource, topic, method, tls, times } = settings;
+        let tls = load_tls(tls, &[&user, &vhost, &resource, &topic])?;
         let client = |url| {
-            let client = ServiceClient::new(url, tls.clone(), times)?;
+            let client = ServiceClient::with_tls(url, tls.clone(), times);
             // As in RabbitMQ.
-            Ok::<_, ServiceError>(client.keeping_connections().accepting(&[200, 201]))
+            client.keeping_connections().accepting(&[200, 201])
         };
         let service = HttpService {
-            user: client(user)?,
-            vhost: client(vhost)?,
-            resource: client(resource)?,
-            topic: client(topic)?,
+            user: client(user),
+            vhost: client(vhost),
+            resource: client(resource),
+            topic: client(topic),
             method: if method == HttpAuthBackendMethod::Post { Method::POST } else { Method::GET },
             patience: times.request,
             logins: Semaphore::new(MAX_LOGINS),
@@ -139,6 +140,12 @@ impl HttpAuthBackend {
     pub fn cached(&self, settings: CacheSettings) -> Option<Self> {
         let cache = Some(Arc::new(AnswerCache::new(settings)?));
         Some(Self { service: Arc::clone(&self.service), cache })
+    }
+
+    /// The TLS of all connections to the service, whose files can be reloaded; `None` if no URL is `https`.
+    pub fn tls(&self) -> Option<&Arc<ClientTls>> {
+        let HttpService { user, vhost, resource, topic, .. } = &*self.service;
+        [user, vhost, resource, topic].into_iter().find_map(ServiceClient::tls)
     }
 
     /// Whether nobody on the way reads passwords and changes answers.

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,7 +36,7 @@ pub struct ServiceTimes {
 pub struct ServiceClient {
     url: ServiceUrl,
     /// `None` without TLS.
-    tls: Option<ClientTls>,
+    tls: Option<Arc<ClientTls>>,
     times: ServiceTimes,
     /// Connections whose last answer has been read; `None` if they are not used again.
     idle: Option<Box<Mutex<Vec<Connection>>>>,
@@ -55,8 +56,15 @@ impl ServiceClient {
     /// # Errors
     /// A file cannot be used.
     pub fn new(url: ServiceUrl, files: ClientTlsConfig, times: ServiceTimes) -> Result<Self, ServiceError> {
-        let tls = if url.tls { Some(ClientTls::load(files).map_err(ServiceError::Tls)?.0) } else { None };
-        Ok(Self { url, tls, times, idle: None, accepted: &[200] })
+        let tls = load_tls(files, &[&url])?;
+        Ok(Self::with_tls(url, tls, times))
+    }
+
+    /// As [`Self::new`], with the TLS of several clients, which [`load_tls`] has made for all of their URLs.
+    pub(crate) fn with_tls(url: ServiceUrl, tls: Option<Arc<ClientTls>>, times: ServiceTimes) -> Self {
+        let tls = tls.filter(|_| url.tls);
+        assert_eq!(tls.is_some(), url.tls, "an https URL needs TLS");
+        Self { url, tls, times, idle: None, accepted: &[200] }
     }
 
     /// Uses connections again, for a service that is asked often.
@@ -69,6 +77,11 @@ impl ServiceClient {
     #[must_use]
     pub(crate) fn accepting(self, accepted: &'static [u16]) -> Self {
         Self { accepted, ..self }
+    }
+
+    /// The TLS of its connections, whose files can be reloaded; `None` without TLS.
+    pub fn tls(&self) -> Option<&Arc<ClientTls>> {
+        self.tls.as_ref()
     }
 
     /// Whether nobody on the way can change the service's answers.
@@ -209,6 +222,21 @@ impl ServiceClient {
             None => Ok(stream),
         }
     }
+}
+
+/// Reads the `files` of clients for these URLs, if one of them is `https`.
+///
+/// # Errors
+/// A file cannot be used.
+pub(crate) fn load_tls(
+    files: ClientTlsConfig,
+    urls: &[&ServiceUrl],
+) -> Result<Option<Arc<ClientTls>>, ServiceError> {
+    if !urls.iter().any(|url| url.tls) {
+        return Ok(None);
+    }
+    let (tls, _) = ClientTls::load(files).map_err(ServiceError::Tls)?;
+    Ok(Some(Arc::new(tls)))
 }
 
 /// Whether a connection that was idle had been closed before its request was read.

@@ -10,12 +10,16 @@ use auth::{
 };
 use broker::Broker;
 use server::Clock;
-use transport::tls::ClientTlsConfig;
+use transport::tls::{ClientTls, ClientTlsConfig};
 
 use crate::config::{
     AuthBackendChoice, AuthBackendName, Config, FilePath, HttpMethodName, JwksSource, OptionalUrl,
     ScopePrefix, SettingError,
 };
+
+/// The settings that name the CA certificates of services.
+const HTTP_CA: &str = "auth_http_ca";
+const JWKS_CA: &str = "oauth2_jwks_ca";
 
 /// How long the server of `oauth2_jwks` may take: a client waits for it that logs in, for 10 s in all.
 const JWKS_TIMES: ServiceTimes =
@@ -27,6 +31,8 @@ pub(crate) struct Logins {
     tokens: Option<OAuth2>,
     /// `None` if there is the broker's own list alone.
     chain: Option<Arc<AuthChain>>,
+    /// TLS for services that are asked, each after the setting that names its CA certificates.
+    service_tls: Vec<(&'static str, Arc<ClientTls>)>,
 }
 
 impl Logins {
@@ -41,12 +47,21 @@ impl Logins {
             return Ok(logins);
         }
         let services = Services::set_up(config)?;
+        if let Some(tls) = services.plain.as_ref().and_then(HttpAuthBackend::tls) {
+            logins.service_tls.push((HTTP_CA, Arc::clone(tls)));
+        }
         let mut backends = Vec::new();
         for backend in &config.auth_backends.0 {
             backends.push(match backend {
                 AuthBackendChoice::One(AuthBackendName::Internal) => AuthBackend::Internal,
                 AuthBackendChoice::One(AuthBackendName::OAuth2) => {
-                    let tokens = tokens(config, clock)?;
+                    let source = key_source(config)?;
+                    if let KeySource::Service(client) = &source
+                        && let Some(tls) = client.tls()
+                    {
+                        logins.service_tls.push((JWKS_CA, Arc::clone(tls)));
+                    }
+                    let tokens = tokens(config, source, clock)?;
                     logins.tokens = Some(tokens.clone());
                     AuthBackend::OAuth2(tokens)
                 }
@@ -70,7 +85,12 @@ impl Logins {
         }
     }
 
-    /// Reads the files again. One that cannot be used stays as it was.
+    /// TLS for services that are asked, each after the setting that names its CA certificates.
+    pub(crate) fn service_tls(&self) -> &[(&'static str, Arc<ClientTls>)] {
+        &self.service_tls
+    }
+
+    /// Reads the file of token verification keys again. If it cannot be used, the previous keys stay in effect.
     pub(crate) fn reload(&self) {
         if let Some(Err(error)) = self.tokens.as_ref().map(OAuth2::reload) {
             tracing::error!(%error, "SIGHUP: token verification keys not reloaded (oauth2_jwks)");
@@ -107,8 +127,7 @@ impl Services {
                 request: config.auth_http_request_timeout,
             },
         };
-        let plain =
-            HttpAuthBackend::new(settings).map_err(|error| SettingError::new("auth_http_ca", error))?;
+        let plain = HttpAuthBackend::new(settings).map_err(|error| SettingError::new(HTTP_CA, error))?;
         if !plain.is_over_tls() {
             tracing::warn!(
                 "auth_http_*_path is not https: passwords and answers can be read and forged on the network path"
@@ -133,8 +152,8 @@ impl Services {
     }
 }
 
-/// The auth backend that takes tokens.
-fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
+/// The auth backend that takes tokens, with the keys of this source.
+fn tokens(config: &Config, source: KeySource, clock: Clock) -> Result<OAuth2, SettingError> {
     let resource_server_id = config.oauth2_resource_server_id.0.clone().unwrap_or_default();
     let scope_prefix = match &config.oauth2_scope_prefix {
         ScopePrefix::Auto => format!("{resource_server_id}."),
@@ -148,23 +167,25 @@ fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
         additional_scopes_keys: config.oauth2_additional_scopes.0.clone(),
         scope_aliases: config.oauth2_scope_aliases.0.iter().cloned().collect::<BTreeMap<_, _>>(),
     };
-    let source = match &config.oauth2_jwks {
-        JwksSource::File(path) => KeySource::File(path.clone()),
-        JwksSource::Url(url) => {
-            let client = ServiceClient::new(url.clone(), trusting(&config.oauth2_jwks_ca), JWKS_TIMES);
-            KeySource::Service(Box::new(client.map_err(|error| SettingError::new("oauth2_jwks_ca", error))?))
-        }
+    let clock = Arc::new(move || clock.timestamp(Instant::now()));
+    OAuth2::new(policy, source, clock).map_err(|error| SettingError::new("oauth2_jwks", error))
+}
+
+/// Where the keys are that verify tokens.
+fn key_source(config: &Config) -> Result<KeySource, SettingError> {
+    let url = match &config.oauth2_jwks {
+        JwksSource::File(path) => return Ok(KeySource::File(path.clone())),
+        JwksSource::Url(url) => url,
         JwksSource::Off => return Err(SettingError::new("oauth2_jwks", NoKeys)),
     };
-    if let KeySource::Service(client) = &source
-        && !client.is_over_tls()
-    {
+    let client = ServiceClient::new(url.clone(), trusting(&config.oauth2_jwks_ca), JWKS_TIMES);
+    let client = client.map_err(|error| SettingError::new(JWKS_CA, error))?;
+    if !client.is_over_tls() {
         tracing::warn!(
             "oauth2_jwks is not https: keys can be forged on the network path, which would allow anyone to log in"
         );
     }
-    let clock = Arc::new(move || clock.timestamp(Instant::now()));
-    OAuth2::new(policy, source, clock).map_err(|error| SettingError::new("oauth2_jwks", error))
+    Ok(KeySource::Service(Box::new(client)))
 }
 
 /// The settings have been checked before they are used.

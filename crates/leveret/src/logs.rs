@@ -6,11 +6,11 @@
 mod repeats;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use server::{LineQueue, LineReport, LineTarget, LineWriter};
+use server::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWriter};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
@@ -88,6 +88,21 @@ pub(crate) fn start(config: &Config) -> io::Result<ProcessLog> {
     let lines = lines.with_filter(Collapse(Arc::clone(&repeats)));
     tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(ProcessLog { filter: handle, repeats, writer })
+}
+
+/// Writes the last line of a process that has failed before its log was started, as it is. Returns in a few seconds even if it
+/// cannot be written.
+pub(crate) fn write_without_log(line: &str) {
+    let line = format!("{line}\n");
+    match LineWriter::start("log", LineTarget::Stderr, DroppedLines) {
+        Ok(writer) => {
+            writer.queue().write(line.into_bytes());
+            writer.end(LAST_LINES_TIMEOUT);
+        }
+        Err(_) => {
+            let _ = io::stderr().write_all(line.as_bytes());
+        }
+    }
 }
 
 /// Writes panics as the standard library does, but through the log's thread. Each is waited for, as it may end the process.

@@ -122,6 +122,12 @@ impl Failure {
         })
     }
 
+    /// As [`Self::report`], before there is a log. A server ends even if nobody reads its standard error: a supervisor, or the
+    /// process that it was to take over from, waits for its end.
+    fn report_without_log(self) -> ExitCode {
+        self.report_to(logs::write_without_log)
+    }
+
     fn report_to(self, write: impl FnOnce(&str)) -> ExitCode {
         let code = match self {
             Self::Usage(_) => WRONG_USAGE,
@@ -153,7 +159,8 @@ fn refuse_command_line(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(WRONG_USAGE)
         }
-        _ => Failure::Usage(cli::usage_line(error)).report(),
+        // It may be the command line of a server.
+        _ => Failure::Usage(cli::usage_line(error)).report_without_log(),
     }
 }
 
@@ -173,7 +180,7 @@ fn serve(flags: Flags) -> ExitCode {
     });
     let (effective, log, inherited) = match started {
         Ok(started) => started,
-        Err(failure) => return failure.report(),
+        Err(failure) => return failure.report_without_log(),
     };
     announce::begin(log.queue());
     let mut left = LAST_LINES_TIMEOUT - LAST_OF_LOG;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use proxy::Pool;
 use server::{AccessLogWriter, Backend, Server};
 
 use crate::alarms::Levels;
-use crate::config::{Config, Effective, Environment, Flags};
+use crate::config::{Config, Effective, Environment, Flags, SettingError};
 use crate::logins::Logins;
 use crate::logs::ProcessLog;
 use crate::notify::Notifier;
@@ -91,7 +90,9 @@ impl Reloader {
     fn reload(&self) {
         self.notifier.reloading();
         self.read_settings();
-        self.tls.reload();
+        if let Err(error) = self.read_files() {
+            tracing::error!(%error, "SIGHUP: files not reloaded, the previous contents of all stay in use");
+        }
         self.logins.reload();
         if let Some(access_log) = &self.access_log {
             access_log.reopen();
@@ -133,17 +134,17 @@ impl Reloader {
         for levels in self.levels.iter().chain(&self.spool_levels) {
             levels.set_limits(config.memory_high_watermark, config.disk_free_limit);
         }
-        if let Backend::Upstream(pool) = &self.backend {
-            read_identities(pool, config);
-        }
     }
-}
 
-/// Reads the file of upstream credentials again. If it cannot be used, the previous credentials stay in effect.
-fn read_identities(pool: &Pool, config: &Config) {
-    let Some(path) = &config.upstream_external.0 else { return };
-    match identities::read(path) {
-        Ok(identities) => pool.set_identities(identities),
-        Err(error) => tracing::error!(%error, "SIGHUP: upstream credentials not reloaded"),
+    /// Reads the TLS files and that of upstream credentials again. All are read before one takes effect.
+    fn read_files(&self) -> Result<(), SettingError> {
+        let path = self.effective.lock().config.upstream_external.0.clone();
+        let identities = path.as_deref().map(identities::read).transpose()?;
+        let tls = self.tls.prepare_reload(self.logins.service_tls())?;
+        if let (Backend::Upstream(pool), Some(identities)) = (&self.backend, identities) {
+            pool.set_identities(identities);
+        }
+        tls.apply();
+        Ok(())
     }
 }

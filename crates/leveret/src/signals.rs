@@ -153,7 +153,8 @@ impl DrainRequest {
         self.0.borrow().is_some()
     }
 
-    /// Whether the change to a pool is over for this process: a successor has taken over, or a signal has come.
+    /// Whether the change to a pool is over for this process: a successor has taken over, or a signal has come. Without such
+    /// a change, whether a drain is requested.
     pub(crate) fn is_cut_over_done(&self) -> bool {
         is_cut_over_done(*self.0.borrow())
     }
@@ -201,6 +202,8 @@ impl Signals {
     async fn next(&mut self) -> &'static str {
         loop {
             tokio::select! {
+                // Of signals that are there together, the end counts first: an upgrade would start the service again.
+                biased;
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hang_up.recv() => self.reload.notify_one(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use transport::tls::{
-    CaInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig, Expiry,
-    ServerTls, ServerTlsConfig, TlsError, TlsFile, TlsInUse,
+    CaInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig,
+    ClientTlsReload, Expiry, ServerTls, ServerTlsConfig, ServerTlsReload, TlsError, TlsFile, TlsInUse,
 };
 
 use crate::config::{Config, RelayEntry, RelayUrl, SettingError, VerifyClient};
@@ -52,32 +52,67 @@ impl Tls {
         Ok(tls)
     }
 
-    /// Reads the files again. If some cannot be used, this is logged and the previous ones stay in effect.
-    pub(crate) fn reload(&self) {
+    /// Reads the files again, with those for these services, each after the setting that names its CA certificates. Nothing
+    /// changes before the result is applied.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be used.
+    pub(crate) fn prepare_reload<'a>(
+        &'a self,
+        services: &'a [(&'static str, Arc<ClientTls>)],
+    ) -> Result<TlsReload<'a>, SettingError> {
+        let mut reload = TlsReload::default();
         if let Some(server) = &self.server {
-            match server.reload() {
-                Ok(()) => log_in_use(&server.in_use()),
-                Err(error) => log_failure(&of_server(error)),
-            }
+            reload.server = Some((server, server.prepare_reload().map_err(of_server)?));
         }
         if let Some(client) = &self.client {
-            match client.reload() {
-                Ok(certificate) => {
-                    certificate.iter().for_each(log_certificate);
-                    tracing::info!("upstream TLS files reloaded");
-                }
-                Err(error) => log_failure(&of_client(error)),
-            }
+            reload.client = Some(client.prepare_reload().map_err(of_client)?);
         }
-        let relays: Vec<_> = self.relays.iter().flatten().collect();
-        for relay in &relays {
-            match relay.reload() {
-                Ok(_) => tracing::info!("relay's upstream TLS files reloaded"),
-                Err(error) => log_failure(&SettingError::new(RELAY, error)),
-            }
+        for relay in self.relays.iter().flatten() {
+            let prepared = relay.prepare_reload().map_err(|error| SettingError::new(RELAY, error))?;
+            reload.relays.push(prepared);
         }
-        if self.server.is_none() && self.client.is_none() && relays.is_empty() {
-            tracing::info!("SIGHUP: no TLS files to reload");
+        for (setting, service) in services {
+            let prepared = service.prepare_reload().map_err(|error| SettingError::new(setting, error))?;
+            reload.services.push(prepared);
+        }
+        Ok(reload)
+    }
+}
+
+/// The TLS files, which have been read again.
+#[derive(Default)]
+#[must_use = "the old contents stay in use until it is applied"]
+pub(crate) struct TlsReload<'a> {
+    server: Option<(&'a ServerTls, ServerTlsReload<'a>)>,
+    client: Option<ClientTlsReload<'a>>,
+    relays: Vec<ClientTlsReload<'a>>,
+    services: Vec<ClientTlsReload<'a>>,
+}
+
+impl TlsReload<'_> {
+    /// Uses the new contents for new connections, and logs the certificates.
+    pub(crate) fn apply(self) {
+        let Self { server, client, relays, services } = self;
+        if server.is_none() && client.is_none() && relays.is_empty() && services.is_empty() {
+            return tracing::info!("SIGHUP: no TLS files to reload");
+        }
+        if let Some((server, prepared)) = server {
+            prepared.apply();
+            log_in_use(&server.in_use());
+        }
+        if let Some(prepared) = client {
+            prepared.apply().iter().for_each(log_certificate);
+            tracing::info!("upstream TLS files reloaded");
+        }
+        for prepared in relays {
+            prepared.apply();
+            tracing::info!("relay's upstream TLS files reloaded");
+        }
+        for prepared in services {
+            prepared.apply();
+            tracing::info!("auth service's TLS files reloaded");
         }
     }
 }
@@ -164,10 +199,6 @@ fn ends_soon(ends: &[Expiry], now: SystemTime) -> Option<&Expiry> {
 
 /// Enough time to renew a certificate by hand; programs renew theirs earlier.
 const WARNING: Duration = Duration::from_hours(30 * 24);
-
-fn log_failure(error: &SettingError) {
-    tracing::error!(%error, "TLS files not reloaded");
-}
 
 #[cfg(test)]
 mod tests {

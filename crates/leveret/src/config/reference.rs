@@ -136,7 +136,7 @@ standard error.
 | signal | effect |
 |---|---|
 | SIGTERM, SIGINT (Ctrl-C) | drain: accept no more connections, close the clients, exit 0; a second one ends the process immediately with exit code 1 |
-| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, CA certificates) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Reopen the file of `access_log`. If another file is in the place of the program, start that to take over |
+| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it all settings stay as they were. Read the files of TLS again (certificates, keys, CA certificates) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Read the file of `oauth2_jwks` again, whatever becomes of the others. Reopen the file of `access_log`. If another file is in the place of the program, start that to take over |
 | SIGUSR2 | start the program on the disk, to take over (`leveret ctl upgrade`) |
 
 | exit code | meaning |

@@ -512,7 +512,7 @@ settings! {
         auth_http_method: HttpMethodName = "get", requires HTTP_BACKEND;
 
         /// The CA certificates by which the certificate of an `https://` service is verified, as PEM; `off` for those of the
-        /// system.
+        /// system. Read again on SIGHUP.
         auth_http_ca: FilePath = "off", requires HTTP_BACKEND;
 
         /// How long the service may take to accept a connection, as RabbitMQ's `auth_http.connection_timeout`.
@@ -537,7 +537,7 @@ settings! {
         oauth2_jwks: JwksSource = "off", requires OAUTH2;
 
         /// The CA certificates by which the server of an `https://` URL in `oauth2_jwks` is verified, as PEM; `off` for those
-        /// of the system.
+        /// of the system. Read again on SIGHUP.
         oauth2_jwks_ca: FilePath = "off", requires OAUTH2;
 
         /// Whether a token's `aud` has to name `oauth2_resource_server_id`, as RabbitMQ's `auth_oauth2.verify_aud`.

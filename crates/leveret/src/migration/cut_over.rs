@@ -203,6 +203,8 @@ async fn hand_over(upgrades: &Arc<Upgrades>, drain: &mut DrainRequest) -> Result
         match upgrades.start() {
             // One that an operator has started waits already.
             Ok(_) | Err(UpgradeError::UnderWay(_)) => {}
+            // A signal has come, or a successor has taken over.
+            Err(UpgradeError::Ending) => return Ok(()),
             Err(error @ UpgradeError::Start { .. }) => {
                 tracing::error!(%error, "cannot start successor");
                 continue;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::Offer;
 use super::spawn::Successor;
 use crate::notify;
-use crate::signals::ActionRequests;
+use crate::signals::{ActionRequests, DrainRequest};
 
 /// The program of this process and its arguments.
 #[derive(Debug)]
@@ -72,6 +72,7 @@ impl Program {
 pub(crate) struct Upgrades {
     program: Program,
     offer: Offer,
+    drain: DrainRequest,
     last: Mutex<Option<Attempt>>,
 }
 
@@ -88,6 +89,9 @@ pub(crate) enum UpgradeError {
     /// A successor starts already.
     #[error("process {0} is starting as the successor")]
     UnderWay(u32),
+    /// The service is to end, or a successor has taken over.
+    #[error("shutting down")]
+    Ending,
     /// A container ends with its first process.
     #[error("running as process 1 of a container: replace the container instead")]
     FirstProcess,
@@ -107,13 +111,19 @@ pub(crate) enum UpgradeError {
 }
 
 impl Upgrades {
-    /// Upgrades of this process, whose place is on `offer`, at the `requests` of a signal.
+    /// Upgrades of this process, whose place is on `offer`, at the `requests` of a signal. There is none once a `drain` is
+    /// requested, but for that of a change to a pool, which a successor completes.
     ///
     /// # Errors
     /// The system does not tell which program it runs.
-    pub(crate) fn serve_of_process(offer: &Offer, requests: ActionRequests) -> io::Result<Arc<Self>> {
+    pub(crate) fn serve_of_process(
+        offer: &Offer,
+        drain: &DrainRequest,
+        requests: ActionRequests,
+    ) -> io::Result<Arc<Self>> {
         let program = Program::of_process()?;
-        let upgrades = Arc::new(Self { program, offer: offer.clone(), last: Mutex::default() });
+        let (offer, drain) = (offer.clone(), drain.clone());
+        let upgrades = Arc::new(Self { program, offer, drain, last: Mutex::default() });
         tokio::spawn(Arc::clone(&upgrades).serve(requests));
         Ok(upgrades)
     }
@@ -135,6 +145,11 @@ impl Upgrades {
         let mut last = self.last.lock();
         if let Some(Attempt { process, failure: None }) = &*last {
             return Err(UpgradeError::UnderWay(*process));
+        }
+        // Last, so that hardly any time is left for a signal before the start. A successor would find that this process shuts
+        // down, and serve on its own.
+        if self.drain.is_cut_over_done() {
+            return Err(UpgradeError::Ending);
         }
         let failed = |error| UpgradeError::Start { path: self.program.path.clone(), error };
         let successor = self.program.start().map_err(failed)?;

@@ -38,6 +38,14 @@ pub struct ClientTls {
     current: RwLock<Arc<ClientConfig>>,
 }
 
+/// The files of a [`ClientTls`], which have been read again.
+#[must_use = "the old contents stay in use until it is applied"]
+pub struct ClientTlsReload<'a> {
+    tls: &'a ClientTls,
+    config: Arc<ClientConfig>,
+    certificate: Option<CertificateInfo>,
+}
+
 impl ClientTls {
     /// Reads the files. Also returns a description of our certificate, if there is one.
     ///
@@ -48,14 +56,13 @@ impl ClientTls {
         Ok((Self { files, current: RwLock::new(config) }, certificate))
     }
 
-    /// Reads the files again, for connections from now on.
+    /// Reads the files again. Nothing changes before the result is applied.
     ///
     /// # Errors
-    /// The first file that cannot be used; the configuration then stays as it was.
-    pub fn reload(&self) -> Result<Option<CertificateInfo>, TlsError> {
+    /// The first file that cannot be used.
+    pub fn prepare_reload(&self) -> Result<ClientTlsReload<'_>, TlsError> {
         let (config, certificate) = make(&self.files)?;
-        *self.current.write() = config;
-        Ok(certificate)
+        Ok(ClientTlsReload { tls: self, config, certificate })
     }
 
     /// Whether there is a certificate to show to a server that asks for one.
@@ -78,6 +85,15 @@ impl ClientTls {
         let connecting = Box::pin(tokio_rustls::TlsConnector::from(config).connect(name, stream));
         let stream = CONNECTING.run(connecting).await.map_err(|error| explain_server(error, expected))?;
         Ok(Stream::Tls(Box::new(stream.into())))
+    }
+}
+
+impl ClientTlsReload<'_> {
+    /// Uses the new contents for connections from now on; established ones stay as they are. Returns a description of our
+    /// certificate, if there is one.
+    pub fn apply(self) -> Option<CertificateInfo> {
+        *self.tls.current.write() = self.config;
+        self.certificate
     }
 }
 

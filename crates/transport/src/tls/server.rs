@@ -59,6 +59,13 @@ struct Current {
     in_use: Arc<TlsInUse>,
 }
 
+/// The files of a [`ServerTls`], which have been read again.
+#[must_use = "the old contents stay in use until it is applied"]
+pub struct ServerTlsReload<'a> {
+    tls: &'a ServerTls,
+    made: Current,
+}
+
 /// The certificates of a listener, and the CA certificates that it trusts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsInUse {
@@ -93,15 +100,12 @@ impl ServerTls {
         Arc::clone(&self.current.read().in_use)
     }
 
-    /// Reads the files again. New connections use their present contents; established ones stay as they are. Sessions
-    /// are not resumed across a reload.
+    /// Reads the files again. Nothing changes before the result is applied.
     ///
     /// # Errors
-    /// The first file that cannot be used; the configuration then stays as it was.
-    pub fn reload(&self) -> Result<(), TlsError> {
-        let made = make(&self.files)?;
-        *self.current.write() = made;
-        Ok(())
+    /// The first file that cannot be used.
+    pub fn prepare_reload(&self) -> Result<ServerTlsReload<'_>, TlsError> {
+        Ok(ServerTlsReload { tls: self, made: make(&self.files)? })
     }
 
     /// Runs the handshake with a connected client. It takes as long as the client lets it: the caller must bound it.
@@ -115,6 +119,14 @@ impl ServerTls {
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let login = certificate.and_then(|certificate| self.files.login_from.name(certificate));
         Ok(TlsAccepted { stream: Stream::Tls(Box::new(stream.into())), login: login.map(Into::into) })
+    }
+}
+
+impl ServerTlsReload<'_> {
+    /// Uses the new contents for connections from now on; established ones stay as they are. Sessions are not resumed
+    /// across a reload.
+    pub fn apply(self) {
+        *self.tls.current.write() = self.made;
     }
 }
 

@@ -262,13 +262,15 @@ async fn a_reload_affects_new_clients_only_and_a_failed_reload_changes_nothing()
     ca.issue_for("localhost");
     let new_key = std::fs::read(&files.key).unwrap();
     std::fs::write(&files.key, key).unwrap();
-    let error = server.reload().unwrap_err();
+    let error = server.prepare_reload().err().unwrap();
     assert_eq!(error.file, TlsFile::Key);
     assert!(error.reason.contains("is not the key of the certificate in"), "{error}");
     assert!(view(&meet(&server, &client, "localhost").await.1.unwrap()) == old);
 
     std::fs::write(&files.key, new_key).unwrap();
-    server.reload().unwrap();
+    let prepared = server.prepare_reload().unwrap();
+    assert!(view(&meet(&server, &client, "localhost").await.1.unwrap()) == old, "not applied");
+    prepared.apply();
     let certificates = &server.in_use().certificates;
     assert_eq!(
         (certificates[0].names.as_slice(), certificates[0].in_time),
@@ -282,6 +284,22 @@ async fn a_reload_affects_new_clients_only_and_a_failed_reload_changes_nothing()
     let mut still = [0; 5];
     far.read_exact(&mut still).await.unwrap();
     assert_eq!(&still, b"still");
+}
+
+#[tokio::test]
+async fn reloaded_ca_certificates_of_a_client_affect_its_next_connection() {
+    let (old, new) = (TestCa::new(), TestCa::new());
+    let server = load_server(new.server(vec![new.issue_for("localhost")]));
+    let client = load_client(old.client());
+    std::fs::copy(new.ca(), old.ca()).unwrap();
+    let prepared = client.prepare_reload().unwrap();
+    assert!(meet(&server, &client, "localhost").await.1.is_err(), "not applied");
+    assert_eq!(prepared.apply(), None);
+    meet(&server, &client, "localhost").await.1.unwrap();
+
+    std::fs::write(old.ca(), "broken").unwrap();
+    assert_eq!(client.prepare_reload().err().unwrap().file, TlsFile::Ca);
+    meet(&server, &client, "localhost").await.1.unwrap();
 }
 
 #[test]
@@ -304,7 +322,7 @@ fn expiry_dates_of_all_certificates_in_use_are_reported_and_follow_reloads() {
 
     until(4);
     assert_eq!(server.in_use(), in_use, "not yet");
-    server.reload().unwrap();
+    server.prepare_reload().unwrap().apply();
     let ends = &server.in_use().certificates[0].ends;
     assert_eq!((ends.len(), ends[0].at), (1, 2_243_462_400 + 86_400));
 }
