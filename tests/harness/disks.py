@@ -29,6 +29,11 @@ def slow_disk():
     return {"LD_PRELOAD": str(preloaded()), "SLOW_DISK": factor} if factor else {}
 
 
+def disk_without_preallocation():
+    """The environment of a process whose file systems know no fallocate(2), as ext3 and NFS before 4.2."""
+    return {"LD_PRELOAD": str(preloaded()), "NO_FALLOCATE": "1"}
+
+
 class NoNamespaces(Exception):
     """This system gives no mount namespace."""
 

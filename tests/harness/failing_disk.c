@@ -1,13 +1,36 @@
 /* A disk that fails or is slow, for a process that has this preloaded (LD_PRELOAD). While the file that FAILING_DISK names is
  * there, what its first byte says goes wrong: `s` is a sync, of which nothing is written; `w` is a write for which there is no
- * room, and of which a part is written. Writes and syncs take SLOW_DISK times as long as they would. */
+ * room, and of which a part is written. Writes and syncs take SLOW_DISK times as long as they would. With NO_FALLOCATE it is a
+ * file system that preallocates nothing, from the start on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+/* The server makes this system call without the C library, so it is the kernel that has to refuse it. */
+__attribute__((constructor)) static void refuse_fallocate(void) {
+    if (!getenv("NO_FALLOCATE")) return;
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+        perror("seccomp");
+        _exit(1);
+    }
+}
 
 static char fault(void) {
     char kind = 0;

@@ -115,11 +115,11 @@ def to_the_end(sock):
 
 
 @contextlib.contextmanager
-def relay(directory, upstream, *flags, wait=True, **keys):
+def relay(directory, upstream, *flags, wait=True, program=None, **keys):
     """A server with one relay on a listener of its own, and that listener's port."""
     fields = {"listen": f"{HERE}:0", "upstream": upstream, **keys}
     table = "{" + ", ".join(f"{key} = {toml(value)}" for key, value in fields.items()) + "}"
-    with leveret(directory, "--relay", table, *flags) as server:
+    with leveret(directory, "--relay", table, *flags, program=program) as server:
         yield server, relay_port(server)
 
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use transport::tls::ServerTls;
-use transport::{Listener, Stream};
+use transport::{DescriptorShare, Listener, Stream};
 
 use crate::api::Caller;
 
@@ -39,7 +39,7 @@ impl AdminListener {
     }
 
     pub(crate) async fn accept(&self) -> io::Result<AcceptedStream> {
-        let (stream, _) = self.listener.accept().await?;
+        let (stream, _) = self.listener.accept(DescriptorShare::Others).await?;
         Ok(AcceptedStream { stream, tls: self.tls.clone() })
     }
 }

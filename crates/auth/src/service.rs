@@ -12,7 +12,7 @@ use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use transport::tls::{ClientTls, ClientTlsConfig};
-use transport::{ConnectOptions, Stream};
+use transport::{ConnectOptions, DescriptorShare, Stream};
 
 use crate::error::ServiceError;
 use crate::url::ServiceUrl;
@@ -214,8 +214,11 @@ impl ServiceClient {
     }
 
     async fn open(&self) -> io::Result<Stream> {
-        let options =
-            ConnectOptions { timeout: self.times.connect, keepalive: self.times.request.max(MIN_KEEPALIVE) };
+        let options = ConnectOptions {
+            timeout: self.times.connect,
+            keepalive: self.times.request.max(MIN_KEEPALIVE),
+            share: DescriptorShare::Others,
+        };
         let stream = Stream::connect(&self.url.host, self.url.port, options).await?;
         match &self.tls {
             Some(tls) => tls.connect(stream, &self.url.host).await,

@@ -35,6 +35,8 @@ const NEAR: u64 = 2 << 30;
 pub(crate) struct Levels {
     /// [`NO_LIMIT`] for none.
     memory_limit: AtomicU64,
+    /// Bytes of memory that this process may use, as last determined; [`NO_LIMIT`] if that is not known.
+    memory_total: AtomicU64,
     /// `None` without a data directory.
     disk_limit: Option<AtomicU64>,
     disk_free: AtomicU64,
@@ -47,6 +49,7 @@ impl Levels {
     fn new(memory_limit: Option<u64>, disk_limit: Option<u64>) -> Self {
         Self {
             memory_limit: AtomicU64::new(memory_limit.unwrap_or(NO_LIMIT)),
+            memory_total: AtomicU64::new(NO_LIMIT),
             disk_limit: disk_limit.map(AtomicU64::new),
             disk_free: AtomicU64::new(0),
         }
@@ -54,11 +57,19 @@ impl Levels {
 
     /// Replaces the limits; the sampler applies them within a second.
     pub(crate) fn set_limits(&self, watermark: Watermark, disk_free_limit: ByteSize) {
-        let memory_limit = watermark.of(limits::memory_total()).unwrap_or(NO_LIMIT);
-        self.memory_limit.store(memory_limit, Ordering::Relaxed);
+        self.set_memory_limit(watermark, limits::memory_total());
         if let Some(limit) = &self.disk_limit {
             limit.store(disk_free_limit.0, Ordering::Relaxed);
         }
+    }
+
+    /// A `total` that cannot be determined now is as it was: a share of it must not become no limit.
+    fn set_memory_limit(&self, watermark: Watermark, total: Option<u64>) {
+        if let Some(total) = total {
+            self.memory_total.store(total, Ordering::Relaxed);
+        }
+        let total = Some(self.memory_total.load(Ordering::Relaxed)).filter(|total| *total != NO_LIMIT);
+        self.memory_limit.store(watermark.of(total).unwrap_or(NO_LIMIT), Ordering::Relaxed);
     }
 
     /// Bytes of memory above which the memory alarm is raised; `None` for no limit.
@@ -101,10 +112,11 @@ impl Sampler {
     ) -> io::Result<Self> {
         give_memory_back();
         let memory_total = limits::memory_total();
-        let memory_limit = watermark.of(memory_total);
-        let levels = Arc::new(Levels::new(memory_limit, directory.as_ref().map(|_| disk_free_limit.0)));
-        tracing::info!(memory_bytes = memory_limit, disk_free_bytes = levels.disk_limit(), "resource limits");
-        let sources = System { directory, broker: Some(broker), memory_total };
+        let levels = Arc::new(Levels::new(None, directory.as_ref().map(|_| disk_free_limit.0)));
+        levels.set_memory_limit(watermark, memory_total);
+        let (memory_limit, disk_limit) = (levels.memory_limit(), levels.disk_limit());
+        tracing::info!(memory_bytes = memory_limit, disk_free_bytes = disk_limit, "resource limits");
+        let sources = System::new(directory, Some(broker), memory_total);
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources };
         let mut interval = watch.sample();
         let (alive, end) = mpsc::sync_channel(0);
@@ -171,7 +183,15 @@ impl<S: Sources> Watch<S> {
         self.levels.disk_free.store(free, Ordering::Relaxed);
         if free < limit || needs_space {
             if self.alarms.raise(Resource::Disk) {
-                tracing::warn!(free, limit, needs_space, "disk alarm set: publishers blocked");
+                if free < limit {
+                    tracing::warn!(free, limit, "disk alarm set: publishers blocked");
+                } else {
+                    tracing::warn!(
+                        free,
+                        limit,
+                        "disk alarm set, as the store cannot write: publishers blocked"
+                    );
+                }
             }
         } else if free >= limit.saturating_add(margin(limit)) && self.alarms.clear(Resource::Disk) {
             tracing::info!(free, limit, "disk alarm cleared");

@@ -13,7 +13,7 @@ use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use tokio::runtime::{self, Runtime};
 use transport::tls::{ClientTls, ClientTlsConfig};
-use transport::{ConnectOptions, HostAndPort, Stream, parse_port, split_host_and_port};
+use transport::{ConnectOptions, DescriptorShare, HostAndPort, Stream, parse_port, split_host_and_port};
 
 use crate::config::{ValueError, unix_path};
 
@@ -222,7 +222,11 @@ impl HttpClient {
         match &self.endpoint {
             Endpoint::Unix(path) => Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await?)),
             Endpoint::Host { host, port, .. } => {
-                let options = ConnectOptions { timeout: CONNECT_TIMEOUT, keepalive: self.timeout };
+                let options = ConnectOptions {
+                    timeout: CONNECT_TIMEOUT,
+                    keepalive: self.timeout,
+                    share: DescriptorShare::Others,
+                };
                 let stream = Stream::connect(host, *port, options).await?;
                 match &self.tls {
                     Some(tls) => tls.connect(stream, host).await,

@@ -12,6 +12,7 @@ use transport::tls::ClientTls;
 use transport::{Inherited, Listener};
 
 use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl};
+use crate::descriptors;
 use crate::listen::bind;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
@@ -42,7 +43,8 @@ impl ServedRelays {
             Relay::new(relay_config(config, relay, tls, at))
         });
         let relays = relays.collect();
-        let webroot = config.webroot.0.as_deref().map(Webroot::open).transpose();
+        let transfers = descriptors::webroot_transfers(config);
+        let webroot = config.webroot.0.as_deref().map(|path| Webroot::open(path, transfers)).transpose();
         let webroot = webroot.map_err(ServeError::Webroot)?.map(Arc::new);
         let upstream = PROTOCOLS.iter().filter_map(|protocol| {
             let setting = protocol.upstream_port?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use server::{AccessLogWriter, Backend, Server};
+use server::{AccessLogWriter, Backend, Limits, Server};
 
 use crate::alarms::Levels;
 use crate::config::{Config, Effective, Environment, Flags, SettingError};
@@ -15,7 +15,7 @@ use crate::notify::Notifier;
 use crate::signals::{ActionRequests, DrainReason};
 use crate::takeover::Upgrades;
 use crate::tls::Tls;
-use crate::{config, identities, serve};
+use crate::{config, descriptors, identities, serve};
 
 /// The parts of the process that a reload changes.
 pub(crate) struct Reloader {
@@ -87,6 +87,16 @@ impl Reloader {
         DrainTimes { delay, spread, timeout: drain_timeout, answers }
     }
 
+    /// The limits on clients that these settings make.
+    pub(crate) fn limits(&self, config: &Config) -> Limits {
+        serve::limits(config, self.is_pool())
+    }
+
+    /// Whether there is an upstream: a migration may have set it, and not the settings.
+    fn is_pool(&self) -> bool {
+        matches!(self.backend, Backend::Upstream(_))
+    }
+
     fn reload(&self) {
         self.notifier.reloading();
         self.read_settings();
@@ -130,7 +140,8 @@ impl Reloader {
     /// Applies all live settings, whether they have changed or not.
     fn apply(&self, config: &Config) {
         self.log.set(config);
-        self.server.set_limits(serve::limits(config));
+        descriptors::reserve(config, self.is_pool());
+        self.server.set_limits(self.limits(config));
         for levels in self.levels.iter().chain(&self.spool_levels) {
             levels.set_limits(config.memory_high_watermark, config.disk_free_limit);
         }

@@ -74,6 +74,7 @@ pub(crate) async fn run(
     tokio::spawn(notifier.clone().stay_alive());
     let mut succession = Succession::begin(&config, &inherited, &drain).await?;
     let (config, files) = obey_again(&effective, config, files, clock)?;
+    descriptors::reserve(&config, !config.upstream.is_empty());
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let (backend, data_dir) = open_backend(&config, &effective, &files, clock)?;
@@ -273,7 +274,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer, migrator
                 connections: config.upstream_connections_total,
                 replay_bytes: config.upstream_replay_total.0,
             },
-            limits: Box::new(move || limits(&of_limits.effective.lock().config)),
+            limits: Box::new(move || of_limits.limits(&of_limits.effective.lock().config)),
             environment: Box::new(move || of_environment.effective.lock().to_json()),
             certificates: reloader.tls.server.clone(),
             drainer,
@@ -494,18 +495,18 @@ pub(crate) fn start_timer(broker: &Arc<Broker>, changed: Arc<Notify>, clock: Clo
     });
 }
 
-pub(crate) fn limits(config: &Config) -> Limits {
+/// The limits on clients of a broker, or of a pool.
+pub(crate) fn limits(config: &Config, is_pool: bool) -> Limits {
     let scopes = |total: Limit, per_ip: Limit, per_user: Limit| Scopes {
         total: total.or_none(),
         per_ip: per_ip.or_none(),
         per_user: per_user.or_none(),
     };
     Limits {
-        connections: scopes(
-            config.max_connections,
-            config.max_connections_per_ip,
-            config.max_connections_per_user,
-        ),
+        connections: Scopes {
+            total: descriptors::connection_limit(config, is_pool),
+            ..scopes(config.max_connections, config.max_connections_per_ip, config.max_connections_per_user)
+        },
         connection_rate: scopes(
             config.max_connection_rate,
             config.max_connection_rate_per_ip,
@@ -523,7 +524,7 @@ pub(crate) fn limits(config: &Config) -> Limits {
 
 fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> ServerConfig {
     ServerConfig {
-        limits: limits(config),
+        limits: limits(config, !config.upstream.is_empty()),
         channel_max: config.channel_max,
         frame_max: config.frame_max,
         heartbeat: config.heartbeat,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use transport::{ConnectOptions, Stream};
+use transport::{ConnectOptions, DescriptorShare, Stream};
 
 /// Opens the streams to brokers, below the PROXY protocol and TLS.
 pub trait Connector: Debug + Send + Sync {
@@ -26,7 +26,7 @@ pub struct TcpConnector;
 
 impl Connector for TcpConnector {
     fn connect(&self, socket: SocketAddr, timeout: Duration) -> Connecting<'_> {
-        let options = ConnectOptions { timeout, keepalive: KEEPALIVE };
+        let options = ConnectOptions { timeout, keepalive: KEEPALIVE, share: DescriptorShare::Others };
         Box::pin(async move { Stream::connect(&socket.ip().to_string(), socket.port(), options).await })
     }
 }

@@ -216,6 +216,11 @@ impl ConnectionCounter {
         ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 }
     }
 
+    /// How many connections may be open at the same time, 0 for no limit.
+    pub(crate) fn connection_limit(&self) -> usize {
+        self.limits().connections.total
+    }
+
     /// Number of connections counted now.
     pub fn total(&self) -> usize {
         self.counts.lock().connections

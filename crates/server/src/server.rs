@@ -19,7 +19,7 @@ use slab::Slab;
 use sync::{Mutex, Rank};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
-use transport::{Ended, Listener, Outbox, Peer, Stream, drive};
+use transport::{DescriptorShare, Ended, Listener, Outbox, Peer, Stream, drive};
 
 use self::drain::DrainSchedule;
 pub use self::succession::{DepartingClient, MAX_CLIENT_STATE, ResumeError};
@@ -273,7 +273,7 @@ impl Server {
         let accepting = tokio::spawn(async move {
             while !shared.is_draining() {
                 let accepted = tokio::select! {
-                    accepted = listener.accept() => accepted,
+                    accepted = listener.accept(DescriptorShare::Clients) => accepted,
                     () = shared.drain_begun() => break,
                 };
                 match accepted {
@@ -382,6 +382,11 @@ impl Server {
     /// How much of each limited resource is in use.
     pub fn in_use(&self) -> InUse {
         self.shared.counter.in_use()
+    }
+
+    /// How many client connections may be open at the same time, 0 for no limit.
+    pub fn connection_limit(&self) -> usize {
+        self.shared.counter.connection_limit()
     }
 
     /// How often each limit was exceeded.

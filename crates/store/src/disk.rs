@@ -13,6 +13,18 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Reserves space up to `len` bytes if the file system can. Some cannot (ext3, NFS before 4.2, some of FUSE): only the writes
+/// there show whether there is space.
+///
+/// # Errors
+/// The disk or a quota is full.
+pub(crate) fn reserve_if_possible(file: &dyn DiskFile, len: u64) -> io::Result<()> {
+    match file.reserve(len) {
+        Err(error) if is_full(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// A name for a damaged file that a repair puts aside: the file's own with `.damaged`, and a number behind it (`.damaged-2`
 /// and so on) if earlier repairs have put aside files of that name. Their contents may be all that is left of some data.
 pub(crate) fn name_for_damaged(disk: &dyn Disk, path: &str) -> io::Result<String> {
@@ -101,6 +113,6 @@ pub trait DiskFile: Send + Sync {
     /// Reserves space up to `len` bytes, so that writing there later cannot fail for lack of it.
     ///
     /// # Errors
-    /// The file system's error; `StorageFull` if there is not enough space.
+    /// The file system's error; `StorageFull` if there is not enough space, `Unsupported` if it reserves none.
     fn reserve(&self, len: u64) -> io::Result<()>;
 }

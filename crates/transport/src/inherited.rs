@@ -80,7 +80,7 @@ fn place_of(address: &SockAddr) -> Option<Place> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Listener;
+    use crate::{DescriptorShare, Listener};
 
     #[tokio::test]
     async fn a_listener_takes_the_socket_of_its_address_and_the_clients_that_wait_there() {
@@ -90,7 +90,7 @@ mod tests {
         let inherited = Inherited::default();
         inherited.add(before.into()).unwrap();
         let listener = Listener::bind_tcp(&[("127.0.0.1", address.port())], &inherited).await.unwrap();
-        let (_, peer) = listener.accept().await.unwrap();
+        let (_, peer) = listener.accept(DescriptorShare::Clients).await.unwrap();
         assert_eq!(peer.ip(), Some(client.local_addr().unwrap().ip()));
         assert_eq!(inherited.close_rest(), Vec::<String>::new());
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
 //! - [`Listener`]: where connections come in; [`TcpListeners`]: several TCP listening sockets behind one `accept`.
+//! - [`DescriptorShare`]: how many of the process's file descriptors connections may have.
 //! - [`HostAndPort`], [`split_host_and_port`]: where a connection goes, as text.
 //! - [`Inherited`]: listening sockets that the process was given when it started.
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
@@ -23,6 +24,7 @@
 mod activity;
 mod blocking;
 mod buffer;
+mod descriptors;
 mod drive;
 mod host_and_port;
 mod inherited;
@@ -37,6 +39,7 @@ pub mod tls;
 mod turn;
 
 pub use buffer::OutBuf;
+pub use descriptors::{DescriptorShare, set_descriptor_ceilings};
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, Transit, drive, drive_on, linger, now};
 pub use host_and_port::{HostAndPort, parse_port, split_host_and_port};
 pub use inherited::Inherited;

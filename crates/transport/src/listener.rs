@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use crate::{Inherited, Peer, Stream, TcpListeners};
+use crate::{DescriptorShare, Inherited, Peer, Stream, TcpListeners};
 
 /// Bound sockets of one listener.
 #[derive(Debug)]
@@ -122,15 +122,18 @@ impl Listener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// Fails for that one connection, or for lack of file descriptors; the listener remains usable.
-    pub async fn accept(&self) -> io::Result<(Stream, Peer)> {
+    /// Fails for that one connection, or for lack of file descriptors: the system's, or those of this share. The listener
+    /// remains usable.
+    pub async fn accept(&self, share: DescriptorShare) -> io::Result<(Stream, Peer)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
+                share.check(&stream)?;
                 Ok((Stream::from_tcp(stream)?, Peer::Ip(address)))
             }
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
+                share.check(&stream)?;
                 Ok((Stream::Unix(stream), Peer::Unix))
             }
         }
@@ -197,7 +200,7 @@ mod tests {
         let after = Listener::bind_unix(&path, &inherited).await.unwrap();
         shared.set_own(false);
         drop((before, shared));
-        assert!(after.accept().await.is_ok());
+        assert!(after.accept(DescriptorShare::Clients).await.is_ok());
         after.share().unwrap().set_own(true);
         drop((after, client));
         assert!(!path.exists());
@@ -214,7 +217,7 @@ mod tests {
         let inherited = Inherited::default();
         inherited.add(shared.sockets()[0].try_clone().unwrap()).unwrap();
         let after = Listener::bind_unix(&path, &inherited).await.unwrap();
-        assert!(after.accept().await.is_ok());
+        assert!(after.accept(DescriptorShare::Clients).await.is_ok());
         drop(after);
         assert!(path.exists(), "another process may still be given the socket");
         drop(shared);

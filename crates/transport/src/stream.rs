@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use socket2::{Domain, SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsStream;
 
+use crate::DescriptorShare;
 use crate::tls::explain_open;
 
 /// A connected socket, with TLS or without.
@@ -72,6 +73,8 @@ pub struct ConnectOptions {
     /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
     /// a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
     pub keepalive: Duration,
+    /// The descriptors that the connection may have one of.
+    pub share: DescriptorShare,
 }
 
 impl Stream {
@@ -88,13 +91,13 @@ impl Stream {
     /// not answer for a moment.
     ///
     /// # Errors
-    /// The last error of an address, or [`io::ErrorKind::TimedOut`].
+    /// The last error of an address, or [`io::ErrorKind::TimedOut`]. EMFILE if the share has no descriptor left.
     pub async fn connect(host: &str, port: u16, options: ConnectOptions) -> io::Result<Self> {
         let addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
         if addresses.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("no address for {host}")));
         }
-        let stream = tokio::time::timeout(options.timeout, first_to_accept(&addresses)).await;
+        let stream = tokio::time::timeout(options.timeout, first_to_accept(&addresses, options.share)).await;
         let silent = || format!("no answer from {host}:{port} in time");
         let stream = stream.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, silent())))?;
         SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(options.keepalive))?;
@@ -152,14 +155,14 @@ impl Stream {
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Connects to one of these addresses, of which there is at least one. Further attempts end with this one.
-async fn first_to_accept(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+async fn first_to_accept(addresses: &[SocketAddr], share: DescriptorShare) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
     let mut left = addresses.iter().copied();
     let mut last_error = io::Error::from(io::ErrorKind::NotFound);
     loop {
         let next = left.next();
         if let Some(address) = next {
-            attempts.spawn(TcpStream::connect(address));
+            attempts.spawn(connect_to(address, share));
         }
         let attempt = match next {
             Some(_) => tokio::time::timeout(ATTEMPT_DELAY, attempts.join_next()).await.ok(),
@@ -175,6 +178,16 @@ async fn first_to_accept(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
             None => {}
         }
     }
+}
+
+async fn connect_to(address: SocketAddr, share: DescriptorShare) -> io::Result<TcpStream> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // Before it waits for an answer: as many may wait as there are clients.
+    share.check(&socket)?;
+    socket.connect(address).await
 }
 
 macro_rules! delegate {
@@ -258,10 +271,10 @@ mod tests {
         let accepting = listener.local_addr().unwrap();
         let refusing = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         for addresses in [&[silent, refusing, accepting][..], &[refusing, accepting], &[accepting, silent]] {
-            let stream = first_to_accept(addresses).await.unwrap();
+            let stream = first_to_accept(addresses, DescriptorShare::Others).await.unwrap();
             assert_eq!(stream.peer_addr().unwrap(), accepting);
         }
-        let error = first_to_accept(&[refusing, refusing]).await.unwrap_err();
+        let error = first_to_accept(&[refusing, refusing], DescriptorShare::Others).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 

@@ -9,7 +9,7 @@ use std::thread;
 use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::TcpStream as AsyncStream;
 use transport::tls::{CertificateFiles, ClientTls, ClientTlsConfig};
-use transport::{ConnectOptions, Stream};
+use transport::{ConnectOptions, DescriptorShare, Stream};
 
 use super::SETUP_TIMEOUT;
 use crate::error::ClientError;
@@ -57,7 +57,11 @@ fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, notify: &S
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.and_then(|runtime| {
         runtime.block_on(async {
-            let options = ConnectOptions { timeout: SETUP_TIMEOUT, keepalive: SETUP_TIMEOUT };
+            let options = ConnectOptions {
+                timeout: SETUP_TIMEOUT,
+                keepalive: SETUP_TIMEOUT,
+                share: DescriptorShare::Others,
+            };
             let server = Stream::connect(host, port, options).await?;
             let mut server = tokio::time::timeout(SETUP_TIMEOUT, client.connect(server, host))
                 .await

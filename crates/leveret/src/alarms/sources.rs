@@ -1,6 +1,7 @@
 //! The measurements of memory and disk.
 
-use std::fs;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,15 +24,25 @@ pub(super) trait Sources {
 
 /// Measures this process and its data directory.
 pub(super) struct System {
+    /// proc_pid_status(5), which stays open: memory is measured even without a free file descriptor. `None` without /proc.
+    status: Option<File>,
     /// The data directory.
-    pub(super) directory: Option<PathBuf>,
+    directory: Option<PathBuf>,
     /// The broker, whose store is in the data directory.
-    pub(super) broker: Option<Arc<Broker>>,
+    broker: Option<Arc<Broker>>,
     /// Bytes of memory that this process may use, if that is known.
-    pub(super) memory_total: Option<u64>,
+    memory_total: Option<u64>,
 }
 
 impl System {
+    pub(super) fn new(
+        directory: Option<PathBuf>,
+        broker: Option<Arc<Broker>>,
+        memory_total: Option<u64>,
+    ) -> Self {
+        Self { status: File::open("/proc/self/status").ok(), directory, broker, memory_total }
+    }
+
     fn store(&self) -> Option<&Arc<Store>> {
         self.broker.as_ref()?.store()
     }
@@ -40,7 +51,10 @@ impl System {
 impl Sources for System {
     /// Resident memory: all that the kernel's OOM killer counts, including buffers that could be freed.
     fn memory_used(&self) -> Option<u64> {
-        resident(&fs::read_to_string("/proc/self/status").ok()?)
+        let mut status = self.status.as_ref()?;
+        let mut text = String::new();
+        status.rewind().and_then(|()| status.read_to_string(&mut text)).ok()?;
+        resident(&text)
     }
 
     /// Excludes the space reserved for the superuser.
@@ -74,9 +88,14 @@ mod tests {
     #[test]
     fn this_process_and_its_disk_are_measured() {
         let directory = tempfile::tempdir().unwrap();
-        let system =
-            System { directory: Some(directory.path().to_owned()), broker: None, memory_total: None };
-        assert!(system.memory_used().unwrap() > 1 << 20);
+        let system = System::new(Some(directory.path().to_owned()), None, None);
+        let before = system.memory_used().unwrap();
+        let memory = vec![1_u8; 64 << 20];
+        assert!(
+            system.memory_used().unwrap() > before + (32 << 20),
+            "measured anew, with {} bytes more",
+            memory.len()
+        );
         assert!(system.disk_free().unwrap() > 0);
         assert_eq!(System { directory: None, ..system }.disk_free(), None);
     }

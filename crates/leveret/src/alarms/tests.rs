@@ -99,6 +99,18 @@ fn failed_measurements_do_not_change_alarms() {
 }
 
 #[test]
+fn a_share_of_an_unknown_total_is_one_of_the_last_known_total() {
+    let levels = Levels::new(None, None);
+    levels.set_memory_limit(Watermark::Share(0.5), None);
+    assert_eq!(levels.memory_limit(), None);
+    levels.set_memory_limit(Watermark::Share(0.5), Some(1000));
+    levels.set_memory_limit(Watermark::Share(0.6), None);
+    assert_eq!(levels.memory_limit(), Some(600));
+    levels.set_memory_limit(Watermark::Off, None);
+    assert_eq!(levels.memory_limit(), None);
+}
+
+#[test]
 fn near_a_limit_it_is_looked_at_more_often() {
     let watch = watch(Some(NEAR + 1000), Some(1000));
     for (used, free, interval) in [

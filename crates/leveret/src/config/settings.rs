@@ -648,7 +648,7 @@ settings! {
     }
 
     "Limits and timeouts" {
-        /// Maximum number of client connections in all. Each needs a file descriptor.
+        /// Maximum number of client connections in all. Each needs a file descriptor: a low limit of open files lowers it.
         max_connections: Limit = "65536", applied live;
 
         /// Maximum number of client connections from one IP address. Here and below an IPv6 address counts as its /64 network,

@@ -12,6 +12,8 @@ pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
     }
     let connections = server.connection_count() as u64;
     out.gauge("rabbitmq_connections", "Client connections currently open.", connections);
+    let help = "Client connections that may be open: max_connections, or what the limit of open files leaves; 0 for no limit.";
+    out.gauge("leveret_max_connections", help, server.connection_limit() as u64);
     let help = "Open sockets of client connections, without those of upstreams and HTTP.";
     out.gauge("rabbitmq_process_open_tcp_sockets", help, connections);
     let channels = metrics.channels_opened.get().saturating_sub(metrics.channels_closed.get());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proxy_protocol::{ProxyHeader, ProxyVersion};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
-use transport::{ConnectOptions, Peer, Stream};
+use transport::{ConnectOptions, DescriptorShare, Peer, Stream};
 
 use super::{RelayConfig, RelayUpstream};
 
@@ -38,6 +38,7 @@ pub(super) async fn connect(
             }
             RelayUpstream::Unix(path) => {
                 let mut stream = UnixStream::connect(path).await?;
+                DescriptorShare::Clients.check(&stream)?;
                 stream.write_all(&header).await?;
                 Ok(Stream::Unix(stream))
             }
@@ -51,7 +52,7 @@ pub(super) async fn connect(
 }
 
 async fn over_tcp(host: &str, port: u16, timeout: Duration, header: &[u8]) -> io::Result<Stream> {
-    let options = ConnectOptions { timeout, keepalive: KEEPALIVE };
+    let options = ConnectOptions { timeout, keepalive: KEEPALIVE, share: DescriptorShare::Clients };
     let mut stream = Stream::connect(host, port, options).await?;
     stream.write_all(header).await?;
     Ok(stream)

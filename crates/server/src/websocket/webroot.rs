@@ -27,9 +27,6 @@ use super::WebSocketConfig;
 use super::upgrade::answer_refusal;
 use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 
-/// Most files sent at the same time; beyond that, the answer is 503. Each transfer holds one chunk.
-const MAX_TRANSFERS: usize = 512;
-
 /// Bytes per read of a file.
 const CHUNK: usize = 32 * 1024;
 
@@ -48,17 +45,21 @@ pub struct Webroot {
 }
 
 impl Webroot {
-    /// Serves `directory`.
+    /// Most files sent at the same time, whatever [`Webroot::open`] is given. Each transfer holds one chunk.
+    pub const MAX_TRANSFERS: usize = 512;
+
+    /// Serves `directory`. Each of the `transfers` that are possible at the same time keeps a file open; beyond that, the
+    /// answer is 503.
     ///
     /// # Errors
     /// Fails if it does not exist or is not a directory.
-    pub fn open(directory: &Path) -> io::Result<Self> {
+    pub fn open(directory: &Path, transfers: usize) -> io::Result<Self> {
         let directory = fs::canonicalize(directory)?;
         if !directory.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
         let files = ServeDir::new(&directory).with_buf_chunk_size(CHUNK);
-        Ok(Self { directory, files, transfers: Semaphore::new(MAX_TRANSFERS) })
+        Ok(Self { directory, files, transfers: Semaphore::new(transfers.min(Self::MAX_TRANSFERS)) })
     }
 
     /// Whether a path may be served: a plain file in the directory, or a directory in it with an index.
@@ -259,7 +260,7 @@ mod tests {
         link(outside.path(), root.join("directory"));
         link(&outside.path().join("secret"), root.join("site/index.html"));
         link(&root.join("file"), root.join("alias"));
-        let webroot = Webroot::open(root).unwrap();
+        let webroot = Webroot::open(root, 1).unwrap();
         for (path, admitted) in [
             ("/file", true),
             ("/alias", true),
@@ -276,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_needed() {
-        assert!(Webroot::open(Path::new("/does/not/exist")).is_err());
-        assert!(Webroot::open(Path::new("/etc/passwd")).is_err());
+        assert!(Webroot::open(Path::new("/does/not/exist"), 1).is_err());
+        assert!(Webroot::open(Path::new("/etc/passwd"), 1).is_err());
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use redb::StorageBackend;
 
 use super::FILE;
-use crate::disk::{Disk, DiskFile, is_full};
+use crate::disk::{Disk, DiskFile, reserve_if_possible};
 
 pub(super) struct Backend {
     file: Box<dyn DiskFile>,
@@ -88,11 +88,8 @@ impl StorageBackend for Backend {
     /// The database extends the file in large steps and writes to it much later. There must be space for that even if
     /// the disk is full by then: the store removes no file without first taking it off the list in this database.
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if len > self.file.len()?
-            && let Err(error) = self.file.reserve(len)
-            && is_full(&error)
-        {
-            return Err(error);
+        if len > self.file.len()? {
+            reserve_if_possible(&*self.file, len)?;
         }
         self.file.set_len(len)
     }

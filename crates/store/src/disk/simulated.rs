@@ -84,6 +84,11 @@ impl SimDisk {
         self.0.lock().lies = true;
     }
 
+    /// Makes `reserve` fail from now on, as on file systems without preallocation.
+    pub fn refuse_reservations(&self) {
+        self.0.lock().reserves = false;
+    }
+
     /// The files, in order of their names.
     pub fn files(&self) -> Vec<String> {
         self.0.lock().names.keys().cloned().collect()

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, reserve_if_possible};
 
 /// A segment's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,16 +126,16 @@ pub(super) fn sequence_of(name: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 16)
 }
 
-/// Extends a file to `len` bytes and allocates them, without writing.
+/// Extends a file to `len` bytes and allocates them if the file system can, without writing.
 pub(super) fn reserve(file: &dyn DiskFile, len: u64) -> io::Result<()> {
-    file.reserve(len)?;
+    reserve_if_possible(file, len)?;
     file.set_len(len)?;
     file.sync()
 }
 
 /// Fills a file with zeros, so that its space is allocated and later syncs have only bytes to write.
 pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
-    file.reserve(len)?;
+    reserve_if_possible(file, len)?;
     let zeros = vec![0; FILL_STEP.min(len) as usize];
     let mut at = 0;
     while at < len {

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::segment::{self, DIR, SharedFile};
 use super::space::Space;
-use crate::disk::{Disk, DiskFile, is_full};
+use crate::disk::{Disk, DiskFile, is_full, reserve_if_possible};
 
 /// Spare files, shared by the code that writes, prepares and retires.
 pub(super) struct Spares {
@@ -42,6 +42,8 @@ struct SparesState {
     reserved: usize,
     /// A reserved segment had to be used or freed, and has not been replaced.
     is_reserve_used: bool,
+    /// The log says that the file system reserves nothing.
+    is_lack_logged: bool,
     /// Numbers of abandoned files that could not be removed yet.
     leftover: Vec<u64>,
     retiring: VecDeque<SharedFile>,
@@ -72,6 +74,7 @@ impl Spares {
             unsynced: true,
             reserved,
             is_reserve_used: false,
+            is_lack_logged: false,
             leftover,
             retiring: VecDeque::new(),
             renamed: None,
@@ -143,7 +146,7 @@ impl Spares {
         let file = self.disk.open(&segment::path(sequence))?;
         let len = file.len()?;
         if len < needed {
-            file.reserve(needed)?;
+            reserve_if_possible(&*file, needed)?;
             file.set_len(needed)?;
         }
         if new {
@@ -182,7 +185,14 @@ impl Spares {
                 drop(self.disk.remove(&path));
                 // Some file systems cannot, and then there is no reserve; others are full though they report free
                 // space.
-                state.is_reserve_used &= is_full(&error);
+                let is_full = is_full(&error);
+                state.is_reserve_used &= is_full;
+                if !is_full && !std::mem::replace(&mut state.is_lack_logged, true) {
+                    tracing::warn!(
+                        %error,
+                        "the file system cannot reserve space: while the disk is full, acknowledgements wait for space"
+                    );
+                }
                 return;
             }
             state.reserved += 1;

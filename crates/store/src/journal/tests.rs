@@ -164,6 +164,42 @@ fn a_segment_retires_when_its_messages_are_settled_and_is_written_over() {
 }
 
 #[test]
+fn a_disk_without_preallocation_stores_messages_and_recovers_from_being_full() {
+    let disk = SimDisk::new(1, 1 << 20);
+    disk.refuse_reservations();
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    let publish = |position: u64| {
+        let message = journal.append(&[&[position as u8; 700]]).unwrap();
+        journal.enqueue(&journal.queue(QUEUE), &[Entry { position, message, expires: 0, last: true }]);
+    };
+    for position in 0..30 {
+        publish(position);
+        assert!(matches!(committer.step(), CommitOutcome::Committed), "{position}");
+        // Both ways to put a segment aside.
+        journal.prepare_segment().unwrap();
+        journal.spares.prepare(Preallocation::Reserved).unwrap();
+    }
+    assert!(journal.segments().len() > 1);
+    assert!(!journal.look_at_space() && !journal.needs_space());
+
+    disk.set_capacity(disk.used());
+    let mut position = 30;
+    publish(position);
+    // The rest of the current segment, and files that can be given back, still take some.
+    while matches!(committer.step(), CommitOutcome::Committed) {
+        position += 1;
+        publish(position);
+    }
+    assert!(journal.failing().is_some_and(|failing| failing.full) && journal.needs_space());
+    assert!(matches!(committer.step(), CommitOutcome::Failed(_)));
+    disk.set_capacity(1 << 20);
+    assert!(matches!(committer.step(), CommitOutcome::Committed));
+    assert!(!journal.look_at_space() && !journal.needs_space());
+    assert_eq!(open_again(&disk.crash()).unwrap().len() as u64, position + 1);
+}
+
+#[test]
 fn the_threads_commit_records_with_and_without_a_waiter() {
     struct Unpark(std::thread::Thread);
     impl Waiter for Unpark {

@@ -65,6 +65,9 @@ type Checked = Result<(), String>;
 impl Run {
     pub(crate) fn new(seed: u64) -> Self {
         let disk = SimDisk::new(seed, CAPACITY);
+        if seed.is_multiple_of(UNPREALLOCATED) {
+            disk.refuse_reservations();
+        }
         let (store, rounds, _) = open(&disk).unwrap();
         Self {
             random: SimRandom::new(!seed),
@@ -351,4 +354,6 @@ fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Checked {
 
 const SEGMENT: u64 = 12 << 10;
 const CAPACITY: u64 = 8 << 20;
+/// One seed in this many has a disk that cannot reserve space.
+const UNPREALLOCATED: u64 = 4;
 const QUEUES: usize = 4;

@@ -28,6 +28,8 @@ pub(super) struct Content {
     dirty: BTreeMap<u64, Vec<Vec<u8>>>,
     /// The smallest length since the last sync, if the file was cut.
     cut: Option<usize>,
+    /// End of the bytes that were written; up to the length there is a hole, for which nothing is allocated.
+    written: u64,
     reserved: u64,
 }
 
@@ -39,7 +41,7 @@ impl Content {
     }
 
     pub(super) fn allocated(&self) -> u64 {
-        self.len().max(self.reserved)
+        self.written.max(self.reserved)
     }
 
     pub(super) fn reserve(&mut self, len: u64) {
@@ -55,6 +57,7 @@ impl Content {
             self.seen.resize(end, 0);
         }
         self.seen[offset as usize..end].copy_from_slice(bytes);
+        self.written = self.written.max(end as u64);
         for sector in offset / SECTOR..=(end as u64 - 1) / SECTOR {
             let version = sector_of(&self.seen, sector).to_vec();
             self.dirty.entry(sector).or_default().push(version);
@@ -74,6 +77,7 @@ impl Content {
         }
         self.seen.resize(len as usize, 0);
         self.dirty.retain(|sector, _| sector * SECTOR < len);
+        self.written = self.written.min(len);
         self.reserved = self.reserved.min(len);
     }
 
@@ -97,13 +101,15 @@ impl Content {
     /// The content of the medium after a power failure.
     pub(super) fn after_power_loss(&self, random: &mut SimRandom) -> Self {
         let safe = self.found(random);
-        Self { seen: safe.clone(), safe, dirty: BTreeMap::new(), cut: None, reserved: self.reserved }
+        let written = self.written.min(safe.len() as u64);
+        Self { seen: safe.clone(), safe, dirty: BTreeMap::new(), cut: None, written, reserved: self.reserved }
     }
 
     pub(super) fn damage(&mut self, change: impl FnOnce(&mut Vec<u8>)) {
         self.dirty.clear();
         self.cut = None;
         change(&mut self.seen);
+        self.written = self.written.min(self.len());
         self.safe.clone_from(&self.seen);
     }
 

@@ -18,6 +18,8 @@ pub(super) struct State {
     pub(super) capacity: u64,
     pub(super) syncs: u64,
     pub(super) lies: bool,
+    /// Whether it can reserve space.
+    pub(super) reserves: bool,
     /// Path to file, as on the medium.
     safe_names: BTreeMap<String, u64>,
     /// Changes of names since their directory was synced, in order.
@@ -43,6 +45,7 @@ impl State {
             capacity,
             syncs: 0,
             lies: false,
+            reserves: true,
             safe_names: BTreeMap::new(),
             unsynced: Vec::new(),
             directories: BTreeSet::new(),
@@ -201,6 +204,9 @@ impl State {
     }
 
     pub(super) fn reserve(&mut self, number: u64, len: u64) -> io::Result<()> {
+        if !self.reserves {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.fail_at(self.faults.names)?;
         let more = len.saturating_sub(self.files[&number].allocated());
         if self.used() + more > self.capacity {

@@ -74,6 +74,20 @@ fn a_full_disk_says_so_and_reserved_space_stays_usable() -> io::Result<()> {
 }
 
 #[test]
+fn a_file_that_grows_without_a_reservation_takes_space_only_as_it_is_written() -> io::Result<()> {
+    let disk = SimDisk::new(1, 2048);
+    disk.refuse_reservations();
+    let file = disk.open("one")?;
+    assert_eq!(file.reserve(1024).unwrap_err().kind(), io::ErrorKind::Unsupported);
+    file.set_len(4096)?;
+    assert_eq!(disk.free_space()?, 2048);
+    file.write_at(&[1; 2048], 0)?;
+    let full = file.write_at(&[1; 512], 2048).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    Ok(())
+}
+
+#[test]
 fn the_same_seed_gives_the_same_crash() -> io::Result<()> {
     let run = || -> io::Result<Vec<u8>> {
         let disk = SimDisk::new(42, 1 << 20);
