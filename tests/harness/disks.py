@@ -1,32 +1,18 @@
 """Disks for tests: one that is small and really gets full, one that fails when it is told to, and one that is slow."""
 
-import functools
-import hashlib
 import os
 import subprocess
 from pathlib import Path
 
+from harness.preload import preloaded
+
 MEBIBYTE = 1 << 20
-CACHE = Path(__file__).resolve().parents[2] / ".cache"
-
-
-@functools.cache
-def preloaded():
-    """The library that stands between a process and its disk."""
-    source = Path(__file__).with_name("failing_disk.c")
-    library = CACHE / f"failing_disk-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
-    if not library.exists():
-        # Others may be at it, too.
-        new = library.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", new, source, "-ldl"], check=True)
-        new.rename(library)
-    return library
 
 
 def slow_disk():
     """The environment of a process whose disk takes LEVERET_SLOW_DISK times as long as it would; none without that."""
     factor = os.environ.get("LEVERET_SLOW_DISK")
-    return {"LD_PRELOAD": str(preloaded()), "SLOW_DISK": factor} if factor else {}
+    return {"LD_PRELOAD": str(preloaded("failing_disk")), "SLOW_DISK": factor} if factor else {}
 
 
 def disk_without_preallocation():
@@ -85,7 +71,7 @@ class FailingDisk:
     def __init__(self, directory, fault):
         directory.mkdir()
         self.directory, self.fault, self.switch = directory, fault, directory / "fault"
-        self.environment = {"LD_PRELOAD": str(preloaded()), "FAILING_DISK": str(self.switch)}
+        self.environment = {"LD_PRELOAD": str(preloaded("failing_disk")), "FAILING_DISK": str(self.switch)}
 
     @classmethod
     def without_room(cls, directory):

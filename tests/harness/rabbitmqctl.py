@@ -14,7 +14,7 @@ import threading
 import time
 import zipfile
 
-from harness.disks import CACHE
+from harness.preload import CACHE
 
 # The tool is a zip file behind a line that says how to run it. An Erlang machine can't load code from there, so that it is unpacked.
 TOOL = "lib/rabbitmq/lib/rabbitmq_server-*/escript/rabbitmqctl"

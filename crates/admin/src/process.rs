@@ -1,17 +1,23 @@
 //! Metrics of this process, from /proc (proc_pid_stat(5) and related files).
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::metrics::{Families, MetricKind, MetricsWriter, WantedMetrics};
 
-/// When this process began to serve HTTP, in seconds since 1970.
+/// When this process began to serve HTTP.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Started(f64);
+pub(crate) struct Started {
+    /// Seconds since 1970.
+    wall: f64,
+    /// The uptime does not change when the wall clock is set.
+    at: Instant,
+}
 
 impl Started {
     pub(crate) fn now() -> Self {
-        Self(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()))
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        Self { wall, at: Instant::now() }
     }
 }
 
@@ -52,14 +58,14 @@ fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
         let help = "Maximum number of open sockets.";
         out.gauge(&format!("{prefix}_process_max_tcp_sockets"), help, most);
     }
-    let uptime = Started::now().0 - started.0;
+    let uptime = started.at.elapsed().as_secs_f64();
     out.gauge(&format!("{prefix}_erlang_uptime_seconds"), "Uptime of the server in seconds.", uptime);
 }
 
 fn write_own(out: &mut MetricsWriter, started: Started) {
     out.family("leveret_build_info", "Version of the running server.", MetricKind::Gauge)
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
-    out.gauge("leveret_start_time_seconds", "Start time in seconds since the epoch.", started.0);
+    out.gauge("leveret_start_time_seconds", "Start time in seconds since the epoch.", started.wall);
     if let Some((seconds, threads)) = read("stat").as_deref().and_then(cpu_and_threads) {
         out.counter("leveret_process_cpu_seconds_total", "User and system CPU time in seconds.", seconds);
         out.gauge("leveret_process_threads", "Number of OS threads.", threads);

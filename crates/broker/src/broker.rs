@@ -16,7 +16,7 @@ use crate::manage::DefinitionBook;
 use crate::metrics::Metrics;
 use crate::paging::Paging;
 use crate::permissions::AuthorisedSession;
-use crate::time::Timestamp;
+use crate::time::{NO_OFFSET, Timestamp, WallOffset};
 use crate::users::{Account, Attempts, AuthBackends, Identity, UserSpec, Users};
 use crate::vhost::VirtualHost;
 
@@ -37,6 +37,8 @@ pub struct BrokerConfig {
     pub paging_waker: Option<Arc<dyn Waiter>>,
     /// The release of RabbitMQ whose answers it gives.
     pub compatibility: Compatibility,
+    /// How far the times that it is given are ahead of the wall clock, which clients are shown.
+    pub wall: &'static WallOffset,
 }
 
 impl Default for BrokerConfig {
@@ -48,6 +50,7 @@ impl Default for BrokerConfig {
             paging_watermark: u64::MAX,
             paging_waker: None,
             compatibility: Compatibility::default(),
+            wall: &NO_OFFSET,
         }
     }
 }
@@ -65,6 +68,7 @@ pub struct Broker {
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
     compatibility: Compatibility,
+    wall: &'static WallOffset,
     /// Where durable things are stored, if anywhere.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
@@ -88,6 +92,7 @@ impl Broker {
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
             paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
             compatibility: config.compatibility,
+            wall: config.wall,
             store: OnceLock::new(),
             vhost_watcher: OnceLock::new(),
             auth_backends: OnceLock::new(),
@@ -213,8 +218,8 @@ impl Broker {
         let new = || {
             let (metrics, deadlines, paging) =
                 (self.metrics.clone(), self.deadlines.clone(), self.paging.clone());
-            let vhost =
-                VirtualHost::new(name, self.node.clone(), metrics, deadlines, paging, self.compatibility);
+            let (node, compatibility) = (self.node.clone(), self.compatibility);
+            let vhost = VirtualHost::new(name, node, metrics, deadlines, paging, compatibility, self.wall);
             if let Some(store) = self.store.get() {
                 vhost.keep(store);
             }

@@ -23,13 +23,13 @@ pub(crate) struct DeadLetterPublish {
 }
 
 impl DeadLetterPublish {
-    /// Writes the letter that `queue` sends to its dead-letter exchange.
+    /// Writes the letter that `queue` sends to its dead-letter exchange. `at` is the wall clock's time.
     pub(crate) fn write(
         queue: &Queue,
         exchange: &ExchangeName,
         routing_key: Option<&str>,
         dead: &DeadLetter,
-        now: Timestamp,
+        at: Timestamp,
     ) -> Self {
         let old = &dead.message;
         let properties = Properties::decode(old.properties()).unwrap_or_default();
@@ -38,7 +38,7 @@ impl DeadLetterPublish {
         if apart && !old.broker_properties().is_dead_letter {
             headers.remove("x-death");
         }
-        let info = death(queue, dead, &properties, now);
+        let info = death(queue, dead, &properties, at);
         let deaths = record(&mut headers, info, queue, old, dead.reason);
         let mut keys: Vec<Box<str>> = Vec::new();
         match routing_key {
@@ -105,7 +105,7 @@ impl DeathReason {
 }
 
 /// The `x-death` entry for this death.
-fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, now: Timestamp) -> FieldTable {
+fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, at: Timestamp) -> FieldTable {
     let old = &dead.message;
     let mut keys = vec![FieldValue::text(old.routing_key())];
     keys.extend(copies(properties).into_iter().map(FieldValue::text));
@@ -113,7 +113,7 @@ fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, now: Tim
         ("count", FieldValue::I64(1)),
         ("reason", FieldValue::text(dead.reason.name())),
         ("queue", FieldValue::text(&**queue.name())),
-        ("time", FieldValue::Timestamp(now.seconds())),
+        ("time", FieldValue::Timestamp(at.seconds())),
         ("exchange", FieldValue::text(old.exchange())),
         ("routing-keys", FieldValue::Array(keys)),
     ]

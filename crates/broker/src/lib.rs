@@ -106,7 +106,7 @@ pub use queue::{
 pub use rates::{Count, DequeueCounts, MessageCounts, Publishing, ThroughputCounters};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
 pub use routing::{ExchangeKind, TopicIndex};
-pub use time::Timestamp;
+pub use time::{Timestamp, WallOffset};
 pub use users::{
     AuthBackends, GUEST, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
     TokenPermissions, UserLimits, UserSpec,

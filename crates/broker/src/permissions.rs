@@ -238,7 +238,7 @@ impl Grant {
         self.renewals.load(Ordering::Relaxed).wrapping_add(asked)
     }
 
-    /// The token's rights end.
+    /// The token's rights end. Both are times of the wall clock.
     pub(crate) fn expire(&self, expired_at: Timestamp, now: Timestamp) {
         let expiry = Expiry { expired_at: expired_at.seconds(), noticed_at: now.seconds() };
         self.rules.store(Arc::new(Rules::Expired(expiry)));

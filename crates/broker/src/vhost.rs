@@ -36,6 +36,7 @@ use crate::queue::{Queue, QueueCapacity, QueueContext};
 use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
+use crate::time::{Timestamp, WallOffset};
 use crate::topology::{Destination, Exchange, Routes, Topology};
 use crate::topology_recorder::TopologyRecorder;
 use crate::users::Identity;
@@ -155,6 +156,8 @@ pub struct VirtualHost {
     metrics: Arc<Metrics>,
     paging: Arc<Paging>,
     compatibility: Compatibility,
+    /// How far the times that it is given are ahead of the wall clock.
+    wall: &'static WallOffset,
     /// For the queues in the topology.
     queue_context: Arc<QueueContext>,
     /// For reply queues, which have no home: they are not in the topology, so nothing has to take them out.
@@ -177,6 +180,7 @@ impl VirtualHost {
         deadlines: Arc<Deadlines>,
         paging: Arc<Paging>,
         compatibility: Compatibility,
+        wall: &'static WallOffset,
     ) -> Arc<Self> {
         let name: Arc<str> = name.into();
         let context = |home: Weak<Self>| QueueContext {
@@ -206,6 +210,7 @@ impl VirtualHost {
             metrics: Arc::clone(&metrics),
             paging: Arc::clone(&paging),
             compatibility,
+            wall,
             prefers_quorum: AtomicBool::new(false),
             default_flow: Arc::default(),
             default_exchange: "".into(),
@@ -237,6 +242,11 @@ impl VirtualHost {
     /// The release of RabbitMQ whose answers it gives.
     pub fn compatibility(&self) -> Compatibility {
         self.compatibility
+    }
+
+    /// The wall clock's time at a broker time, for clients.
+    pub(crate) fn wall_time(&self, time: Timestamp) -> Timestamp {
+        self.wall.wall_time(time)
     }
 
     /// From now on stores what is durable. Existing objects were read from the store, except for the standard

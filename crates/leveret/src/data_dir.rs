@@ -3,9 +3,11 @@
 use std::error::Error;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-use broker::{Broker, Timestamp};
+use broker::Broker;
+use server::Clock;
 use store::disk::RealDisk;
 use store::{DirectoryLock, LockError, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
@@ -13,6 +15,7 @@ use crate::config::{Config, SettingError};
 use crate::definitions::{self, Before};
 use crate::pagers::Pagers;
 use crate::serve::ServeError;
+use crate::stored_clock::StoredClock;
 
 const KEY: &str = "data_dir";
 
@@ -20,12 +23,14 @@ const KEY: &str = "data_dir";
 pub(crate) struct DataDirectory {
     /// Stopped before the store.
     pagers: Option<Pagers>,
+    clock: Arc<StoredClock>,
     running: Option<RunningStore>,
     _lock: DirectoryLock,
 }
 
 /// Loads the initial contents of a new broker: those of the data directory, if there is one, and the definitions
-/// file, or otherwise the defaults of a new broker. All of it is on disk on return.
+/// file, or otherwise the defaults of a new broker. All of it is on disk on return. The clock continues where that of the
+/// directory's last process ended.
 ///
 /// # Errors
 ///
@@ -33,13 +38,14 @@ pub(crate) struct DataDirectory {
 pub(crate) fn fill(
     broker: &Broker,
     config: &Config,
-    now: Timestamp,
+    clock: Clock,
 ) -> Result<Option<DataDirectory>, ServeError> {
     // A mistake in the file is found before the directory is read, which may take minutes.
     let file = definitions::read(config).map_err(ServeError::Setting)?;
     let path = config.data_dir.directory();
     let path = path.map_err(|error| ServeError::DataDirectory(SettingError::new(KEY, error)))?;
     let start = |before| {
+        let now = clock.timestamp(Instant::now());
         definitions::start_with(broker, config, file.as_ref(), before, now).map_err(ServeError::Setting)
     };
     let Some(path) = path else {
@@ -48,18 +54,20 @@ pub(crate) fn fill(
         return Ok(None);
     };
     let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
-    let opened = open(&path, config.disk_free_limit.0).map_err(at_fault)?;
-    let Opened { lock, store, rounds, recovered } = opened;
-    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
+    let opened = open(&path, config.disk_free_limit.0, clock).map_err(at_fault)?;
+    let Opened { lock, store, clock, rounds, recovered } = opened;
+    let messages = broker.restore(&store, recovered, clock.now()).map_err(|error| at_fault(error.into()))?;
     // Nothing of a start that fails here is stored: the next one is the first again.
     start(Before::of(broker, store.catalogue()))?;
+    clock.store();
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
     tracing::info!(directory = %path.display(), messages, "recovered definitions and persistent messages");
-    Ok(Some(DataDirectory { pagers: None, running: Some(running), _lock: lock }))
+    Ok(Some(DataDirectory { pagers: None, clock, running: Some(running), _lock: lock }))
 }
 
-/// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return.
+/// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return. The clock continues as by
+/// [`fill`].
 ///
 /// # Errors
 ///
@@ -68,18 +76,20 @@ pub(crate) fn fill_spool(
     broker: &Broker,
     path: &Path,
     disk_free_limit: u64,
-    now: Timestamp,
+    clock: Clock,
 ) -> Result<DataDirectory, ServeError> {
     let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
-    let Opened { lock, store, rounds, recovered } = open(path, disk_free_limit).map_err(at_fault)?;
-    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
+    let Opened { lock, store, clock, rounds, recovered } =
+        open(path, disk_free_limit, clock).map_err(at_fault)?;
+    let messages = broker.restore(&store, recovered, clock.now()).map_err(|error| at_fault(error.into()))?;
     if store.catalogue().was_empty() {
         broker.add_defaults();
     }
+    clock.store();
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
     tracing::info!(directory = %path.display(), messages, "recovered spooled messages");
-    Ok(DataDirectory { pagers: None, running: Some(running), _lock: lock })
+    Ok(DataDirectory { pagers: None, clock, running: Some(running), _lock: lock })
 }
 
 impl DataDirectory {
@@ -87,11 +97,17 @@ impl DataDirectory {
     pub(crate) fn keep(&mut self, pagers: Pagers) {
         self.pagers = Some(pagers);
     }
+
+    /// Its clock, until it is dropped.
+    pub(crate) fn clock(&self) -> Weak<StoredClock> {
+        Arc::downgrade(&self.clock)
+    }
 }
 
 impl Drop for DataDirectory {
     fn drop(&mut self) {
         drop(self.pagers.take());
+        self.clock.end();
         if let Some(Err(error)) = self.running.take().map(RunningStore::close) {
             tracing::error!(%error, "cannot write last changes: unconfirmed ones lost");
         }
@@ -101,6 +117,7 @@ impl Drop for DataDirectory {
 struct Opened {
     lock: DirectoryLock,
     store: Arc<Store>,
+    clock: Arc<StoredClock>,
     rounds: Rounds,
     recovered: Recovered,
 }
@@ -120,7 +137,7 @@ fn unusable(error: &io::Error) -> String {
     }
 }
 
-fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Send + Sync>> {
+fn open(path: &Path, disk_free_limit: u64, clock: Clock) -> Result<Opened, Box<dyn Error + Send + Sync>> {
     let disk = RealDisk::new(path).map_err(|error| unusable(&error))?;
     let lock = DirectoryLock::take(path).map_err(|error| match error {
         LockError::Taken { .. } => {
@@ -137,5 +154,7 @@ fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Sen
             false => error.to_string(),
         })?;
     store.set_disk_free_limit(disk_free_limit);
-    Ok(Opened { lock, store, rounds, recovered })
+    // Under the lock: the process before this one has stored it for the last time.
+    let clock = Arc::new(StoredClock::resume(clock, store.catalogue())?);
+    Ok(Opened { lock, store, clock, rounds, recovered })
 }

@@ -38,6 +38,7 @@ mod setting_files;
 mod signals;
 mod spool;
 mod status;
+mod stored_clock;
 mod takeover;
 mod tls;
 mod top;

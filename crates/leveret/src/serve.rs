@@ -36,6 +36,7 @@ use crate::setting_files::SettingFiles;
 use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
 use crate::spool::SpoolDirectory;
 use crate::status::Status;
+use crate::stored_clock;
 use crate::takeover::{Offer, Succession, Upgrades};
 use crate::tls::Tls;
 
@@ -82,6 +83,9 @@ pub(crate) async fn run(
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolDirectory::open(&config, &backend, clock)?;
     spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
+    let of_directory = data_dir.as_ref().map(DataDirectory::clock);
+    let stored_clock = of_directory.or_else(|| spool.as_ref().map(SpoolDirectory::clock));
+    stored_clock::follow(clock, stored_clock.unwrap_or_default());
     let sampler = start_sampler(&config, &server, &backend)?;
     let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
@@ -438,9 +442,8 @@ async fn close_deleted(pool: Arc<Pool>, server: Server) {
 /// Creates the embedded broker, and the task that expires its messages and queues.
 fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataDirectory>), ServeError> {
     let watermark = config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX);
-    let NewBroker { broker, changed, notifier } = NewBroker::create(watermark, config.compatibility);
-    let now = clock.timestamp(Instant::now());
-    let mut directory = data_dir::fill(&broker, config, now)?;
+    let NewBroker { broker, changed, notifier } = NewBroker::create(watermark, config.compatibility, clock);
+    let mut directory = data_dir::fill(&broker, config, clock)?;
     if let Some(directory) = &mut directory {
         directory.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
     }
@@ -459,7 +462,7 @@ pub(crate) struct NewBroker {
 
 impl NewBroker {
     /// `paging_watermark` is the memory in bytes that ready messages may take.
-    pub(crate) fn create(paging_watermark: u64, compatibility: Compatibility) -> Self {
+    pub(crate) fn create(paging_watermark: u64, compatibility: Compatibility, clock: Clock) -> Self {
         let changed = Arc::new(Notify::new());
         let waker = Arc::clone(&changed);
         let notifier = Arc::new(PagerNotifier::default());
@@ -470,6 +473,7 @@ impl NewBroker {
             paging_watermark,
             paging_waker: Some(Arc::clone(&notifier) as _),
             compatibility,
+            wall: clock.wall_offset(),
         });
         Self { broker, changed, notifier }
     }

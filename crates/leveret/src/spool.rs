@@ -1,7 +1,6 @@
 //! The spool's directory: its broker, and the watch over its disk.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
 
 use broker::Compatibility;
 use server::{Backend, Clock, Spool, SpoolConfig};
@@ -11,6 +10,7 @@ use crate::config::{Config, SettingError, Unsuitable};
 use crate::data_dir::{self, DataDirectory};
 use crate::pagers::Pagers;
 use crate::serve::{NewBroker, ServeError, start_timer};
+use crate::stored_clock::StoredClock;
 
 /// The directory within `data_dir`.
 const DIR: &str = "spool";
@@ -27,7 +27,7 @@ pub(crate) struct SpoolDirectory {
     spool: Arc<Spool>,
     /// Raises the alarms of memory and disk.
     sampler: Sampler,
-    _directory: DataDirectory,
+    directory: DataDirectory,
 }
 
 impl SpoolDirectory {
@@ -52,9 +52,8 @@ impl SpoolDirectory {
         let Some(data_dir) = data_dir.map_err(at_fault)? else { return Ok(None) };
         let path = data_dir.join(DIR);
         let NewBroker { broker, changed, notifier } =
-            NewBroker::create(PAGING_WATERMARK, Compatibility::default());
-        let now = clock.timestamp(Instant::now());
-        let mut directory = data_dir::fill_spool(&broker, &path, config.disk_free_limit.0, now)?;
+            NewBroker::create(PAGING_WATERMARK, Compatibility::default(), clock);
+        let mut directory = data_dir::fill_spool(&broker, &path, config.disk_free_limit.0, clock)?;
         directory.keep(Pagers::start(&broker, notifier, clock).map_err(ServeError::Pagers)?);
         start_timer(&broker, changed, clock);
         let settings = SpoolConfig {
@@ -77,12 +76,17 @@ impl SpoolDirectory {
         let alarms = Arc::clone(spool.alarms());
         let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), broker);
         let sampler = sampler.map_err(ServeError::Sampler)?;
-        Ok(Some(Self { spool, sampler, _directory: directory }))
+        Ok(Some(Self { spool, sampler, directory }))
     }
 
     /// The levels of its alarms for memory and disk.
     pub(crate) fn levels(&self) -> &Arc<Levels> {
         self.sampler.levels()
+    }
+
+    /// The clock of its directory.
+    pub(crate) fn clock(&self) -> Weak<StoredClock> {
+        self.directory.clock()
     }
 
     pub(crate) fn spool(&self) -> &Arc<Spool> {

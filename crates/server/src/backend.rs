@@ -287,30 +287,3 @@ fn of_broker(
 fn refused(mechanism: Mechanism, why: impl ToString) -> LoginError {
     LoginError::Refused { text: mechanism.refusal_text(), why: why.to_string() }
 }
-
-/// Milliseconds since 1970 that never go backwards: the wall clock at the start of the process plus a monotonic clock.
-#[derive(Debug, Clone, Copy)]
-pub struct Clock {
-    started: Instant,
-    started_at_ms: u64,
-}
-
-impl Clock {
-    /// Reads the wall clock once.
-    pub fn start() -> Self {
-        let since_epoch =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self { started: Instant::now(), started_at_ms: since_epoch.as_millis() as u64 }
-    }
-
-    /// The broker's time at `now`.
-    pub fn timestamp(&self, now: Instant) -> broker::Timestamp {
-        let elapsed = now.saturating_duration_since(self.started).as_millis() as u64;
-        broker::Timestamp(self.started_at_ms + elapsed)
-    }
-
-    /// The instant of a broker time.
-    pub fn instant(&self, time: broker::Timestamp) -> Instant {
-        self.started + std::time::Duration::from_millis(time.0.saturating_sub(self.started_at_ms))
-    }
-}

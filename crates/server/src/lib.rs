@@ -27,6 +27,7 @@ mod alarms;
 mod amqp;
 mod backend;
 mod client;
+mod clock;
 mod limits;
 mod lines;
 mod metrics;
@@ -51,7 +52,8 @@ pub use access::{AccessFormat, AccessLog, AccessLogWriter};
 pub use alarms::{Alarms, Resource};
 #[cfg(feature = "loom")]
 pub use amqp::deliveries::loom_models;
-pub use backend::{Backend, Clock};
+pub use backend::Backend;
+pub use clock::{Clock, ClockReading};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };

@@ -47,7 +47,7 @@ use self::origin::exchange_for;
 use self::progress::ProgressTable;
 pub use self::progress::{MovedQueue, MovedQueueState};
 use crate::alarms::Alarms;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::multiplexing::task::{OpenError, OpenUpstream as _};
 use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};

@@ -76,8 +76,8 @@ pub use self::upstream::{
     DetachedMqttSession, GroupStatus, MqttUpstreamTotals, RetainedState, RetainedStatus,
 };
 pub use self::vhosts::MqttVhosts;
-use crate::backend::Clock;
 use crate::client::ConnectionCore;
+use crate::clock::Clock;
 use crate::server::Shared;
 
 /// Settings for MQTT clients.

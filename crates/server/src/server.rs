@@ -26,8 +26,9 @@ pub use self::succession::{DepartingClient, MAX_CLIENT_STATE, ResumeError};
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::incomplete::Incomplete;
-use crate::backend::{Backend, Clock};
+use crate::backend::Backend;
 use crate::client::{ClientConnection, ProtocolState};
+use crate::clock::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::metrics::ServerMetrics;
 use crate::mqtt::{

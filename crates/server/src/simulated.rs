@@ -12,8 +12,9 @@ use broker::{Broker, FrontEnd};
 use transport::{InnerOutbox, Outbox, Peer};
 
 use crate::access::Transport;
-use crate::backend::{Backend, Clock};
+use crate::backend::Backend;
 use crate::client::{ClientConnection, ProtocolState};
+use crate::clock::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::registry::{ConnectionEndpoints, NewConnection, OpenConnection};
 use crate::server::{AcceptedConnection, Server, ServerConfig, Shared};

@@ -47,7 +47,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::alarms::Alarms;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
 use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
@@ -234,7 +234,7 @@ impl Spool {
 
     /// The first parked messages, oldest first. Blocks on the disk.
     pub fn parked_messages(&self) -> Vec<ParkedMessage> {
-        self.local.parked().list(now_of(&self.local))
+        self.local.parked().list(&self.local, now_of(&self.local))
     }
 
     /// Forwards parked messages again; returns their number. Blocks on the disk, for long if there are many.

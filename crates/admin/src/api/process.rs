@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 /// The process that the API runs in. No method may block for long.
 pub trait Process: Send + Sync + 'static {
-    /// The current time of the broker's clock.
+    /// The current time of the broker's clock, which is not that of the wall clock.
     fn now(&self) -> Timestamp;
 
     /// Version of the product, such as `1.0.0`.

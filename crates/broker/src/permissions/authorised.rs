@@ -86,7 +86,7 @@ impl AuthorisedSession {
     pub fn check_expiry(&mut self, now: Timestamp) -> bool {
         let Some(end) = self.expires_at().filter(|end| *end <= now) else { return false };
         self.is_expired = true;
-        self.grant.expire(end, now);
+        self.grant.expire(self.vhost.wall_time(end), self.vhost.wall_time(now));
         true
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::message::Body;
 use crate::{
     AuthorisedSession, Broker, BrokerConfig, BrokerError, Identity, Publish, Publisher, QueueDeclare,
-    SessionId, Timestamp, TokenPermissions,
+    SessionId, Timestamp, TokenPermissions, WallOffset,
 };
 
 const NOW: Timestamp = Timestamp(1_000_000);
@@ -72,6 +72,18 @@ fn after_its_end_a_token_allows_nothing_until_it_is_renewed() {
     assert!(publish(&mut publisher, "amq.direct", "k").is_ok(), "its publishers follow");
     session.check_expiry(END);
     assert!(session.check_read_queue("q").is_ok());
+}
+
+#[test]
+fn a_refusal_names_the_end_of_a_token_by_the_wall_clock() {
+    static BEHIND: WallOffset = WallOffset::new();
+    BEHIND.set(-7_200_000);
+    let broker = Broker::new(BrokerConfig { wall: &BEHIND, ..BrokerConfig::default() });
+    let mut session = broker.authorised(&token(&["write:*/*"], END), "/").unwrap();
+    let mut publisher = session.publisher();
+    session.check_expiry(END.after(1_000));
+    let refused = publish(&mut publisher, "amq.direct", "k").unwrap_err().to_string();
+    assert!(refused.ends_with("has expired at timestamp 8260 (validated at 8261)\""), "{refused}");
 }
 
 #[test]

@@ -81,8 +81,8 @@ impl VirtualHost {
             self.metrics.dead_letters_dropped.add(1);
             return dead.stored;
         };
-        let mut letter =
-            DeadLetterPublish::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
+        let (routing_key, at) = (target.routing_key.as_deref(), self.wall_time(now));
+        let mut letter = DeadLetterPublish::write(from, &target.exchange, routing_key, dead, at);
         work::charge(LETTER, 1);
         self.metrics.messages_dead_lettered.add(1);
         self.dead_lettered_for(dead.reason).add(1);

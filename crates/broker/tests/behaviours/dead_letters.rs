@@ -64,6 +64,24 @@ fn a_rejected_message_tells_its_story() {
 }
 
 #[test]
+fn the_time_of_a_death_is_that_of_the_wall_clock() {
+    static BEHIND: WallOffset = WallOffset::new();
+    let mut world = world_of(BrokerConfig { wall: &BEHIND, ..BrokerConfig::default() });
+    let [exchange, key] = dead_letter_to("dead");
+    let brief = world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
+    let dead = world.queue("dead");
+    // The wall clock is set two hours ahead while the message waits, which expires no earlier for that.
+    world.publish("", "brief", "m");
+    BEHIND.set(-7_200_000);
+    world.wait(9);
+    assert_eq!((brief.message_count(), dead.message_count()), (1, 0));
+    world.wait(1);
+    let headers = headers_of(&world.get(&dead));
+    let shown = FieldValue::Timestamp(world.now.seconds() + 7_200);
+    assert_eq!(deaths(&headers)[0].get("time"), Some(&shown));
+}
+
+#[test]
 fn a_second_death_counts_up_and_comes_first() {
     let mut world = world();
     let one = world.queue_with("one", &dead_letter_to("two"));

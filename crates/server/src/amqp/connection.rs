@@ -177,7 +177,7 @@ impl AmqpConnection {
             user: &handshake.user,
             vhost: &request.virtual_host,
             mechanism: handshake.mechanism,
-            connected_at: shared.clock.timestamp(now).0,
+            connected_at: shared.clock.wall(now).0,
             negotiated: request.negotiated,
             client_properties: &request.client_properties,
             session: None,

@@ -30,8 +30,8 @@ use broker::{Broker, BrokerConfig, FrontEnd};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::connection::AmqpConnection;
-use crate::backend::Clock;
 use crate::client::ClientConnection;
+use crate::clock::Clock;
 use crate::server::Shared;
 use crate::simulated::{self, CONSUMER_TIMEOUT, FRAME_MAX, HANDSHAKE_TIMEOUT};
 

@@ -247,7 +247,7 @@ impl MqttClient {
         // Nothing has changed yet if the message is refused here.
         let mapping = self.mapping();
         let key = mapping.routing_key(publish.topic)?;
-        let properties = to_amqp(&message, mapping, self.now)?;
+        let properties = to_amqp(&message, mapping, self.shared.clock.wall_time(self.now))?;
         check_length(&properties, self.shared.config.most_properties())?;
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });

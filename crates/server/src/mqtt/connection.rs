@@ -130,7 +130,7 @@ impl MqttConnection {
             user,
             vhost,
             mechanism: "",
-            connected_at: self.core.shared.clock.timestamp(now).0,
+            connected_at: self.core.shared.clock.wall(now).0,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: self.engine.keep_alive() },
             client_properties: &client_properties,
             session: Some(ClientSession::new(self.engine.session_expiry())),

@@ -36,7 +36,7 @@ use super::received::{self, AfterCrash, ReceivedRecord};
 use super::retained::{self, Retained};
 use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::subscriptions::Class;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::registry::OpenConnection;
 
 /// The hub's own session id, which no connection has: those are numbered from 1.
@@ -400,7 +400,8 @@ impl Hub {
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
         let mapping = MessageMapping::of_broker(vhost.compatibility());
         let key = mapping.routing_key(&will.topic).map_err(WillError::ConversionError)?;
-        let amqp = to_amqp(&message, mapping, now).map_err(WillError::ConversionError)?;
+        let amqp =
+            to_amqp(&message, mapping, self.clock.wall_time(now)).map_err(WillError::ConversionError)?;
         let mut publisher = native::publisher(vhost.publisher(&identity), vhost);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);

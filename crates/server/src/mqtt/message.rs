@@ -129,7 +129,7 @@ impl MessageMapping {
     }
 }
 
-/// Encodes the AMQP properties (flags and list).
+/// Encodes the AMQP properties (flags and list). `now` is the wall clock's time.
 ///
 /// # Errors
 /// Fails for a property that is too long for AMQP, unless only MQTT clients are to see it.

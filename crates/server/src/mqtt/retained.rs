@@ -43,6 +43,7 @@ pub(super) struct RetainedMessage {
     /// Without Message Expiry Interval.
     pub(super) properties: PropertyList,
     pub(super) payload: Bytes,
+    /// By the broker's clock; in front of an upstream by the wall clock, as other servers have written it.
     pub(super) expires: Option<Timestamp>,
 }
 

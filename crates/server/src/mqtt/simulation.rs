@@ -32,8 +32,8 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
 use super::{MqttBackend, MqttConfig, MqttConnection};
-use crate::backend::Clock;
 use crate::client::ClientConnection;
+use crate::clock::Clock;
 use crate::server::Shared;
 use crate::simulated::{self, server_of};
 

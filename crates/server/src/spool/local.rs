@@ -29,7 +29,7 @@ use super::parking::ParkedQueue;
 use super::rules::SpoolRules;
 use super::{SpoolConfig, SpoolError};
 use crate::alarms::Alarms;
-use crate::backend::Clock;
+use crate::clock::Clock;
 
 pub(super) use self::limits::{LoadedBytes, LoadingShare};
 pub(crate) use self::queue::SpoolQueue;
@@ -179,6 +179,11 @@ impl LocalSpool {
 
     pub(super) fn timestamp(&self, now: Instant) -> Timestamp {
         self.clock.timestamp(now)
+    }
+
+    /// The wall clock's time at one of these, for operators.
+    pub(super) fn wall_time(&self, time: Timestamp) -> Timestamp {
+        self.clock.wall_time(time)
     }
 
     pub(super) fn publisher(&self) -> Publisher {

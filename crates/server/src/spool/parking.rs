@@ -55,7 +55,7 @@ pub struct ParkedMessage {
     pub routing_key: String,
     /// The reply text of the upstream's refusal, or why its record cannot be read.
     pub reason: String,
-    /// When it was accepted and refused, in milliseconds since 1970; 0 if that is not known.
+    /// When it was accepted and refused, in milliseconds since 1970 by the wall clock; 0 if that is not known.
     pub accepted_at: i64,
     /// See `accepted_at`.
     pub refused_at: i64,
@@ -151,10 +151,10 @@ impl ParkedQueue {
     }
 
     /// The first parked messages, oldest first.
-    pub(super) fn list(&self, now: Timestamp) -> Vec<ParkedMessage> {
+    pub(super) fn list(&self, local: &LocalSpool, now: Timestamp) -> Vec<ParkedMessage> {
         let _turn = self.reading.lock();
         let deliveries = self.read(LISTED, LISTED_BYTES, now);
-        let messages = deliveries.iter().map(describe).collect();
+        let messages = deliveries.iter().map(|delivery| describe(delivery, local)).collect();
         self.queue.requeue(deliveries, Returned::Released, now);
         self.read_bytes.store(0, Ordering::Relaxed);
         messages
@@ -341,10 +341,14 @@ fn selects(selection: SpoolSelection<'_>, delivery: &Delivery) -> bool {
     selection.contains(text(VHOST), text(USER))
 }
 
-fn describe(delivery: &Delivery) -> ParkedMessage {
+fn describe(delivery: &Delivery, local: &LocalSpool) -> ParkedMessage {
     let headers = headers_of(delivery);
     let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned();
-    let time = |key: &str| headers.get(key).and_then(FieldValue::as_integer).unwrap_or_default();
+    let time = |key: &str| {
+        let stored = headers.get(key).and_then(FieldValue::as_integer);
+        let wall = stored.and_then(|at| u64::try_from(at).ok()).map(|at| local.wall_time(Timestamp(at)).0);
+        wall.and_then(|at| i64::try_from(at).ok()).unwrap_or_default()
+    };
     let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();
     ParkedMessage {
         vhost: text(VHOST),

@@ -26,7 +26,7 @@ use store::{Rounds, Store};
 use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
 use super::{Connecting, Spool, SpoolConfig, SpoolRule, SpoolSelection, UpstreamAccess};
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
 use crate::upstream::multiplexing::tests::{USER, Upstream};
@@ -53,8 +53,16 @@ impl Simulated {
         Self::on(Arc::new(disk.clone()), Upstream::new(), config)
     }
 
+    fn with_clock(clock: Clock, disk: &SimDisk, config: SpoolConfig) -> Self {
+        Self::start(Arc::new(disk.clone()), Upstream::new(), clock, config)
+    }
+
     /// On a disk that may have messages, in front of an upstream.
     fn on(disk: Arc<dyn Disk>, upstream: Upstream, config: SpoolConfig) -> Self {
+        Self::start(disk, upstream, Clock::start(), config)
+    }
+
+    fn start(disk: Arc<dyn Disk>, upstream: Upstream, clock: Clock, config: SpoolConfig) -> Self {
         let settings =
             JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20, ..JournalSettings::default() };
         let (store, rounds, recovered) = Store::open(disk, settings).unwrap();
@@ -92,7 +100,7 @@ impl Simulated {
         let known = Arc::clone(&is_reachable);
         let answers = move || Some(known.load(Ordering::Relaxed));
         let access = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
-        let local = LocalSpool::open(Arc::clone(&broker), Clock::start(), config).unwrap();
+        let local = LocalSpool::open(Arc::clone(&broker), clock, config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
         Self { spool, broker, rounds, upstream, is_reachable, isolated, refused, is_broken }

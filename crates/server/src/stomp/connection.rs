@@ -135,7 +135,7 @@ impl StompConnection {
             user: session.user(),
             vhost: session.vhost(),
             mechanism: "",
-            connected_at: self.core.shared.clock.timestamp(now).0,
+            connected_at: self.core.shared.clock.wall(now).0,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs },
             client_properties: &FieldTable::new(),
             session: Some(ClientSession::default()),

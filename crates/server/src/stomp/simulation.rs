@@ -13,8 +13,9 @@ use transport::{Outbox, Peer, Protocol};
 
 use super::connection::StompConnection;
 use crate::alarms::Resource;
-use crate::backend::{Backend, Clock};
+use crate::backend::Backend;
 use crate::client::ClientConnection;
+use crate::clock::Clock;
 use crate::server::Shared;
 use crate::simulated::{self, HANDSHAKE_TIMEOUT};
 

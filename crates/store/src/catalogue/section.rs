@@ -35,6 +35,8 @@ pub enum Section {
     MqttPendingRetained,
     /// Queues of shared subscriptions that MQTT has declared.
     MqttGroups,
+    /// The clock of the stored times, for the next start.
+    Clock,
     /// List of the store's files, so that a missing one is noticed. Used by the store only.
     StoreFiles,
 }
@@ -43,7 +45,7 @@ pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All sections, in an order in which they can be loaded: none depends on a later one.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -59,8 +61,14 @@ impl Section {
         Self::MqttRetained,
         Self::MqttPendingRetained,
         Self::MqttGroups,
+        Self::Clock,
         Self::StoreFiles,
     ];
+
+    /// Whether it holds what clients and operators define, rather than the broker's own notes.
+    pub(crate) fn is_defined(self) -> bool {
+        !matches!(self, Self::Clock | Self::StoreFiles)
+    }
 
     pub(super) fn table(self) -> Table {
         TableDefinition::new(self.name())
@@ -84,6 +92,7 @@ impl Section {
             Self::MqttRetained => "mqtt_retained",
             Self::MqttPendingRetained => "mqtt_owed",
             Self::MqttGroups => "mqtt_groups",
+            Self::Clock => "clock",
             Self::StoreFiles => "store_files",
         }
     }

@@ -56,7 +56,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     let mut done = Vec::new();
     match catalogue::repair(disk.clone())? {
         DefinitionsReport { rebuilt: true, put_aside, entries, .. } => {
-            let definitions = entries.iter().filter(|(section, _)| *section != Section::StoreFiles);
+            let definitions = entries.iter().filter(|(section, _)| section.is_defined());
             let readable: u64 = definitions.map(|(_, count)| count).sum();
             let left = put_aside.map(|file| format!("; the damaged file is now {file}")).unwrap_or_default();
             done.push(format!("definitions: rebuilt from the {readable} that can be read{left}"));
@@ -126,7 +126,7 @@ impl CheckReport {
             }
             Ok(report) if !report.exists => self.facts.push("definitions: none".to_owned()),
             Ok(report) => {
-                let view = |(section, count): &&(Section, u64)| *count > 0 && *section != Section::StoreFiles;
+                let view = |(section, count): &&(Section, u64)| *count > 0 && section.is_defined();
                 let named = report.entries.iter().filter(view);
                 let named: Vec<_> =
                     named.map(|(section, count)| format!("{count} in {}", section.name())).collect();

@@ -135,7 +135,7 @@ impl UpstreamAdmission {
                     claim: Arc::clone(&claim),
                     outbox: Arc::clone(&core.outbox),
                     resumes: engine.wants_session(),
-                    at: self.hub.clock.timestamp(*now).0,
+                    at: self.hub.clock.wall(*now).0,
                 };
                 Some(self.hub.takeovers.announce(&self.hub.weak, pool, &shared_login, watcher))
             }

@@ -232,7 +232,7 @@ impl UpstreamSession {
     fn time_left(&self, properties: &Properties<'_>) -> Option<Duration> {
         let expiration: u64 = properties.expiration?.parse().ok()?;
         let published = properties.timestamp.filter(|_| self.mapping.form != StoredForm::Headers);
-        let since = published.map_or(0, |seconds| self.now.0.saturating_sub(seconds.saturating_mul(1000)));
+        let since = published.map_or(0, |seconds| self.wall.0.saturating_sub(seconds.saturating_mul(1000)));
         Some(Duration::from_millis(expiration.saturating_sub(since)))
     }
 

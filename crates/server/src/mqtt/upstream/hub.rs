@@ -17,7 +17,7 @@ use super::retained::RetainedLogs;
 use super::session_takeover::{TakenBy, Takeovers};
 use super::shown::{DetachedMqttSession, SESSIONS_AT_ONCE};
 use super::state::{MAX_RECEIVED, StaleConsumers};
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::ForeignSession;
@@ -294,7 +294,8 @@ impl UpstreamHub {
                 last = number;
                 let detached_session = claims.detached(owner);
                 all.extend(
-                    detached_session.map(|detached_session| DetachedMqttSession::of(owner, detached_session)),
+                    detached_session
+                        .map(|detached_session| DetachedMqttSession::of(owner, detached_session, self.clock)),
                 );
             }
             if last == before {

@@ -79,7 +79,8 @@ pub(super) struct UpstreamSession {
     /// The next tag of a message that is not from the session's queue.
     pub(super) next_tag: u64,
     end: ConnectionEnd,
-    pub(super) now: Timestamp,
+    /// The wall clock's time: messages expire by it, since other servers have written their times.
+    pub(super) wall: Timestamp,
     pub(super) at: Instant,
 }
 
@@ -182,7 +183,7 @@ impl UpstreamSession {
             is_bridge: admitted.is_bridge,
             next_tag: LIVE_TAGS,
             end: ConnectionEnd::None,
-            now: hub.clock.timestamp(now),
+            wall: hub.clock.wall(now),
             at: now,
         }
     }
@@ -324,7 +325,7 @@ impl MqttSession for UpstreamSession {
 
     fn set_time(&mut self, now: Instant) {
         self.at = now;
-        self.now = self.hub.clock.timestamp(now);
+        self.wall = self.hub.clock.wall(now);
     }
 
     fn publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), Refusal> {
@@ -336,7 +337,7 @@ impl MqttSession for UpstreamSession {
             client_id: self.subscriptions.any_no_local().then_some(&*self.owner.client_id),
         };
         let key = self.mapping.routing_key(publish.topic)?;
-        let properties = to_amqp(&message, self.mapping, self.now)?;
+        let properties = to_amqp(&message, self.mapping, self.wall)?;
         check_length(&properties, self.shared.config.most_properties())?;
         let mut copies = BlindCopies::default();
         if publish.retain {
@@ -466,7 +467,7 @@ impl MqttSession for UpstreamSession {
             groups,
             uses_queue,
             mapping,
-            now,
+            wall,
             at,
             answers,
             ..
@@ -492,7 +493,7 @@ impl MqttSession for UpstreamSession {
         if share.is_none()
             && let Some(will) = will.take()
         {
-            publish_will(&mut uplink, &retained.log, mapping, &will, now);
+            publish_will(&mut uplink, &retained.log, mapping, &will, wall);
         }
         let (expiry, has_queue) = (end.session_expiry, queue.state != QueueState::Absent);
         // Another server has the queue if it has the client.
@@ -511,13 +512,14 @@ impl MqttSession for UpstreamSession {
             }
             None => (None, None),
         };
+        let since = hub.clock.timestamp(at);
         let left = (expiry > 0).then(|| {
             Box::new(DetachedUpstream {
                 user,
                 session,
                 has_queue,
                 expiry,
-                since: now,
+                since,
                 will: published,
                 age: None,
                 is_forgotten: false,

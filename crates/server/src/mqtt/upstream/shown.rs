@@ -5,6 +5,7 @@ use broker::Timestamp;
 use super::group_table::GroupStatus;
 use super::hub::{DetachedUpstream, UpstreamHub};
 use super::retained::RetainedStatus;
+use crate::clock::Clock;
 use crate::mqtt::session_ownership::Owner;
 
 /// Detached sessions that are looked at before the lock of all sessions is released: some tens of microseconds.
@@ -23,19 +24,19 @@ pub struct DetachedMqttSession {
     pub subscriptions: usize,
     /// Seconds that it outlives its connection; `u32::MAX` forever.
     pub expiry: u32,
-    /// When the connection ended.
+    /// The wall clock's time when the connection ended.
     pub since: Timestamp,
 }
 
 impl DetachedMqttSession {
-    pub(super) fn of(owner: &Owner, detached_session: &DetachedUpstream) -> Self {
+    pub(super) fn of(owner: &Owner, detached_session: &DetachedUpstream, clock: Clock) -> Self {
         Self {
             client_id: owner.client_id.to_string(),
             user: detached_session.user.to_string(),
             vhost: owner.vhost.to_string(),
             subscriptions: detached_session.session.subscription_count(),
             expiry: detached_session.expiry,
-            since: detached_session.since,
+            since: clock.wall_time(detached_session.since),
         }
     }
 }

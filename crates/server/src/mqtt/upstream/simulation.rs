@@ -21,8 +21,9 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::admission::SHARED_PREFIX;
 use super::hub::UpstreamHub;
-use crate::backend::{Backend, Clock};
+use crate::backend::Backend;
 use crate::client::ClientConnection;
+use crate::clock::Clock;
 use crate::mqtt::simulation::describe;
 use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
 use crate::server::{Server, Shared};

@@ -119,7 +119,7 @@ impl SessionTeardown {
         drop(hold);
         hub.will_is_due(&owner);
         if is_due {
-            publish_will(&mut uplink, &log, mapping, &will, hub.clock.timestamp(transport::now()));
+            publish_will(&mut uplink, &log, mapping, &will, hub.clock.wall(transport::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
@@ -164,7 +164,7 @@ pub(super) fn note_accepted(session: &mut Session, then: &PendingReply) {
     }
 }
 
-/// Publishes the will of a client whose connection has ended.
+/// Publishes the will of a client whose connection has ended. `now` is the wall clock's time.
 pub(super) fn publish_will(
     uplink: &mut Uplink,
     log: &LogClient,

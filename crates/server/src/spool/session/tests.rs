@@ -14,7 +14,7 @@ use store::journal::JournalSettings;
 use store::{Rounds, Store};
 
 use super::*;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::simulated;
 use crate::spool::{SpoolConfig, SpoolRule};
 

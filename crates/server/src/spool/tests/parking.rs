@@ -4,6 +4,7 @@ use amqp::FieldTable;
 
 use super::forwarding::{LONG, disk, numbers, take};
 use super::*;
+use crate::clock::tests::corrected;
 
 #[tokio::test(start_paused = true)]
 async fn all_parked_messages_are_forwarded_again_in_order() {
@@ -44,6 +45,20 @@ async fn listing_parked_messages_leaves_them_as_they_are() {
     }
     assert_eq!(site.spool.purge_parked(SpoolSelection::default()), 5);
     assert_eq!((site.spool.parked(), site.spool.local.parked().bytes()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_the_times_of_parked_messages_by_the_wall_clock() {
+    let now = transport::now();
+    let clock = corrected(now, -7_200_000);
+    let mut site = Simulated::with_clock(clock, &disk(), config());
+    let local = site.queue();
+    spool_some(&site.spool, &local, "gone", "k", 0..1);
+    site.pass(LONG).await;
+    let (first, last) = (clock.wall(now).0 as i64, clock.wall(transport::now()).0 as i64);
+    let [parked] = &site.spool.parked_messages()[..] else { panic!() };
+    assert!((first..=last).contains(&parked.accepted_at), "{parked:?} {first} {last}");
+    assert!((parked.accepted_at..=last).contains(&parked.refused_at), "{parked:?} {first} {last}");
 }
 
 /// The queue of another user, who is logged in as well.

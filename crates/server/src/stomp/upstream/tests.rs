@@ -10,7 +10,7 @@ use stomp::{StompFault, StompVersion};
 use transport::Outbox;
 
 use super::UpstreamStompSession;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::server::Shared;
 use crate::simulated;
 use crate::stomp::session::{CancelledSubscription, StompSession};

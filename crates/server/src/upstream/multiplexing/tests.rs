@@ -26,7 +26,7 @@ use super::queue::{MultiplexedQueueStatus, MultiplexedSubscriber, UpstreamLogin}
 use super::subscriptions::MultiplexedSubscriptions;
 use super::task::{OpenError, OpenUpstream};
 use crate::amqp::session::BackendSession;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::registry::{ConnectionEndpoints, NewConnection, OpenConnection};
 use crate::server::Shared;
 use crate::simulated::{self, FRAME_MAX};

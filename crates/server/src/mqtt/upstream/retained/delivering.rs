@@ -193,8 +193,8 @@ impl RetainedWaiting {
 impl UpstreamSession {
     /// Makes the retained messages of subscriptions pending whose log has been read.
     pub(in super::super) fn collect_retained(&mut self) {
-        let Self { retained, subscriptions, now, .. } = self;
-        retained.collect(|filter| subscriptions.get(filter).is_some(), *now);
+        let Self { retained, subscriptions, wall, .. } = self;
+        retained.collect(|filter| subscriptions.get(filter).is_some(), *wall);
     }
 
     /// Sends the retained messages that the client can take now.
@@ -210,9 +210,9 @@ impl UpstreamSession {
                 Some(filter) => self.subscriptions.get(&filter).map(FilterMatch::of),
                 None => self.subscriptions.match_retained(&topic),
             };
-            let message = self.retained.log.get(&topic, self.now);
+            let message = self.retained.log.get(&topic, self.wall);
             let found = message.filter(|message| self.retained.may_follow(message)).zip(verdict);
-            let copy = found.map(|(message, verdict)| message.to_subscriber(&verdict, self.now));
+            let copy = found.map(|(message, verdict)| message.to_subscriber(&verdict, self.wall));
             if copy.as_ref().is_some_and(|copy| copy.qos != QoS::AtMostOnce) && engine.free_window() == 0 {
                 return;
             }

@@ -16,7 +16,7 @@ use super::logins::LogLogins;
 use super::record::{self, Encoded, LogEntry, Placed};
 use super::status::RetainedStatus;
 use super::topics::{LogLimits, RetainedTopics};
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::mqtt::session::Refusal;
@@ -315,8 +315,9 @@ impl RetainedLog {
         self.state.lock().topics.copy_again();
     }
 
+    /// The wall clock's time: messages expire by it, since other servers have written their times.
     fn now(&self) -> Timestamp {
-        self.clock.timestamp(transport::now())
+        self.clock.wall(transport::now())
     }
 
     /// Ends waits.

@@ -14,7 +14,7 @@ use super::link::LogReader;
 use super::log::{LogClient, RetainedLog};
 use super::status::RetainedStatus;
 use super::topics::LogLimits;
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::upstream::multiplexing::task::{OpenUpstream, serve, unless_unused};
 use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 

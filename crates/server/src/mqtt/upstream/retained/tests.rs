@@ -22,7 +22,8 @@ use super::publishing::BlindCopies;
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
 use super::topics::{LogLimits, RetainedTopics};
 use super::{LOG, RetainedLogs};
-use crate::backend::Clock;
+use crate::clock::Clock;
+use crate::clock::tests::corrected;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::upstream::multiplexing::UpstreamLogin;
@@ -360,6 +361,20 @@ fn join(logs: &Arc<RetainedLogs>, upstream: &Upstream, user: &str) -> (LogClient
     let login = UpstreamLogin { prefix: "", credentials, vhost: "/".into() };
     let (outbox, upstream) = (Arc::new(Outbox::new(1)), upstream.clone());
     (logs.join_by(&login, &outbox, move |_| upstream.clone()), outbox)
+}
+
+/// The servers that read it have other clocks.
+#[tokio::test(start_paused = true)]
+async fn a_message_expires_by_the_wall_clock() {
+    let now = transport::now();
+    let clock = corrected(now, -7_200_000);
+    let logs = RetainedLogs::with_limits(clock, &EXCHANGE.into(), LIMITS);
+    let (client, _) = join(&logs, &Upstream::new(), USER);
+    let properties = PropertyList::new().with(Property::MessageExpiryInterval(60));
+    let properties = properties.as_properties();
+    let message = Incoming { qos: QoS::AtMostOnce, dup: false, retain: true, properties, client_id: None };
+    assert_eq!(client.header(&message), record::original(&message, clock.wall(now)));
+    assert_ne!(client.header(&message), record::original(&message, clock.timestamp(now)));
 }
 
 /// The embedded broker has no streams.

@@ -15,7 +15,7 @@ use transport::Outbox;
 use super::announcement::Announcement;
 use super::watch::{IDLE_TIMEOUT, MAX_WAIT, REFUSAL_TTL, TakenBy, Watch, Watched, Watcher};
 use super::{EXCHANGE, Takeovers};
-use crate::backend::Clock;
+use crate::clock::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::session_ownership::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};

@@ -65,7 +65,7 @@ pub(in super::super) struct Watcher {
     pub(in super::super) outbox: Arc<Outbox>,
     /// Whether it continues with its session.
     pub(in super::super) resumes: bool,
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970 by the wall clock.
     pub(in super::super) at: u64,
 }
 

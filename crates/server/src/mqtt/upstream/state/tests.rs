@@ -16,7 +16,8 @@ use transport::Outbox;
 
 use super::queue::{StatePhase, StateQueue, StateUsage};
 use super::*;
-use crate::backend::{Backend, Clock};
+use crate::backend::Backend;
+use crate::clock::Clock;
 use crate::mqtt::session::PendingReply;
 use crate::mqtt::upstream::tests::uplink;
 use crate::mqtt::upstream::uplink::{Uplink, UplinkEvent};

@@ -1,0 +1,20 @@
+"""A wall clock for tests that is wrong until it is set right."""
+
+from harness.preload import preloaded
+
+
+class WrongClock:
+    """That of a process with this environment."""
+
+    def __init__(self, directory, seconds):
+        self.file = directory / "wrong_clock"
+        self.environment = {"LD_PRELOAD": str(preloaded("wrong_clock")), "WRONG_CLOCK": str(self.file)}
+        self.file.write_text(str(seconds))
+
+    def set_right(self, server):
+        """Returns when the server has noticed."""
+        # At once: an empty file would be no error.
+        new = self.file.with_suffix(".new")
+        new.write_text("0")
+        new.rename(self.file)
+        server.child.wait_line("the system clock was set")
