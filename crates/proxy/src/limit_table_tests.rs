@@ -9,7 +9,7 @@ use crate::config::{PoolConfig, QUEUED_CLIENT_MAX, STREAM_SHARE, WAITING_BUDGET_
 use crate::pool::OPENING_MAX;
 use crate::session::{MAX_UNANSWERED_SECRETS, STAGING_BUDGET};
 use crate::topology::{CLIENT_BYTES_MAX, TOTAL_BYTES_MAX};
-use crate::upstream::{HARD_LIMIT, WINDOW};
+use crate::upstream::{HARD_LIMIT, OVERDUE_AFTER, WINDOW};
 use crate::{staging, waiting};
 
 /// The columns: the resource, the limits of one client and of all, what happens there, and whom that wakes again.
@@ -122,7 +122,10 @@ fn others(config: &PoolConfig) -> Vec<Row> {
                 "a client waits for `upstream_arrival_max`, {}, then 506; during an alarm it waits until that ends",
                 time(config.arrival_max)
             ),
-            "a channel that becomes idle",
+            &format!(
+                "a channel that becomes idle, or one of a departed client that has waited {} for confirms",
+                time(OVERDUE_AFTER)
+            ),
         ),
         row(
             "handshakes with upstreams (`proxy::auth_gate`)",

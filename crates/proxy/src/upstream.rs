@@ -40,6 +40,8 @@ pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
+#[cfg(test)]
+pub(crate) use slot::OVERDUE_AFTER;
 pub(crate) use slot::{ChannelOpening, DepartedLedger, Lease, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};

@@ -22,6 +22,8 @@ impl Pool {
     /// newest one, so that the older ones drain and can be closed. If even that one is busy, another one is
     /// opened for later clients.
     ///
+    /// If there is none, and may be no more connections, a channel is closed whose departed client's confirms are overdue.
+    ///
     /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
     /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened.
     pub(crate) fn find_shared(
@@ -50,7 +52,10 @@ impl Pool {
             Some(upstream) => upstream,
             // When no other one can be opened, one at another node will do.
             None if may_grow && !self.is_full() => return None,
-            None => far.into_least(only_rested)?,
+            None => match far.into_least(only_rested) {
+                None if !only_rested => self.give_up_overdue(credentials, virtual_host, sought.role)?,
+                far => far?,
+            },
         };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if may_grow && is_busy {
@@ -157,6 +162,22 @@ impl Pool {
             return Err(Refusal::unreachable("lost again"));
         }
         Ok(upstream)
+    }
+
+    /// Has a channel with overdue confirms closed on a shared connection for this role, which is returned.
+    fn give_up_overdue(
+        &self,
+        credentials: &Credentials,
+        virtual_host: &str,
+        role: Role,
+    ) -> Option<Arc<Upstream>> {
+        let (mut found, now) = (None, transport::now());
+        self.each(credentials, virtual_host, |upstream| {
+            if found.is_none() && upstream.give_up_overdue(role, now) {
+                found = Some(upstream.clone());
+            }
+        });
+        found
     }
 
     /// The broker's reason for not reading a connection that clients share for this role, if there is one.
