@@ -196,6 +196,7 @@ impl Upstream {
         state.slots[usize::from(leased.channel) - 1] = Slot::Leased(Box::new(lease));
         state.in_use += 1;
         state.idle_since = None;
+        state.awaits_first_use = false;
         Placed::On(leased)
     }
 

@@ -89,6 +89,7 @@ pub(crate) fn open(
             resting: IdleChannels::default(),
             opening: 0,
             idle_since: owner.is_none().then_some(now),
+            awaits_first_use: owner.is_none(),
             owner,
             unused: pool.unused().clone(),
             returning: false,
