@@ -15,6 +15,7 @@ from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
+from harness.wire import CONNECTION_CLOSE_OK, Wire, publish_frames
 
 # Fixtures of these tests.
 __all__ = ["broker"]
@@ -204,6 +205,28 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
     wait_until(lambda: count(broker, "replies") == WORKERS + 1)
     worker.connection.close()
     publisher.finish()
+
+
+def test_messages_of_more_clients_than_channels_that_close_during_an_alarm_arrive_after_it(tmp_path, broker):
+    limits = ["--upstream-channels-max", "10", "--upstream-connections-max", "2"]
+    with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", ""), *limits) as pool:
+        fill(pool, "last-words", 0)
+        publisher = Publisher(pool, "steady-too")
+        wait_until(lambda: publisher.confirmed)
+        with alarm(broker):
+            wait_until_blocked(broker, pool, [publisher])
+            clients = [Wire(pool.port).handshake() for _ in range(30)]
+            for client in clients:
+                client.open_channel()
+                client.send(publish_frames("last-words", b"goodbye"))
+                client.send_close()
+            for client in clients:
+                client.expect(CONNECTION_CLOSE_OK)
+                client.close()
+        wait_until(lambda: count(broker, "last-words") == len(clients))
+        assert metric(pool, "leveret_upstream_departed_lost_messages_total") == 0
+        publisher.finish()
+        pool.stop()
 
 
 def wait_until_blocked(broker, pool, publishers):

@@ -6,12 +6,15 @@ import pytest
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
+from harness.wire import CONNECTION_CLOSE, Wire, close_of, publish_frames
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
 
 QUEUE = "departed"
 CLIENTS = 20
+# Flags of queue.declare.
+DURABLE, EXCLUSIVE = 2, 4
 
 
 def publish(server, body, confirms):
@@ -24,12 +27,12 @@ def publish(server, body, confirms):
     connection.close()
 
 
-def bodies(broker):
+def bodies(broker, queue=QUEUE):
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
         channel = direct.channel()
         found = []
         while True:
-            method, _, body = channel.basic_get(QUEUE, auto_ack=True)
+            method, _, body = channel.basic_get(queue, auto_ack=True)
             if method is None:
                 return found
             found.append(body)
@@ -88,4 +91,23 @@ def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, 
                     channel.basic_ack(acknowledged, multiple=True)
             assert [body[:3] for _, body in taken] == [f"{number:03}".encode() for number in range(300)]
             channel.basic_cancel(tag)
+        server.stop()
+
+
+def test_a_client_whose_last_messages_found_no_upstream_gets_506_for_close_ok_and_they_arrive_later(tmp_path, broker):
+    flags = ["--upstream-connections-total", "1", "--upstream-arrival-max", "1s"]
+    with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", ""), *flags) as server:
+        with Wire(server.port).handshake() as holder:
+            holder.open_channel()
+            holder.declare("departed-late", flags=DURABLE)
+            holder.declare("departed-own", flags=EXCLUSIVE)
+            with Wire(server.port).handshake() as client:
+                client.open_channel()
+                client.send(publish_frames("departed-late", b"last"))
+                client.send_close()
+                text = "RESOURCE_ERROR - all 1 upstream connections are in use, and none became free in time"
+                assert close_of(client.expect(CONNECTION_CLOSE)) == (506, text)
+                client.expect_end()
+        wait_until(lambda: bodies(broker, "departed-late") == [b"last"])
+        assert metric(server, "leveret_upstream_departed_lost_messages_total") == 0
         server.stop()

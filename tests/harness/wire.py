@@ -108,6 +108,10 @@ class Wire:
         self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
         self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
 
+    def send_close(self):
+        """connection.close, without waiting for the answer."""
+        self.send_method(0, CONNECTION_CLOSE, struct.pack(">H", 200) + short_string("goodbye") + struct.pack(">HH", 0, 0))
+
     def open_channel(self, channel=1):
         self.send_method(channel, CHANNEL_OPEN, short_string(""))
         self.expect(CHANNEL_OPEN_OK)

@@ -81,7 +81,8 @@ pub struct PoolConfig {
     /// How long clients wait for a lost upstream to return, or for another one.
     pub outage_max: Duration,
     /// How long a client that arrives while no upstream answers waits for one before it is refused; also how
-    /// long a client waits for a connection while [`Self::max_connections`] are open.
+    /// long a client waits for a connection while [`Self::max_connections`] are open, or for a channel while all that clients
+    /// share are in use.
     pub arrival_max: Duration,
     /// How long a client waits for a channel that others are about to release, while the brokers are slow to
     /// open many new ones. After that one more is opened.

@@ -9,7 +9,7 @@ use crate::config::{PoolConfig, QUEUED_CLIENT_MAX, STREAM_SHARE, WAITING_BUDGET_
 use crate::pool::OPENING_MAX;
 use crate::session::{MAX_UNANSWERED_SECRETS, STAGING_BUDGET};
 use crate::topology::{CLIENT_BYTES_MAX, TOTAL_BYTES_MAX};
-use crate::upstream::{HARD_LIMIT, WINDOW};
+use crate::upstream::{HARD_LIMIT, OVERDUE_AFTER, WINDOW};
 use crate::{staging, waiting};
 
 /// The columns: the resource, the limits of one client and of all, what happens there, and whom that wakes again.
@@ -50,7 +50,7 @@ fn bytes(config: &PoolConfig) -> Vec<Row> {
             "each answer of the upstream to it",
         ),
         row(
-            "data sent by clients that are gone, kept until an upstream answers something after it (P11)",
+            "data sent by clients that are gone, including overhead, kept until an upstream answers something after it (P11)",
             "none",
             &size(config.departed_total_max),
             "a close waits for the upstream; data of clients that vanish is not kept, but counted",
@@ -110,6 +110,22 @@ fn others(config: &PoolConfig) -> Vec<Row> {
             ),
             &format!("a client waits for `upstream_arrival_max`, {}, then 506", time(config.arrival_max)),
             "a connection that ends, in order, or one that becomes unused and serves the client",
+        ),
+        row(
+            "channels of shared upstream connections for one login and virtual host, of either role",
+            "none",
+            &format!(
+                "`upstream_connections_max`, {}, times `upstream_channels_max`, {}",
+                config.max_shared_connections, config.max_channels_per_connection
+            ),
+            &format!(
+                "a client waits for `upstream_arrival_max`, {}, then 506; during an alarm it waits until that ends",
+                time(config.arrival_max)
+            ),
+            &format!(
+                "a channel that becomes idle, or one of a departed client that has waited {} for confirms",
+                time(OVERDUE_AFTER)
+            ),
         ),
         row(
             "handshakes with upstreams (`proxy::auth_gate`)",

@@ -271,6 +271,23 @@ impl ClientLink {
     }
 }
 
+/// Tells a client that a broker reads nothing that is published, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct BlockedNotice(Arc<ClientLink>);
+
+impl BlockedNotice {
+    pub(crate) fn new(link: &Arc<ClientLink>, reason: &str) -> Self {
+        link.block(reason);
+        Self(link.clone())
+    }
+}
+
+impl Drop for BlockedNotice {
+    fn drop(&mut self) {
+        self.0.unblock();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use amqp::Method;

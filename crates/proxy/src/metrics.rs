@@ -85,7 +85,7 @@ pool_metrics! {
         replay_buffer_bytes = "leveret_upstream_replay_buffer_bytes";
         /// Bytes of transient topology stored to be redeclared after an upstream connection is lost.
         bytes_remembered = "leveret_upstream_topology_bytes";
-        /// Bytes sent by disconnected clients that no upstream has answered yet.
+        /// Bytes sent by disconnected clients that no upstream has answered yet, including overhead.
         bytes_departed = "leveret_upstream_departed_bytes";
         /// Bytes of incomplete messages buffered until their clients have sent the rest.
         bytes_staged = "leveret_upstream_staged_bytes";
@@ -135,7 +135,7 @@ pool_metrics! {
         channels_unconfirmed = "leveret_upstream_unconfirmed_channels_total";
         /// Messages of disconnected clients republished after their upstream connection was lost.
         messages_departed_resent = "leveret_upstream_departed_resent_messages_total";
-        /// Messages of disconnected clients that may be lost: no upstream answered in time, or a limit was reached.
+        /// Messages of disconnected clients that may be lost: no upstream answered or confirmed in time, or at a limit.
         messages_departed_lost = "leveret_upstream_departed_lost_messages_total";
         /// Logins refused by an upstream.
         logins_refused = "leveret_upstream_refused_logins_total";

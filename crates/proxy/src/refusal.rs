@@ -2,6 +2,8 @@
 
 use amqp::{Fault, ReplyCode};
 
+use crate::pool::channel_limit;
+
 /// Why a client cannot log in or open a virtual host.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum Refusal {
@@ -71,6 +73,19 @@ impl Refusal {
             && limit.is_some_and(|(what, most)| {
                 what.ends_with("connection") && most.bytes().all(|byte| byte.is_ascii_digit())
             })
+    }
+
+    /// The connection that was chosen has no channel to spare.
+    pub(crate) fn no_channel() -> Self {
+        Self::Fault(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
+    }
+
+    /// Whether there is no connection or channel to spare for now: as many are in use as the pool, or a broker, lets this user
+    /// have.
+    pub(crate) fn is_shortage(&self, user: &str) -> bool {
+        let is_of_pool = |fault: &Fault| fault.code == ReplyCode::ResourceError;
+        self.is_connection_limit()
+            || matches!(self, Self::Fault(fault) if is_of_pool(fault) || channel_limit(fault, user).is_some())
     }
 
     /// Converts to a fault that ends the connection.

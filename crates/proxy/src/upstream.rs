@@ -40,6 +40,8 @@ pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
+#[cfg(test)]
+pub(crate) use slot::OVERDUE_AFTER;
 pub(crate) use slot::{ChannelOpening, DepartedLedger, Lease, Slot, Usage};
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
@@ -114,6 +116,8 @@ struct UpstreamState {
     starving: Vec<Arc<ClientLink>>,
     /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
+    /// Whether it was opened for a client that is still to use it. Set at the start, cleared by the first lease of anybody.
+    awaits_first_use: bool,
     /// Notified when the connection becomes unused.
     unused: Arc<UnusedNotifier>,
     /// The broker's reason for `connection.blocked`.
@@ -185,6 +189,7 @@ impl Upstream {
         state.has_published = true;
         state.owner = Some(link.clone());
         state.idle_since = None;
+        state.awaits_first_use = false;
         true
     }
 
@@ -193,10 +198,12 @@ impl Upstream {
         self.state.lock().unused_since()
     }
 
-    /// Closes the connection if nobody uses it. Clients that have used it take another one when they need one again.
+    /// Closes the connection if nobody uses it. Clients that have used it take another one when they need one again. The client
+    /// for which it was opened has [`FIRST_USE_TIMEOUT`] to use it.
     pub(crate) fn close_unused(&self, reason: &str, now: Instant) -> bool {
         let mut state = self.state.lock();
-        let unused = state.unused_since().is_some();
+        let is_awaited = state.awaits_first_use && now < self.opened_at + FIRST_USE_TIMEOUT;
+        let unused = state.unused_since().is_some() && !is_awaited;
         if unused {
             self.start_close(&mut state, reason, now);
             drop(state);
@@ -414,6 +421,10 @@ impl UpstreamState {
         self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }
+
+/// How long a connection is left to the client for which it was opened, while others wait for a connection: some round trips
+/// with the client. If it were closed at once, the client would soon wait for another one itself.
+pub(crate) const FIRST_USE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The combined load of a set of connections.
 #[derive(Debug, Default)]

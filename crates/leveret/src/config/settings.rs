@@ -372,8 +372,8 @@ settings! {
         /// How long a client that is logging in when the upstreams become unreachable waits for one to be reachable again,
         /// before its connection is closed without an answer. It is admitted only when an upstream has accepted its
         /// credentials. While no upstream is known to be reachable, connections are closed immediately, as by a broker that is
-        /// down. Also how long a client waits that needs an upstream connection while there are `upstream_connections_total`;
-        /// then 506 RESOURCE_ERROR ends it.
+        /// down. Also how long a client waits that needs an upstream connection while there are `upstream_connections_total`,
+        /// or a channel while all shared ones are in use; then 506 RESOURCE_ERROR ends it.
         upstream_arrival_max: Duration = "3s", from "0s" to "10m";
 
         /// The heartbeat interval requested from upstreams, in seconds; the upstream may ask for a shorter one. One that is

@@ -52,7 +52,7 @@ pub(crate) fn channel_limit(fault: &Fault, user: &str) -> Option<usize> {
 
 impl Pool {
     /// Leases a channel, within the limit of its user if that is known. [`Placed::Limited`] is returned while channels that
-    /// were lost are expected back: then it is to be tried again shortly.
+    /// were lost are expected back, or confirms of one that was given back: then it is to be tried again shortly.
     ///
     /// # Errors
     /// The broker's refusal of one channel too many.
@@ -77,8 +77,11 @@ impl Pool {
         let used: usize = of_user.iter().map(|other| other.channels_at_broker()).sum();
         let reserved = if again || now >= limit.resumed_by { 0 } else { limit.to_resume };
         match upstream.lease(lease, confirm, role, used + reserved < limit.most) {
-            Placed::Limited if of_user.iter().any(|other| other.close_one_for(&link)) => Ok(Placed::Soon),
-            Placed::Limited if reserved == 0 => Err(limit.fault),
+            Placed::Limited => match of_user.iter().find_map(|other| other.close_one_for(&link, now)) {
+                Some(placed) => Ok(placed),
+                None if reserved == 0 => Err(limit.fault),
+                None => Ok(Placed::Limited),
+            },
             placed => {
                 if again && matches!(placed, Placed::On(_)) {
                     self.channel_limits.resumed(&user);

@@ -23,6 +23,7 @@ use super::Pool;
 use crate::auth_gate::{Destination, HandshakePermit};
 use crate::metrics::add;
 use crate::refusal::Refusal;
+use crate::upstream::FIRST_USE_TIMEOUT;
 
 /// A permit for one of [`crate::PoolConfig::max_connections`], returned on drop.
 #[derive(Debug)]
@@ -150,6 +151,8 @@ impl Pool {
         add(&self.counters.connections_awaited, 1);
         let mut permit = std::pin::pin!(self.permits.clone().acquire_owned());
         let (began, mut is_worth_checking) = (Instant::now(), true);
+        // Whether a connection was opened a moment ago, and may be closed if its client does not use it.
+        let mut is_any_new = false;
         loop {
             let mut changed = std::pin::pin!(self.unused.changed.notified());
             changed.as_mut().enable();
@@ -157,12 +160,14 @@ impl Pool {
                 return Ok(Err(other));
             }
             if is_worth_checking {
-                self.close_longest_unused();
+                is_any_new = self.close_longest_unused();
             }
             // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
             // waited the less often it looks, because each look briefly locks the pool's table for all others.
             let now = Instant::now();
-            let next_check = end.min(now + (now - began).max(CHECK_INTERVAL));
+            let pause = (now - began).max(CHECK_INTERVAL);
+            let pause = if is_any_new { pause.min(FIRST_USE_TIMEOUT) } else { pause };
+            let next_check = end.min(now + pause);
             tokio::select! {
                 biased;
                 // The semaphore is never closed.
@@ -179,27 +184,29 @@ impl Pool {
                         };
                     }
                     // The connection that was closed to make room may still be closing.
-                    is_worth_checking = false;
+                    is_worth_checking = std::mem::take(&mut is_any_new);
                 }
             }
         }
     }
 
-    /// Closes the longest-idle unused connection, if there is one.
-    fn close_longest_unused(&self) {
+    /// Closes the longest-idle unused connection, if there is one. Returns true if the only ones were opened a moment ago.
+    fn close_longest_unused(&self) -> bool {
         if !self.unused.some.swap(false, Ordering::AcqRel) {
-            return;
+            return false;
         }
         let mut connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         connections.retain(|upstream| upstream.unused_since().is_some());
         connections.sort_by_cached_key(|upstream| upstream.unused_since());
-        if connections
-            .into_iter()
-            .any(|upstream| upstream.close_unused("connection limit reached", transport::now()))
-        {
+        let is_closed = connections
+            .iter()
+            .any(|upstream| upstream.close_unused("connection limit reached", transport::now()));
+        let is_any_new = !is_closed && connections.iter().any(|upstream| upstream.unused_since().is_some());
+        if is_closed || is_any_new {
             // There may be more, for the next waiter.
             self.unused.some.store(true, Ordering::Release);
         }
+        is_any_new
     }
 
     fn all_taken(&self, more: &str) -> Refusal {

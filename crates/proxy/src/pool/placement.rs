@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{PermitOutcome, Pool, background};
 use crate::client_properties::ClientProperties;
-use crate::link::{ClientLink, Event};
+use crate::link::{BlockedNotice, ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
 
@@ -20,6 +21,8 @@ impl Pool {
     /// The least loaded shared connection for this role that has a channel for this client; among equals the
     /// newest one, so that the older ones drain and can be closed. If even that one is busy, another one is
     /// opened for later clients.
+    ///
+    /// If there is none, and may be no more connections, a channel is closed whose departed client's confirms are overdue.
     ///
     /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
     /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened.
@@ -49,7 +52,10 @@ impl Pool {
             Some(upstream) => upstream,
             // When no other one can be opened, one at another node will do.
             None if may_grow && !self.is_full() => return None,
-            None => far.into_least(only_rested)?,
+            None => match far.into_least(only_rested) {
+                None if !only_rested => self.give_up_overdue(credentials, virtual_host, sought.role)?,
+                far => far?,
+            },
         };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if may_grow && is_busy {
@@ -82,7 +88,7 @@ impl Pool {
     }
 
     /// Opens a connection for a session that waits for it, after a pause, and through an outage as well; an
-    /// event reports the result.
+    /// event reports the result. While the broker blocks publishers, one that finds no channel waits as the others do.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
@@ -95,7 +101,8 @@ impl Pool {
         let pool = self.clone();
         background::run(async move {
             let own = announced.is_some();
-            let end = Instant::now() + pool.config.outage_max;
+            let mut end = Instant::now() + pool.config.outage_max;
+            let mut notice = None;
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
@@ -108,6 +115,13 @@ impl Pool {
                         if let Err(refusal) = pool.wait_out(refusal, end, &link).await {
                             break Err(refusal);
                         }
+                    }
+                    Err(refusal) if !own && refusal.is_shortage(&credentials.username) => {
+                        let reason = pool.publishers_blocked(&credentials, &virtual_host, role);
+                        let Some(reason) = reason.filter(|_| !link.is_gone()) else { break Err(refusal) };
+                        notice.get_or_insert_with(|| BlockedNotice::new(&link, &reason));
+                        end = Instant::now() + pool.config.outage_max;
+                        tokio::time::sleep(BLOCKED_PAUSE).await;
                     }
                     other => break other,
                 }
@@ -150,7 +164,40 @@ impl Pool {
         Ok(upstream)
     }
 
-    /// A shared connection with room, opened if there is none and another one is allowed.
+    /// Has a channel with overdue confirms closed on a shared connection for this role, which is returned.
+    fn give_up_overdue(
+        &self,
+        credentials: &Credentials,
+        virtual_host: &str,
+        role: Role,
+    ) -> Option<Arc<Upstream>> {
+        let (mut found, now) = (None, transport::now());
+        self.each(credentials, virtual_host, |upstream| {
+            if found.is_none() && upstream.give_up_overdue(role, now) {
+                found = Some(upstream.clone());
+            }
+        });
+        found
+    }
+
+    /// The broker's reason for not reading a connection that clients share for this role, if there is one.
+    pub(crate) fn publishers_blocked(
+        &self,
+        credentials: &Credentials,
+        virtual_host: &str,
+        role: Role,
+    ) -> Option<Box<str>> {
+        let mut reason = None;
+        self.each(credentials, virtual_host, |upstream| {
+            if reason.is_none() && upstream.shared(false, role).is_some() {
+                reason = upstream.stopped_for();
+            }
+        });
+        reason
+    }
+
+    /// A shared connection with room, opened if there is none and another one is allowed. While all channels are in use it
+    /// waits for one, but no longer than for a connection permit.
     pub(crate) async fn shared_connection(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -160,6 +207,39 @@ impl Pool {
         if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, sought).await {
             return Ok(upstream);
         }
+        let most = self.config.max_shared_connections;
+        let (began, end) = (Instant::now(), self.arrival_end());
+        loop {
+            if self.count_shared(credentials, virtual_host, Some(sought.role)) < most
+                && let Some(upstream) = self.open_shared(credentials, virtual_host, sought).await?
+            {
+                return Ok(upstream);
+            }
+            if let Some(upstream) = self.find_shared(credentials, virtual_host, sought, false) {
+                return Ok(upstream);
+            }
+            if self.draining.load(Ordering::Acquire) {
+                return Err(Refusal::unreachable("shutting down"));
+            }
+            let now = Instant::now();
+            if now >= end {
+                let text =
+                    format!("all channels of the {most} upstream connections that clients share are in use");
+                return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
+            }
+            // As for a permit: the longer it has waited, the less often it looks.
+            tokio::time::sleep_until(end.min(now + (now - began).max(CHECK_INTERVAL))).await;
+        }
+    }
+
+    /// Opens a connection that clients share, unless one with room appears meanwhile; `None` if there are as many as there may
+    /// be by then.
+    async fn open_shared(
+        self: &Arc<Self>,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+        sought: PlacementRequest,
+    ) -> Result<Option<Arc<Upstream>>, Refusal> {
         let role = sought.role;
         let found = || self.find_shared(credentials, virtual_host, sought, false);
         // Many clients may arrive at once and find none: the connection that the first one opens serves them
@@ -167,24 +247,21 @@ impl Pool {
         let turn = self.opening.turn(credentials, virtual_host, role);
         let turn = tokio::time::timeout(self.config.opening_patience, turn.lock()).await;
         if let Some(upstream) = found() {
-            return Ok(upstream);
+            return Ok(Some(upstream));
         }
         let (destination, end) = (self.destination(sought.near, virtual_host), self.arrival_end());
         let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
-            PermitOutcome::Instead(upstream) => return Ok(upstream),
+            PermitOutcome::Instead(upstream) => return Ok(Some(upstream)),
             PermitOutcome::Begin(handshake, permit) => (handshake, permit),
         };
-        let most = self.config.max_shared_connections;
-        if self.count_shared(credentials, virtual_host, Some(role)) >= most {
-            let text =
-                format!("all channels of the {most} upstream connections that clients share are in use");
-            return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
+        if self.count_shared(credentials, virtual_host, Some(role)) >= self.config.max_shared_connections {
+            return Ok(None);
         }
         let opening = self.connect_preferring(sought.near, permit, credentials, &ClientProperties::SHARED);
         let begun = Box::pin(opening).await?;
         let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
         drop(turn);
-        opened
+        opened.map(Some)
     }
 
     /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not
@@ -372,6 +449,9 @@ fn min_by_load(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream
 /// little behind, clients that publish one message each and leave would otherwise request channels faster
 /// than it can open them, until none are left: the replies that let channels rest would come later and later.
 pub(crate) const OPENING_MAX: usize = 128;
+/// The pause between two searches for a channel while the broker blocks publishers, each of which takes
+/// [`crate::PoolConfig::arrival_max`].
+const BLOCKED_PAUSE: Duration = Duration::from_millis(250);
 /// Interval after which a waiter looks by itself.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes waiting for a connection from which on another one is worthwhile: as much as one client may have

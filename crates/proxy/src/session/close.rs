@@ -39,6 +39,16 @@ impl ProxySession {
         matches!(self.life, Life::Closed | Life::Ended)
     }
 
+    /// Whether frames of the client wait for an upstream, after [`Self::close`].
+    pub fn has_waiting_frames(&self) -> bool {
+        self.queued > 0
+    }
+
+    /// Whether [`Self::end`] keeps the frames that wait: there is room for what departed clients have left.
+    pub fn keeps_waiting_frames(&self) -> bool {
+        self.queued == 0 || !self.pool.departed_is_full()
+    }
+
     /// The client is gone, or its close was answered: hands over the messages that are still held, and closes
     /// its channels.
     pub fn end(&mut self, now: Instant) {

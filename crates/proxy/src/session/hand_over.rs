@@ -8,7 +8,6 @@ use amqp::{Credentials, FrameKind};
 use tokio::time::Instant;
 
 use super::output::Output;
-use super::placement::PLACING_ATTEMPTS;
 use super::side::{Route, Side};
 use super::validate::is_publish;
 use crate::client_properties::ClientProperties;
@@ -48,7 +47,7 @@ impl HandOver {
                 self.give_up(&departed.side, "limit of kept messages reached");
                 continue;
             }
-            let bytes = QuotaShare::new(&pool.replay_totals().departed, departed.side.queued.len());
+            let bytes = QuotaShare::new(&pool.replay_totals().departed, kept_bytes(&departed.side));
             accepted.push((departed, bytes));
         }
         if accepted.is_empty() {
@@ -97,47 +96,69 @@ impl HandOver {
             }
             let remains = channel.take_remains();
             channel.depart(remains, transport::now());
-            bytes = QuotaShare::new(&self.handing_over.pool().replay_totals().departed, channel.queued.len());
+            bytes = QuotaShare::new(&self.handing_over.pool().replay_totals().departed, kept_bytes(&channel));
             if channel.queued.is_empty() {
                 return;
             }
         }
     }
 
-    /// Waits for a channel, through an outage as well.
+    /// Waits for a channel, through an outage as well, and while none is to spare. As long as the broker blocks publishers that
+    /// wait has no end.
     async fn lease(
         &self,
         channel: &mut Side,
         link: &Arc<ClientLink>,
     ) -> Result<(Arc<Upstream>, Leased), Refusal> {
         let pool = self.handing_over.pool();
-        let since = channel.lost_since().map_or_else(Instant::now, Instant::from_std);
-        let end = since + pool.config().outage_max;
-        let confirm = channel.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        let soon = Instant::now() + CHANNEL_NUMBER_TIMEOUT;
-        let mut attempts = 0;
-        while attempts < PLACING_ATTEMPTS {
-            let upstream = loop {
-                pool.wait_while_failing(end).await;
-                let announced = self.alone.then_some(&ClientProperties::SHARED);
-                let role = Role::Publishing;
-                let attempt = pool.connection_for(link, credentials, virtual_host, role, announced);
-                match Box::pin(attempt).await {
-                    Err(refusal) if refusal.is_outage() => pool.wait_out(refusal, end, link).await?,
-                    other => break other?,
-                }
+        let since = channel.lost_since().map_or_else(Instant::now, Instant::from_std);
+        let mut end = since + pool.config().outage_max;
+        let mut pause = CHECK_INTERVAL;
+        loop {
+            pool.wait_while_failing(end).await;
+            let refusal = match self.lease_once(channel, link).await {
+                Ok(leased) => return Ok(leased),
+                Err(refusal) => refusal,
             };
-            let new_lease = channel.new_lease(link, 0, 0, transport::now());
-            match pool.lease(&upstream, new_lease, confirm, Role::Publishing) {
-                Ok(Placed::On(leased)) => return Ok((upstream, leased)),
-                Ok(Placed::Soon | Placed::Limited) | Err(_) if Instant::now() < soon => {
-                    tokio::time::sleep(CHECK_INTERVAL).await;
+            if refusal.is_outage() {
+                pool.wait_out(refusal, end, link).await?;
+                continue;
+            }
+            if !refusal.is_shortage(&credentials.username) {
+                return Err(refusal);
+            }
+            if pool.publishers_blocked(credentials, virtual_host, Role::Publishing).is_some() {
+                end = Instant::now() + pool.config().outage_max;
+            }
+            if Instant::now() >= end {
+                return Err(refusal);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(SHORTAGE_PAUSE_MAX);
+        }
+    }
+
+    async fn lease_once(
+        &self,
+        channel: &mut Side,
+        link: &Arc<ClientLink>,
+    ) -> Result<(Arc<Upstream>, Leased), Refusal> {
+        let pool = self.handing_over.pool();
+        let role = Role::Publishing;
+        let announced = self.alone.then_some(&ClientProperties::SHARED);
+        let attempt = pool.connection_for(link, &self.credentials, &self.virtual_host, role, announced);
+        let upstream = Box::pin(attempt).await?;
+        let new_lease = channel.new_lease(link, 0, 0, transport::now());
+        match pool.lease(&upstream, new_lease, channel.is_confirming(), role) {
+            Ok(Placed::On(leased)) => Ok((upstream, leased)),
+            refused => {
+                if self.alone {
+                    upstream.give_back(false, transport::now());
                 }
-                _ => attempts += 1,
+                Err(refused.map_or_else(Refusal::Fault, |_| Refusal::no_channel()))
             }
         }
-        Err(Refusal::unreachable("no channel is free"))
     }
 
     /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
@@ -148,6 +169,11 @@ impl HandOver {
     }
 }
 
+/// The memory that the leftovers of a channel take while they wait.
+fn kept_bytes(channel: &Side) -> usize {
+    channel.queued.len() + OVERHEAD
+}
+
 /// Waits until the brokers have processed everything sent before.
 async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
@@ -156,7 +182,10 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
-/// How long to wait for a channel number that is being freed.
-const CHANNEL_NUMBER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest pause between two searches for a channel while none is to spare. Thousands may wait, and each search locks the
+/// pool's table.
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Bytes of the task that hands over a channel's leftovers. A client that publishes one small message may leave one behind.
+const OVERHEAD: usize = 4096;
 /// Interval for checking whether the broker has processed frames: there are few of them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);

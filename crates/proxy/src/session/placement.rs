@@ -593,4 +593,4 @@ impl ProxySession {
 /// The least pause before a consumer is made again whose queue has not started yet; the most is twice as long.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Number of connections tried for a channel at once. More than one is needed only when one ends at that moment.
-pub(super) const PLACING_ATTEMPTS: usize = 4;
+const PLACING_ATTEMPTS: usize = 4;

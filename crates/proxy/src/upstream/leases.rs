@@ -196,6 +196,7 @@ impl Upstream {
         state.slots[usize::from(leased.channel) - 1] = Slot::Leased(Box::new(lease));
         state.in_use += 1;
         state.idle_since = None;
+        state.awaits_first_use = false;
         Placed::On(leased)
     }
 
@@ -233,23 +234,29 @@ impl Upstream {
     }
 
     /// Has a channel closed that nobody uses, unless one is given up anyway, and notifies the session when the broker has
-    /// one less to count. Returns false if all are in use.
-    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>) -> bool {
+    /// one less to count: [`Placed::Soon`], or [`Placed::Limited`] if that depends on confirms that may never come. Returns
+    /// `None` if all are in use.
+    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>, now: Instant) -> Option<Placed> {
         let mut state = self.state.lock();
         if state.phase == Phase::Ended {
-            return false;
+            return None;
         }
         let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
         let needed = state.starving.len() + usize::from(!waits);
         let ends = state.phase != Phase::Open && !state.slots.is_empty();
-        if !ends && state.slots.iter().filter(|slot| slot.is_closing()).count() < needed {
-            let Some(rested) = state.resting.take_any() else { return false };
+        let count = |is: fn(&Slot) -> bool| state.slots.iter().filter(|slot| is(slot)).count();
+        let (closing, settling) = (count(Slot::is_closing), count(|slot| matches!(slot, Slot::Settling(_))));
+        let mut placed = Placed::Soon;
+        if !ends && closing < needed {
+            let rested = state.resting.take_any()?;
             self.close_resting(&mut state, rested.number);
+        } else if !ends && closing - settling < needed && !self.close_overdue(&mut state, now) {
+            placed = Placed::Limited;
         }
         if !waits {
             state.starving.push(link.clone());
         }
-        true
+        Some(placed)
     }
 
     /// Number of channels that the broker counts, or will.
@@ -275,7 +282,7 @@ impl Upstream {
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return true };
                 if lease.close_sent || usage.touched {
                     let (opening, close_sent) = (lease.opening, lease.close_sent);
-                    let settling = Settling::new(*lease, usage.published, 0);
+                    let settling = Settling::new(*lease, usage.published, 0, now);
                     if settling.has_left() {
                         *slot = Slot::Closing(Some(Box::new(settling)));
                     }
@@ -285,7 +292,7 @@ impl Upstream {
                     }
                     return true;
                 }
-                let settling = Settling::new(*lease, usage.published, self.fence(number, usage));
+                let settling = Settling::new(*lease, usage.published, self.fence(number, usage), now);
                 if let Some(slot) = state.slot(number) {
                     *slot = Slot::Settling(Box::new(settling));
                 }
@@ -456,6 +463,29 @@ impl Upstream {
         self.news.notify_one();
     }
 
+    /// Has a channel closed for a client that finds none, here or elsewhere, if clients share the connection in this role and
+    /// confirms are overdue. Returns false if there is no such channel.
+    pub(crate) fn give_up_overdue(&self, role: Role, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        state.is_shared() && state.takes(role) && self.close_overdue(&mut state, now)
+    }
+
+    /// Closes the channel that was given back longest ago of those with overdue confirms. Returns false if there is none.
+    ///
+    /// Close-ok answers for what was sent before it (P11), as it does for a client that closes a channel itself: the broker has
+    /// passed the messages on to their queues, and what these still refuse or lose it never reports.
+    fn close_overdue(&self, state: &mut UpstreamState, now: Instant) -> bool {
+        let Some((_, number)) = state.overdue(now).min() else { return false };
+        let Some(slot @ Slot::Settling(_)) = state.slot(number) else { return false };
+        let Slot::Settling(mut settling) = std::mem::replace(slot, Slot::Closing(None)) else { return false };
+        let opening = settling.is_opening();
+        settling.give_up();
+        *slot = Slot::Closing(Some(settling));
+        self.opened_if(state, opening);
+        self.send(number, close_channel());
+        true
+    }
+
     fn close_resting(&self, state: &mut UpstreamState, number: u16) {
         if let Some(slot) = state.slot(number) {
             *slot = Slot::Closing(None);
@@ -529,6 +559,16 @@ impl UpstreamState {
         self.resting.len() > 0
             || self.used_numbers() < usize::from(max)
             || self.closing() > self.starving.len()
+    }
+
+    /// The channels that were given back and have overdue confirms, each with when that was. During an alarm none is:
+    /// the broker reads nothing.
+    fn overdue(&self, now: Instant) -> impl Iterator<Item = (Instant, u16)> {
+        let slots = if self.is_stopped() { &[][..] } else { &self.slots[..] };
+        slots.iter().zip(1..=u16::MAX).filter_map(move |(slot, number)| match slot {
+            Slot::Settling(settling) => Some((settling.overdue_since(now)?, number)),
+            _ => None,
+        })
     }
 
     /// Number of channels that are free once the broker confirms their close.

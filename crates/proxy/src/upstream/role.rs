@@ -45,6 +45,12 @@ impl Upstream {
         self.state.lock().is_stopped()
     }
 
+    /// The broker's reason for that, if [`Self::is_stopped`].
+    pub(crate) fn stopped_for(&self) -> Option<Box<str>> {
+        let state = self.state.lock();
+        state.blocked.clone().filter(|_| state.is_stopped())
+    }
+
     /// Gives a connection with no other channel in use the publishing role; returns what an empty queue name
     /// has meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
     pub(crate) fn turn_publishing(&self, number: u16) -> Option<Option<Box<str>>> {

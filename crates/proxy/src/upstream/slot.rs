@@ -18,13 +18,14 @@
 //! | leased | the broker closes it | peer closed | the session sends close-ok, behind its frames |
 //! | leaving | the broker closes it | closing | both at the same time: the broker's close-ok is still to come |
 //! | settling | a reply or confirm | settling or resting or closing | by the last one: resting; or closing, if it is too old (P1) |
+//! | settling | its number is needed | closing | the broker owes nothing but confirms, and has for [`OVERDUE_AFTER`] |
 //! | settling; resting | the broker closes it | free | |
 //! | peer closed | release; release after other use than publishing and declaring | free | close-ok is sent |
 //! | any | the connection ends | gone | the frames in flight are the session's, or those of a departed client ([`DepartedLedger`]) |
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::Method;
 
@@ -199,13 +200,17 @@ pub(crate) struct Settling {
     last_queue: Option<Box<str>>,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
+    /// When the channel was given back.
+    since: Instant,
     /// Whether it was given back before the broker had opened it.
     opening: bool,
+    /// Whether the channel is closed because its number is needed, whatever is unconfirmed.
+    given_up: bool,
 }
 
 impl Settling {
-    /// Created from the lease that ends, with `fences` pending replies that the pool requested itself.
-    pub(crate) fn new(lease: Lease, published: u64, fences: u32) -> Self {
+    /// Created from the lease that ends `now`, with `fences` pending replies that the pool requested itself.
+    pub(crate) fn new(lease: Lease, published: u64, fences: u32, now: Instant) -> Self {
         let own = u32::from(lease.opening) + u32::from(lease.own_qos_ok);
         let mut confirms = lease.confirms;
         if let Some(confirms) = &mut confirms {
@@ -220,8 +225,21 @@ impl Settling {
             last_queue: lease.last_queue,
             confirms,
             opened_at: lease.opened_at,
+            since: now,
             opening: lease.opening,
+            given_up: false,
         }
+    }
+
+    /// Since when the channel has waited for confirms, if it has for long and for nothing else. Their queue may be one that
+    /// never answers, such as a quorum queue that has lost its majority.
+    pub(super) fn overdue_since(&self, now: Instant) -> Option<Instant> {
+        (self.replies_due == 0 && now >= self.since + OVERDUE_AFTER).then_some(self.since)
+    }
+
+    /// The channel is about to be closed although messages are unconfirmed.
+    pub(super) fn give_up(&mut self) {
+        self.given_up = true;
     }
 
     /// When the channel was opened at the broker.
@@ -265,11 +283,11 @@ impl Settling {
         }
     }
 
-    /// The broker has closed the channel on request.
-    pub(super) fn closed(&self) {
-        if let Some(ledger) = &self.left {
-            ledger.closed();
-        }
+    /// The broker has closed the channel on request. Returns what it has not confirmed of a channel that was given up.
+    pub(super) fn closed(&self) -> Option<UnsettledEntries> {
+        let ledger = self.left.as_ref()?;
+        ledger.closed();
+        self.given_up.then(|| ledger.take())
     }
 
     /// The broker has closed the channel for a fault, and takes nothing more of what was sent.
@@ -284,8 +302,16 @@ impl Settling {
         self.left.is_some()
     }
 
-    /// Counts a confirm.
-    pub(crate) fn confirmed(&mut self, tag: u64, multiple: bool) {
+    /// Counts the confirm, positive or negative, of this method.
+    pub(super) fn take_confirm(&mut self, payload: &[u8]) {
+        match Method::decode(payload) {
+            Ok(Method::BasicAck(ack)) => self.confirmed(ack.delivery_tag, ack.multiple),
+            Ok(Method::BasicNack(nack)) => self.confirmed(nack.delivery_tag, nack.multiple),
+            _ => {}
+        }
+    }
+
+    fn confirmed(&mut self, tag: u64, multiple: bool) {
         if let Some(confirms) = &mut self.confirms {
             confirms.confirmed(tag, multiple);
         }
@@ -310,6 +336,10 @@ impl Settling {
         self.confirms
     }
 }
+
+/// How long a channel that was given back may wait for confirms before it is closed if its number is needed: longer than a
+/// queue that is well needs, and less than a client waits for a channel.
+pub(crate) const OVERDUE_AFTER: Duration = Duration::from_secs(1);
 
 /// The publishes of a channel that have been confirmed, positively or negatively.
 #[derive(Debug, Default)]

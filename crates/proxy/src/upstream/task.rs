@@ -17,7 +17,7 @@ use super::client_batch::ClientBatch;
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::TunedLimits;
 use super::leases::IdleChannels;
-use super::ledger::ConfirmedNumber;
+use super::ledger::{ConfirmedNumber, UnsettledEntries};
 use super::role::Role;
 use super::slot::{ChannelOpening, Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
@@ -89,6 +89,7 @@ pub(crate) fn open(
             resting: IdleChannels::default(),
             opening: 0,
             idle_since: owner.is_none().then_some(now),
+            awaits_first_use: owner.is_none(),
             owner,
             unused: pool.unused().clone(),
             returning: false,
@@ -485,11 +486,7 @@ impl UpstreamConnection {
                 self.upstream.opened_if(state, opening);
                 return state.set_free(frame.channel, self.now);
             }
-            (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => match Method::decode(frame.payload) {
-                Ok(Method::BasicAck(ack)) => settling.confirmed(ack.delivery_tag, ack.multiple),
-                Ok(Method::BasicNack(nack)) => settling.confirmed(nack.delivery_tag, nack.multiple),
-                _ => {}
-            },
+            (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => settling.take_confirm(frame.payload),
             // basic.cancel and channel.flow are not replies.
             (FrameKind::Method, [0, 60, 0, 30, ..] | [0, 20, 0, 20, ..]) => {}
             (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(payload),
@@ -513,8 +510,12 @@ impl UpstreamConnection {
         let Some(Slot::Closing(pending)) = state.slot(frame.channel) else { return };
         match (frame.kind, frame.payload) {
             (FrameKind::Method, [0, 20, 0, 41]) => {
-                pending.iter().for_each(|settling| settling.closed());
+                let unconfirmed = pending.as_ref().and_then(|settling| settling.closed());
                 state.set_free(frame.channel, self.now);
+                self.count_unconfirmed(unconfirmed);
+            }
+            (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => {
+                pending.iter_mut().for_each(|settling| settling.take_confirm(frame.payload));
             }
             (FrameKind::Method, [0, 20, 0, 40, ..]) => {
                 pending.take().iter().for_each(|settling| settling.failed());
@@ -524,6 +525,18 @@ impl UpstreamConnection {
                 pending.iter_mut().for_each(|settling| settling.replied(payload));
             }
             _ => {}
+        }
+    }
+
+    /// Counts the messages that the broker had not confirmed when it closed their channel, which was given up.
+    fn count_unconfirmed(&self, unconfirmed: Option<UnsettledEntries>) {
+        if let (Some(unconfirmed), Some(pool)) = (unconfirmed, self.pool.upgrade()) {
+            let messages = unconfirmed.messages + unconfirmed.too_large.len() as u64;
+            if messages > 0 {
+                let (upstream, why) = (self.upstream.id, "channel closed for another client");
+                tracing::warn!(upstream, messages, why, "messages of a disconnected client not confirmed");
+            }
+            pool.counters().count_lost(&unconfirmed);
         }
     }
 

@@ -168,3 +168,31 @@ async fn p2_p11_the_offenders_other_messages_are_sent_again() {
     next.expect("basic.qos").await;
     assert!(!next.has_more().await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_channel_with_overdue_confirms_is_closed_for_a_client_at_the_limit() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut publisher, mut offender) = (Client::connect(&pool).await, Client::connect(&pool).await);
+    let mut shared = broker.next_connection().await;
+    consume(&mut publisher, &mut shared).await;
+    open_one_too_many(&broker, &mut offender, shared, 1).await;
+    offender.expect_close(530, &text(1)).await;
+    let mut next = broker.next_connection().await;
+    expect_consumer(&mut next).await;
+    publisher.send(1, channel::Close::default()).await;
+    publisher.expect("channel.close-ok").await;
+    next.expect("channel.close").await;
+    publisher.open_channel(1).await;
+    publisher.send(1, confirm::Select::default()).await;
+    publisher.expect("confirm.select-ok").await;
+    publisher.publish(1, b"never confirmed").await;
+    for name in ["channel.open", "confirm.select", "basic.publish", "header", "body"] {
+        next.expect(name).await;
+    }
+    publisher.send(1, channel::Close::default()).await;
+    publisher.expect("channel.close-ok").await;
+    let mut patient = Client::connect(&pool).await;
+    patient.use_channel(1).await;
+    next.expect("channel.close").await;
+}

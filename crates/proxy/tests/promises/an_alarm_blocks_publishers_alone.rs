@@ -492,3 +492,45 @@ async fn nothing_comes_between_the_frames_of_a_message_that_is_long_under_way() 
         bodies += 1;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn p10_publishers_that_find_no_channel_wait_for_the_end_of_an_alarm() {
+    let mut broker = Broker::start(Manners::default());
+    let outage_max = Duration::from_secs(5);
+    let limits = PoolConfig { max_shared_connections: 1, max_channels_per_connection: 1, ..broker.config() };
+    let pool = Pool::new(PoolConfig { outage_max, ..limits });
+    let (mut holder, mut publishing) = publisher(&mut broker, &pool).await;
+    block(&publishing);
+    holder.expect("connection.blocked").await;
+    let (mut waiting, mut leaving) = (Client::connect(&pool).await, Client::connect(&pool).await);
+    for (client, body) in [(&mut waiting, &b"waits"[..]), (&mut leaving, b"departed")] {
+        client.open_channel(1).await;
+        client.publish(1, body).await;
+        client.expect("connection.blocked").await;
+    }
+    drop(leaving);
+    until("the client to leave", || pool.metrics().clients == 2).await;
+    tokio::time::sleep(outage_max * 4).await;
+    assert_eq!(pool.metrics().messages_departed_lost, 0);
+
+    publishing.set_reading(true);
+    publishing.send(0, connection::Unblocked {});
+    holder.expect("connection.unblocked").await;
+    holder.send(1, channel::Close::default()).await;
+    holder.expect("channel.close-ok").await;
+    let mut bodies = Vec::new();
+    while bodies.len() < 2 {
+        let frame = publishing.next().await;
+        if frame.name() == "body" {
+            if frame.payload == b"waits" {
+                // The other message needs its channel.
+                waiting.expect("connection.unblocked").await;
+                waiting.send(1, channel::Close::default()).await;
+                waiting.expect("channel.close-ok").await;
+            }
+            bodies.push(frame.payload);
+        }
+    }
+    bodies.sort();
+    assert_eq!(bodies, [&b"departed"[..], b"waits"]);
+}

@@ -2,7 +2,7 @@
 
 use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, exchange, queue};
-use proxy::Pool;
+use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, until};
 
@@ -255,7 +255,7 @@ async fn p5_channels_that_nobody_needs_are_closed_while_others_are_used() {
 #[tokio::test(start_paused = true)]
 async fn p1_a_channel_older_than_a_login_may_be_serves_no_other_client() {
     let mut broker = Broker::start(Manners::default());
-    let pool = Pool::new(proxy::PoolConfig { auth_ttl: std::time::Duration::ZERO, ..broker.config() });
+    let pool = Pool::new(PoolConfig { auth_ttl: std::time::Duration::ZERO, ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
     client.open_channel(1).await;
@@ -266,4 +266,62 @@ async fn p1_a_channel_older_than_a_login_may_be_serves_no_other_client() {
     for name in ["basic.qos", "channel.close"] {
         upstream.expect(name).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_channel_with_overdue_confirms_is_closed_for_a_client_that_finds_none() {
+    for is_confirmed_late in [false, true] {
+        let mut broker = Broker::start(Manners::default());
+        let limits =
+            PoolConfig { max_shared_connections: 1, max_channels_per_connection: 1, ..broker.config() };
+        let pool = Pool::new(limits);
+        let mut client = Client::connect(&pool).await;
+        let mut upstream = broker.next_connection().await;
+        client.open_channel(1).await;
+        client.send(1, confirm::Select::default()).await;
+        client.expect("confirm.select-ok").await;
+        client.publish(1, b"never confirmed").await;
+        for name in ["channel.open", "confirm.select", "basic.publish", "header", "body"] {
+            upstream.expect(name).await;
+        }
+        close_channel(&mut client).await;
+        broker.fall_silent();
+        let mut next = Client::connect(&pool).await;
+        next.open_channel(1).await;
+        next.publish(1, b"x").await;
+        let number = upstream.expect("channel.close").await.channel;
+        assert!(pool.metrics().bytes_departed + pool.metrics().replay_buffer_bytes > 0);
+        if is_confirmed_late {
+            upstream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+        }
+        upstream.send(number, channel::CloseOk {});
+        upstream.expect("channel.open").await;
+        assert_eq!(upstream.expect_message().await.1, b"x");
+        // It may be lost: the broker has not said that its queue has it.
+        assert_eq!(pool.metrics().messages_departed_lost, u64::from(!is_confirmed_late));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn p11_a_channel_with_overdue_confirms_is_kept_while_another_connection_may_be_opened() {
+    let mut broker = Broker::start(Manners::default());
+    let limits = PoolConfig { max_shared_connections: 2, max_channels_per_connection: 1, ..broker.config() };
+    let pool = Pool::new(limits);
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    client.publish(1, b"unconfirmed").await;
+    close_channel(&mut client).await;
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    client.open_channel(2).await;
+    client.publish(2, b"x").await;
+    let mut second = broker.next_connection().await;
+    second.expect("channel.open").await;
+    second.expect_message().await;
+    for name in ["channel.open", "confirm.select", "basic.publish", "header", "body"] {
+        upstream.expect(name).await;
+    }
+    assert!(!upstream.has_more().await);
 }

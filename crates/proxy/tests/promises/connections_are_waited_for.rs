@@ -150,6 +150,25 @@ async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_a
     expect_end(connections.remove(0)).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_just_opened_is_left_to_its_client() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = pool(&broker, 1, LONG);
+    let mut client = Client::over(&pool, login(&pool, "first", "right").await.unwrap()).await;
+    let mut upstream = broker.next_connection().await;
+    let mut arrivals = arrive(&pool, "second", std::iter::once("right".to_owned()));
+    until("it to wait", || pool.metrics().connections_awaited == 1).await;
+    assert!(!upstream.has_more().await, "it is not closed");
+    client.open_channel(1).await;
+    client.publish(1, b"x").await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
+    // After its use it goes to the one that waits.
+    drop(client);
+    expect_end(upstream).await;
+    assert!(soon("the other to be let in", arrivals.join_next()).await.unwrap().unwrap().is_some());
+}
+
 /// Expects that the pool closes a connection after its use.
 async fn expect_end(mut connection: BrokerEnd) {
     while connection.next().await.name() != "connection.close" {}

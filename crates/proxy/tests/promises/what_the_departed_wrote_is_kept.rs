@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use proxy::{Pool, PoolConfig};
@@ -246,4 +247,52 @@ async fn p11_a_delete_never_sent_is_carried_out_after_the_client_has_left() {
         next = broker.next_connection().await;
     }
     next.expect("queue.delete").await;
+}
+
+/// A pool with one channel for publishing, which the client uses, and the upstream connection.
+async fn occupied(broker: &mut Broker) -> (Arc<Pool>, Client, BrokerEnd) {
+    let pool = Pool::new(PoolConfig {
+        max_shared_connections: 1,
+        max_channels_per_connection: 1,
+        outage_max: WAIT * 2,
+        ..broker.config()
+    });
+    let mut holder = Client::connect(&pool).await;
+    holder.open_channel(1).await;
+    holder.publish(1, b"in use").await;
+    let mut upstream = broker.next_connection().await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
+    (pool, holder, upstream)
+}
+
+/// Longer than a connected client waits for a channel, and shorter than the login counts.
+const WAIT: Duration = Duration::from_secs(10);
+
+#[tokio::test(start_paused = true)]
+async fn p11_it_waits_for_a_channel_to_become_free() {
+    let mut broker = Broker::start(Manners::default());
+    for becomes_free in [true, false] {
+        let (pool, mut holder, mut upstream) = occupied(&mut broker).await;
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.publish(1, b"kept").await;
+        until("the message to wait", || pool.metrics().bytes_queued > 0).await;
+        drop(client);
+        until("the client to leave", || pool.metrics().clients == 1).await;
+        tokio::time::sleep(WAIT).await;
+        let metrics = pool.metrics();
+        assert!(metrics.bytes_departed > 0 && metrics.messages_departed_lost == 0);
+        if becomes_free {
+            close(&mut holder).await;
+            upstream.expect("basic.qos").await;
+            assert_eq!(upstream.expect_message().await.1, b"kept");
+            until("the answer", || pool.metrics().bytes_departed == 0).await;
+            assert_eq!(pool.metrics().messages_departed_lost, 0);
+        } else {
+            // No longer than an outage is waited out.
+            until("it to be given up", || pool.metrics().messages_departed_lost == 1).await;
+            assert_eq!(pool.metrics().bytes_departed, 0);
+        }
+    }
 }

@@ -565,11 +565,20 @@ impl ProtocolState for AmqpConnection {
             return self.finish();
         }
         if let AmqpPhase::Leaving(session) = &mut self.phase {
-            // A backend error no longer concerns a client that is closing.
-            if session.handle_nudge(now).is_err() || session.is_closed() {
-                session.end(now);
-                self.send(connection::CloseOk {});
-                self.finish();
+            match session.handle_nudge(now) {
+                Ok(()) if !session.is_closed() => {}
+                // After close-ok the client would take its messages for published.
+                Err(fault) if session.has_waiting_frames() => {
+                    self.fail(fault, now);
+                    // The client has closed, and may not confirm another close.
+                    self.finish();
+                }
+                // Any other error no longer concerns a client that is closing.
+                Ok(()) | Err(_) => {
+                    session.end(now);
+                    self.send(connection::CloseOk {});
+                    self.finish();
+                }
             }
             return;
         }

@@ -65,6 +65,10 @@ pub(crate) trait BackendSession: Send {
     fn close(&mut self, now: Instant) -> bool;
     /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
+    /// Whether frames of the client have not gone out yet, after [`BackendSession::close`].
+    fn has_waiting_frames(&self) -> bool {
+        false
+    }
     /// Whether a close that has not finished in time may be answered: nothing that the client was promised depends on it.
     fn has_stored_publishes(&self) -> bool {
         true
@@ -145,6 +149,14 @@ impl BackendSession for proxy::ProxySession {
 
     fn is_closed(&self) -> bool {
         Self::is_closed(self)
+    }
+
+    fn has_waiting_frames(&self) -> bool {
+        Self::has_waiting_frames(self)
+    }
+
+    fn has_stored_publishes(&self) -> bool {
+        self.keeps_waiting_frames()
     }
 
     fn end(&mut self, now: Instant) {

@@ -170,6 +170,7 @@ impl World {
             let cause = match cause {
                 // One lease closes the channels that rest and that it may not have.
                 LEASE if !is_it && from == "resting" && to == "closing" => self.why_closed(at as u16 + 1),
+                LEASE if !is_it && from == "settling" && to == "closing" => NEEDED,
                 _ if is_it => cause,
                 _ => {
                     assert_eq!(from, to, "{} by {cause} of another", at + 1);
@@ -267,6 +268,7 @@ impl World {
         let lease = Lease::new(self.link.clone(), ledger.clone(), self.next_id, 1, self.now);
         let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General, true) else {
             // Nothing was leased, but a channel may have been closed to make room.
+            upstream.give_up_overdue(Role::General, self.now);
             return (Some(0), LEASE);
         };
         let mut bytes = Vec::new();
