@@ -17,7 +17,7 @@ def slow_disk():
 
 def disk_without_preallocation():
     """The environment of a process whose file systems know no fallocate(2), as ext3 and NFS before 4.2."""
-    return {"LD_PRELOAD": str(preloaded()), "NO_FALLOCATE": "1"}
+    return {"LD_PRELOAD": str(preloaded("failing_disk")), "NO_FALLOCATE": "1"}
 
 
 class NoNamespaces(Exception):
