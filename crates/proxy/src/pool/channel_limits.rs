@@ -26,6 +26,8 @@ pub(super) struct ChannelLimits {
     of_users: Mutex<HashMap<String, ChannelLimit>, { Rank::Leaf as u8 }>,
     /// Whether there may be any.
     any: AtomicBool,
+    /// Whether there has been one. Never cleared.
+    ever: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +88,11 @@ impl Pool {
                 Ok(placed)
             }
         }
+    }
+
+    /// Whether a channel may be opened only to see whether the broker answers: that must not be the one that is too many.
+    pub(crate) fn may_probe_by_opening(&self) -> bool {
+        !self.channel_limits.ever.load(Ordering::Relaxed)
     }
 
     /// Learns a user's limit from the fault with which a broker has closed a connection. Returns whether the channels that
@@ -149,6 +156,7 @@ impl ChannelLimits {
             };
             of_users.insert(user.to_owned(), limit);
             self.any.store(true, Ordering::Release);
+            self.ever.store(true, Ordering::Relaxed);
         }
         all.used + all.reopening >= most
     }

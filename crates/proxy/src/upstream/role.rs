@@ -45,6 +45,11 @@ impl Upstream {
         self.state.lock().is_stopped()
     }
 
+    /// The role of its channels.
+    pub(crate) fn role(&self) -> Role {
+        self.state.lock().role.unwrap_or_default()
+    }
+
     /// Gives a connection with no other channel in use the publishing role; returns what an empty queue name
     /// has meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
     pub(crate) fn turn_publishing(&self, number: u16) -> Option<Option<Box<str>>> {

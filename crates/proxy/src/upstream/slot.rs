@@ -10,6 +10,8 @@
 //! | free | lease | leased | the session sends channel.open |
 //! | resting | lease | leased | as it is |
 //! | resting | too old for a lease; rested for too long; its number is needed | closing | too old by P1 |
+//! | free | the connection is probed | closing | channel.open and channel.close are sent |
+//! | resting | the connection is probed | settling | channel.flow is sent |
 //! | leased | the session asks for its close | leaving | close-ok is reported to the session |
 //! | leased | release | settling or resting or closing | at once resting, if nothing is pending; or closing, if it is too old as well |
 //! | leased | release after other use than publishing and declaring | closing | |
@@ -29,6 +31,7 @@ use std::time::Instant;
 use amqp::Method;
 
 use super::ledger::{AnswerProgress, Ledger, UnsettledEntries};
+use super::stall::ChannelSilence;
 use crate::link::ClientLink;
 
 /// The state of an upstream channel number.
@@ -107,6 +110,7 @@ pub(crate) struct Lease {
     pub(crate) close_sent: bool,
     /// The meaning of an empty queue name on the channel.
     pub(crate) last_queue: Option<Box<str>>,
+    pub(crate) silence: ChannelSilence,
 }
 
 impl Lease {
@@ -137,6 +141,7 @@ impl Lease {
             confirms: None,
             close_sent: false,
             last_queue: None,
+            silence: ChannelSilence::default(),
         }
     }
 }
@@ -147,6 +152,8 @@ pub(crate) struct DepartedLedger {
     pub(crate) remains: UnsettledEntries,
     /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
+    /// Whether they may have stalled the connection.
+    pub(crate) is_suspect: bool,
 }
 
 /// The state of the opening of a client's new channel when its connection ends.
@@ -201,6 +208,7 @@ pub(crate) struct Settling {
     opened_at: Instant,
     /// Whether it was given back before the broker had opened it.
     opening: bool,
+    silence: ChannelSilence,
 }
 
 impl Settling {
@@ -221,7 +229,32 @@ impl Settling {
             confirms,
             opened_at: lease.opened_at,
             opening: lease.opening,
+            silence: lease.silence,
         }
+    }
+
+    /// A channel that rested, with one reply pending that the pool has requested to prove that the broker answers.
+    pub(super) fn probe(confirms: Option<Box<Confirms>>, opened_at: Instant) -> Self {
+        Self {
+            replies_due: 1,
+            own_due: 0,
+            left: None,
+            lease: 0,
+            last_queue: None,
+            confirms,
+            opened_at,
+            opening: false,
+            silence: ChannelSilence::default(),
+        }
+    }
+
+    /// The unsettled frames of the client that gave the channel back, if any.
+    pub(super) fn in_flight(&self) -> Option<(&Ledger, &ChannelSilence)> {
+        self.left.as_deref().map(|ledger| (ledger, &self.silence))
+    }
+
+    pub(super) fn in_flight_mut(&mut self) -> Option<(&Ledger, &mut ChannelSilence)> {
+        self.left.as_deref().map(|ledger| (ledger, &mut self.silence))
     }
 
     /// When the channel was opened at the broker.
@@ -294,10 +327,10 @@ impl Settling {
         }
     }
 
-    /// The unsettled frames when its connection is lost.
-    pub(crate) fn into_left(self) -> Option<DepartedLedger> {
+    /// The unsettled frames when its connection is lost, perhaps because of them if they are `is_suspect`.
+    pub(crate) fn into_left(self, is_suspect: bool) -> Option<DepartedLedger> {
         let confirming = self.confirms.is_some();
-        self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming })
+        self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming, is_suspect })
     }
 
     /// Whether nothing is pending any more, so that the channel can rest.
