@@ -169,4 +169,4 @@ pub use pool::{AddressState, ClientInfo, ClientSide, DeletedVirtualHost, Login, 
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
 pub use session::{Export, FORMAT, ProxySession, SessionState, may_cost_connection};
-pub use upstream::UpstreamView;
+pub use upstream::{UpstreamView, is_stall};

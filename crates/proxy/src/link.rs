@@ -76,8 +76,8 @@ pub(crate) enum Event {
     SecretVerified { number: u64, result: Result<Arc<Credentials>, Refusal> },
     /// An upstream connection ended in the middle of a message for the client.
     BrokenOff { upstream: u64 },
-    /// An upstream connection has ended.
-    Lost { upstream: u64, fault: Fault },
+    /// An upstream connection has ended. It was stalled, perhaps by this client, if that `is_suspect`.
+    Lost { upstream: u64, fault: Fault, is_suspect: bool },
     /// The client's declarations are lost with their broker, and cannot be declared again for it.
     NotRestored { fault: Fault },
     /// The client's own connection is clean again and back in the pool.

@@ -119,6 +119,8 @@ pool_metrics! {
         connect_failures = "leveret_upstream_connect_failures_total";
         /// Upstream connections lost.
         connections_lost = "leveret_upstream_connections_lost_total";
+        /// Upstream connections on which the broker answered nothing any more, perhaps because of one queue.
+        connections_stalled = "leveret_upstream_stalled_connections_total";
         /// Messages republished after their upstream connection was lost.
         messages_replayed = "leveret_upstream_replayed_messages_total";
         /// Channels recovered on another upstream connection after theirs was lost.

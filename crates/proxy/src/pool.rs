@@ -9,6 +9,7 @@ mod guards;
 mod outage;
 mod placement;
 mod restoring;
+mod stalled;
 mod unverified;
 mod verification;
 

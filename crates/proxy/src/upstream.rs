@@ -11,6 +11,7 @@ mod role;
 mod secret;
 mod share;
 mod slot;
+mod stall;
 mod task;
 #[cfg(test)]
 mod test_peer;
@@ -43,6 +44,7 @@ pub(crate) use share::{Share, UpstreamProgress};
 #[cfg(test)]
 pub(crate) use slot::OVERDUE_AFTER;
 pub(crate) use slot::{ChannelOpening, DepartedLedger, Lease, Slot, Usage};
+pub use stall::is_stall;
 #[cfg(test)]
 pub(crate) use test_peer::{ChannelDeliveries, Effect, Peer};
 
@@ -52,6 +54,7 @@ pub(crate) use task::{UpstreamIdentity, spawn};
 
 use self::leases::IdleChannels;
 use self::role::Attached;
+use self::stall::StallState;
 use crate::link::{ClientLink, Event};
 use crate::pool::{Endpoint, UnusedNotifier};
 
@@ -122,6 +125,7 @@ struct UpstreamState {
     unused: Arc<UnusedNotifier>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
+    stall: StallState,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Attached>,
     /// Sessions that found no room in `outbox`, with the position up to which data has to be written first.
@@ -359,13 +363,15 @@ impl Upstream {
 
     /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
     /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
-    /// refused by the fault.
-    fn end(&self, fault: &Fault, refuses_new: bool) -> (Vec<DepartedLedger>, bool) {
+    /// refused by the fault. If it is `stalled`, some of its clients are suspected of that.
+    fn end(&self, fault: &Fault, refuses_new: bool, stalled: bool) -> (Vec<DepartedLedger>, bool) {
         let mut state = self.state.lock();
+        let suspects = if stalled { state.suspects() } else { Vec::new() };
         state.phase = Phase::Ended;
         state.idle_since = None;
-        let mut left = Vec::new();
-        for slot in std::mem::take(&mut state.slots) {
+        let (mut left, mut suspected) = (Vec::new(), Vec::new());
+        for (at, slot) in std::mem::take(&mut state.slots).into_iter().enumerate() {
+            let is_suspect = suspects.contains(&at);
             match slot {
                 Slot::Leased(lease) => {
                     let opening = match lease.opening && !lease.again {
@@ -379,10 +385,17 @@ impl Upstream {
                     }
                     if lease.link.is_gone() {
                         let confirming = lease.confirms.is_some();
-                        left.push(DepartedLedger { remains: lease.ledger.take(), confirming });
+                        left.push(DepartedLedger { remains: lease.ledger.take(), confirming, is_suspect });
+                    } else if is_suspect {
+                        let client = lease.link.client;
+                        let text = "client may have stalled the upstream connection, and gets one of its own";
+                        tracing::warn!(upstream = self.id, client, text);
+                        suspected.push(lease.link);
                     }
                 }
-                Slot::Settling(settling) | Slot::Closing(Some(settling)) => left.extend(settling.into_left()),
+                Slot::Settling(settling) | Slot::Closing(Some(settling)) => {
+                    left.extend(settling.into_left(is_suspect));
+                }
                 _ => {}
             }
         }
@@ -402,7 +415,8 @@ impl Upstream {
         let was_own = owner.is_some();
         links.extend(owner.filter(|owner| !links.iter().any(|link| Arc::ptr_eq(link, owner))));
         for link in links {
-            link.notify(Event::Lost { upstream: self.id, fault: fault.clone() });
+            let is_suspect = suspected.iter().any(|other| Arc::ptr_eq(other, &link));
+            link.notify(Event::Lost { upstream: self.id, fault: fault.clone(), is_suspect });
         }
         // They may wait for one channel less here, and use other connections.
         starving.iter().for_each(|link| link.notify(Event::ChannelFree));

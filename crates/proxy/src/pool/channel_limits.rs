@@ -26,6 +26,8 @@ pub(super) struct ChannelLimits {
     of_users: Mutex<HashMap<String, ChannelLimit>, { Rank::Leaf as u8 }>,
     /// Whether there may be any.
     any: AtomicBool,
+    /// Whether there has been one. Never cleared.
+    ever: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -91,6 +93,11 @@ impl Pool {
         }
     }
 
+    /// Whether a channel may be opened only to see whether the broker answers: that must not be the one that is too many.
+    pub(crate) fn may_probe_by_opening(&self) -> bool {
+        !self.channel_limits.ever.load(Ordering::Relaxed)
+    }
+
     /// Learns a user's limit from the fault with which a broker has closed a connection. Returns whether the channels that
     /// were being opened there are to be refused: all that the user may have are in use.
     pub(crate) fn learn_channel_limit(&self, upstream: &Upstream, fault: &Fault, now: Instant) -> bool {
@@ -152,6 +159,7 @@ impl ChannelLimits {
             };
             of_users.insert(user.to_owned(), limit);
             self.any.store(true, Ordering::Release);
+            self.ever.store(true, Ordering::Relaxed);
         }
         all.used + all.reopening >= most
     }

@@ -25,7 +25,8 @@ impl Pool {
     /// If there is none, and may be no more connections, a channel is closed whose departed client's confirms are overdue.
     ///
     /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
-    /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened.
+    /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened. A stalled
+    /// one is chosen only if there is no other.
     pub(crate) fn find_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -34,27 +35,38 @@ impl Pool {
         patience: bool,
     ) -> Option<Arc<Upstream>> {
         let node = sought.near.filter(|node| self.endpoints.is_up(*node));
-        let (mut near, mut far) = (LeastLoaded::default(), LeastLoaded::default());
+        let [mut near, mut far, mut stalled] = <[LeastLoaded; 3]>::default();
         let (mut shared, mut opening) = (0, 0);
         self.each(credentials, virtual_host, |upstream| {
             let Some(found) = upstream.shared(sought.confirm, sought.role) else { return };
-            shared += 1;
-            opening += found.opening;
+            let is_near = node.is_none_or(|node| upstream.endpoint.socket == node);
+            let least = match found.is_stalled {
+                true => &mut stalled,
+                false if is_near => &mut near,
+                false => &mut far,
+            };
             if let Some(load) = found.load {
-                let is_near = node.is_none_or(|node| upstream.endpoint.socket == node);
-                let least = if is_near { &mut near } else { &mut far };
                 least.add(load, found.rests, upstream);
             }
+            if !found.is_stalled {
+                shared += 1;
+                opening += found.opening;
+            }
         });
+        if shared == 0 {
+            // Until another one has been opened: if the broker as a whole is frozen, none will be.
+            return stalled.into_least(false);
+        }
         let only_rested = patience && opening >= OPENING_MAX;
         let may_grow = shared < self.config.max_shared_connections;
         let upstream = match near.into_least(only_rested) {
             Some(upstream) => upstream,
             // When no other one can be opened, one at another node will do.
             None if may_grow && !self.is_full() => return None,
-            None => match far.into_least(only_rested) {
-                None if !only_rested => self.give_up_overdue(credentials, virtual_host, sought.role)?,
-                far => far?,
+            None if only_rested => far.into_least(true)?,
+            None => match far.into_least(false).or_else(|| stalled.into_least(false)) {
+                None => self.give_up_overdue(credentials, virtual_host, sought.role)?,
+                Some(upstream) => upstream,
             },
         };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
@@ -277,7 +289,8 @@ impl Pool {
             let mut busiest = None::<(usize, Arc<Upstream>)>;
             self.each(credentials, virtual_host, |upstream| {
                 // Channels on other clients' own connections are irrelevant here.
-                let opening = upstream.shared(sought.confirm, sought.role).map_or(0, |shared| shared.opening);
+                let shared = upstream.shared(sought.confirm, sought.role);
+                let opening = shared.filter(|shared| !shared.is_stalled).map_or(0, |shared| shared.opening);
                 if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
                     busiest = Some((opening, upstream.clone()));
                 }
@@ -325,12 +338,12 @@ impl Pool {
         least > 0 && self.count_shared(&upstream.credentials(), &upstream.virtual_host, None) <= least
     }
 
-    /// Number of connections that clients share, for one role or any.
+    /// Number of connections that clients share, for one role or any; for a role without those that are stalled.
     fn count_shared(&self, credentials: &Credentials, virtual_host: &str, role: Option<Role>) -> usize {
         let mut count = 0;
         self.each(credentials, virtual_host, |upstream| {
             count += usize::from(match role {
-                Some(role) => upstream.shared(false, role).is_some(),
+                Some(role) => upstream.shared(false, role).is_some_and(|shared| !shared.is_stalled),
                 None => upstream.is_shared().0,
             });
         });
@@ -345,25 +358,42 @@ impl Pool {
         }
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
         background::run(async move {
-            let result = async {
-                let PlacementRequest { near, role, .. } = sought;
-                let (destination, end) = (pool.destination(near, &virtual_host), pool.arrival_end());
-                let _permit = pool.auth_gate.enter(&credentials, &destination, end).await?;
-                let permit = pool.permit_at_once()?;
-                let opening = pool.connect_preferring(near, permit, &credentials, &ClientProperties::SHARED);
-                let begun = Box::pin(opening).await?;
-                pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
-            };
-            if let Err(error) = result.await {
-                tracing::warn!(%error, "could not open another upstream connection");
-            }
+            // Failures are in the log.
+            let _ = Box::pin(pool.open_another(&credentials, &virtual_host, sought)).await;
             pool.growing.end(&group);
         });
     }
 
+    /// Opens another connection to be shared, if a permit is free.
+    pub(super) async fn open_another(
+        self: &Arc<Self>,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+        PlacementRequest { near, role, .. }: PlacementRequest,
+    ) -> Result<Arc<Upstream>, Refusal> {
+        let opening = async {
+            let (destination, end) = (self.destination(near, virtual_host), self.arrival_end());
+            let _permit = self.auth_gate.enter(credentials, &destination, end).await?;
+            let permit = self.permit_at_once()?;
+            let opening = self.connect_preferring(near, permit, credentials, &ClientProperties::SHARED);
+            let begun = Box::pin(opening).await?;
+            self.finish(begun, credentials, virtual_host, None, Some(role)).await
+        };
+        let opened = opening.await;
+        if let Err(error) = &opened {
+            tracing::warn!(%error, "could not open another upstream connection");
+        }
+        opened
+    }
+
     /// Calls `show` for all connections with exactly these credentials, compared in constant time, in a
     /// virtual host, newest first.
-    fn each(&self, credentials: &Credentials, virtual_host: &str, mut show: impl FnMut(&Arc<Upstream>)) {
+    pub(super) fn each(
+        &self,
+        credentials: &Credentials,
+        virtual_host: &str,
+        mut show: impl FnMut(&Arc<Upstream>),
+    ) {
         let connections = self.connections.lock();
         for upstream in connections.get(&credentials.username).into_iter().flatten().rev() {
             if *upstream.virtual_host == *virtual_host && upstream.is_of(credentials) {

@@ -67,7 +67,7 @@ impl ProxySession {
 
 /// Sends again what departed clients had in flight on an upstream connection that is lost. A fault of the
 /// broker may have been caused by any of it: then each channel continues on a connection of its own, and
-/// frames that were already on one are given up.
+/// frames that were already on one are given up. So does a channel that may have stalled the connection.
 pub(crate) fn send_again(
     pool: &Arc<Pool>,
     upstream: &Upstream,
@@ -79,7 +79,7 @@ pub(crate) fn send_again(
     // One channel too many is nothing that the others have caused.
     let alone = fault.code != ReplyCode::ConnectionForced
         && channel_limit(fault, &upstream.credentials().username).is_none();
-    let mut channels = Vec::new();
+    let (mut channels, mut suspects) = (Vec::new(), Vec::new());
     for mut left in left {
         add(&pool.counters().messages_departed_lost, left.remains.lost + left.remains.too_large.len() as u64);
         if left.remains.frames.is_empty() {
@@ -94,15 +94,18 @@ pub(crate) fn send_again(
         // Exclusive queues of the client's own connection are gone with it.
         let knows_queue = left.remains.carried.last_queue.is_some();
         left.remains.frames = harmless(&left.remains.frames, was_own, knows_queue);
-        channels.push(DepartedChannel { side: Side::for_departed(left, now), after: Vec::new() });
+        let list = if left.is_suspect { &mut suspects } else { &mut channels };
+        list.push(DepartedChannel { side: Side::for_departed(left, now), after: Vec::new() });
     }
-    HandOver {
-        handing_over: HandingOver::begin(pool),
-        credentials: upstream.credentials(),
-        virtual_host: upstream.virtual_host.clone(),
-        alone,
+    for (channels, alone) in [(channels, alone), (suspects, true)] {
+        HandOver {
+            handing_over: HandingOver::begin(pool),
+            credentials: upstream.credentials(),
+            virtual_host: upstream.virtual_host.clone(),
+            alone,
+        }
+        .begin(channels);
     }
-    .begin(channels);
 }
 
 /// The frames of `queued` that need no client to be present, and that cannot make the broker close a connection (P2):

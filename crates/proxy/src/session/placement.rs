@@ -229,9 +229,11 @@ impl ProxySession {
     /// The connection for shared or own channels; if there is none it is requested, and an event follows.
     fn connection(&mut self, own: bool, role: Role, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
         match self.upstream_link(own, role) {
-            UpstreamLink::Ready(upstream) => return Ok(Some(upstream.clone())),
+            UpstreamLink::Ready(upstream) if own || !upstream.is_replaced() => {
+                return Ok(Some(upstream.clone()));
+            }
             UpstreamLink::Opening => return Ok(None),
-            UpstreamLink::None => {}
+            UpstreamLink::Ready(_) | UpstreamLink::None => {}
         }
         let is_torn = self.pool.topologies().is_torn(&self.virtual_host, self.link.declarer_id());
         let found = if is_torn || !self.pause.is_zero() {
@@ -352,8 +354,8 @@ impl ProxySession {
             }
             Event::BrokenOff { .. } => {}
             Event::NotRestored { fault } => return Err(fault.on_connection()),
-            Event::Lost { upstream, fault } => {
-                self.lost(upstream, fault)?;
+            Event::Lost { upstream, fault, is_suspect } => {
+                self.lost(upstream, fault, is_suspect)?;
                 // A channel may have waited for a number there.
                 return self.place_all_waiting();
             }

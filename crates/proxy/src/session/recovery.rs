@@ -16,7 +16,7 @@ use crate::upstream::{ChannelOpening, Role, UnsettledEntries};
 impl ProxySession {
     /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
     /// that can be carried over continues elsewhere, anything else ends with an error that says so.
-    pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
+    pub(super) fn lost(&mut self, id: u64, fault: Fault, is_suspect: bool) -> Result<(), Fault> {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
         let now = self.output.now;
         let opened_at = lost.map(|place| self.attached.swap_remove(place).opened_at);
@@ -53,6 +53,8 @@ impl ProxySession {
             // a repeated fault ends only the client that causes it.
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
         }
+        // Likewise: on a connection of its own only the client waits for its queue.
+        self.suspect |= is_suspect;
         let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
         let steady = STEADY.min(self.pool.config().outage_max);
         let is_steady = lasted.is_some_and(|lasted| lasted > steady);

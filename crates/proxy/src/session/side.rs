@@ -473,7 +473,7 @@ impl Side {
 
     /// Creates a side that sends a departed client's unsettled frames again.
     pub(super) fn for_departed(left: DepartedLedger, now: Instant) -> Self {
-        let DepartedLedger { remains, confirming } = left;
+        let DepartedLedger { remains, confirming, .. } = left;
         let mut side = Self { setup: Setup { confirm: confirming, ..Setup::default() }, ..Self::default() };
         side.depart(remains, now);
         side

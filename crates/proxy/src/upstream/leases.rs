@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) rests: bool,
     /// Channels that the broker is still to open, or to prove clean after they were given back.
     pub(crate) opening: usize,
+    /// Whether the broker has stopped reading the connection.
+    pub(crate) is_stalled: bool,
 }
 
 /// Channels of a user, by what becomes of them when a broker refuses to open one more.
@@ -122,7 +124,7 @@ impl Upstream {
         let has_capacity = state.has_capacity(self.shared_channel_max);
         let change = if state.role.is_none() { ROLE_CHANGE } else { 0 };
         let load = has_capacity.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE + change);
-        Some(Shared { load, rests, opening: state.opening })
+        Some(Shared { load, rests, opening: state.opening, is_stalled: state.is_stalled() })
     }
 
     /// Whether clients share the connection, and whether it has a channel for one more.
@@ -484,6 +486,29 @@ impl Upstream {
         self.opened_if(state, opening);
         self.send(number, close_channel());
         true
+    }
+
+    /// Requests an answer on a channel that no client uses: one that rests, or else one that is opened for this and closed
+    /// again, if it `may_open` one. Returns its number.
+    pub(super) fn send_probe(&self, state: &mut UpstreamState, may_open: bool, now: Instant) -> Option<u16> {
+        let (number, probe) = if let Some(IdleChannel { number, opened_at, .. }) = state.resting.take_any() {
+            let confirms = match state.slot(number)? {
+                Slot::IdleChannels(confirms) => confirms.take(),
+                _ => None,
+            };
+            self.send(number, channel::Flow { active: true });
+            (number, Slot::Settling(Box::new(Settling::probe(confirms, opened_at, now))))
+        } else if may_open && state.used_numbers() < usize::from(self.channel_max) {
+            let number = state.unused_number();
+            self.send(number, channel::Open::default());
+            self.send(number, close_channel());
+            (number, Slot::Closing(None))
+        } else {
+            return None;
+        };
+        *state.slot(number)? = probe;
+        state.in_use += 1;
+        Some(number)
     }
 
     fn close_resting(&self, state: &mut UpstreamState, number: u16) {

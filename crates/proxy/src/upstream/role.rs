@@ -51,6 +51,11 @@ impl Upstream {
         state.blocked.clone().filter(|_| state.is_stopped())
     }
 
+    /// The role of its channels.
+    pub(crate) fn role(&self) -> Role {
+        self.state.lock().role.unwrap_or_default()
+    }
+
     /// Gives a connection with no other channel in use the publishing role; returns what an empty queue name
     /// has meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
     pub(crate) fn turn_publishing(&self, number: u16) -> Option<Option<Box<str>>> {

@@ -10,6 +10,8 @@
 //! | free | lease | leased | the session sends channel.open |
 //! | resting | lease | leased | as it is |
 //! | resting | too old for a lease; rested for too long; its number is needed | closing | too old by P1 |
+//! | free | the connection is probed | closing | channel.open and channel.close are sent |
+//! | resting | the connection is probed | settling | channel.flow is sent |
 //! | leased | the session asks for its close | leaving | close-ok is reported to the session |
 //! | leased | release | settling or resting or closing | at once resting, if nothing is pending; or closing, if it is too old as well |
 //! | leased | release after other use than publishing and declaring | closing | |
@@ -30,6 +32,7 @@ use std::time::{Duration, Instant};
 use amqp::Method;
 
 use super::ledger::{AnswerProgress, Ledger, UnsettledEntries};
+use super::stall::ChannelSilence;
 use crate::link::ClientLink;
 
 /// The state of an upstream channel number.
@@ -108,6 +111,7 @@ pub(crate) struct Lease {
     pub(crate) close_sent: bool,
     /// The meaning of an empty queue name on the channel.
     pub(crate) last_queue: Option<Box<str>>,
+    pub(crate) silence: ChannelSilence,
 }
 
 impl Lease {
@@ -138,6 +142,7 @@ impl Lease {
             confirms: None,
             close_sent: false,
             last_queue: None,
+            silence: ChannelSilence::default(),
         }
     }
 }
@@ -148,6 +153,8 @@ pub(crate) struct DepartedLedger {
     pub(crate) remains: UnsettledEntries,
     /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
+    /// Whether they may have stalled the connection.
+    pub(crate) is_suspect: bool,
 }
 
 /// The state of the opening of a client's new channel when its connection ends.
@@ -206,6 +213,7 @@ pub(crate) struct Settling {
     opening: bool,
     /// Whether the channel is closed because its number is needed, whatever is unconfirmed.
     given_up: bool,
+    silence: ChannelSilence,
 }
 
 impl Settling {
@@ -228,6 +236,7 @@ impl Settling {
             since: now,
             opening: lease.opening,
             given_up: false,
+            silence: lease.silence,
         }
     }
 
@@ -240,6 +249,32 @@ impl Settling {
     /// The channel is about to be closed although messages are unconfirmed.
     pub(super) fn give_up(&mut self) {
         self.given_up = true;
+    }
+
+    /// A channel that rested, with one reply pending that the pool has requested to prove that the broker answers.
+    pub(super) fn probe(confirms: Option<Box<Confirms>>, opened_at: Instant, now: Instant) -> Self {
+        Self {
+            replies_due: 1,
+            own_due: 0,
+            left: None,
+            lease: 0,
+            last_queue: None,
+            confirms,
+            opened_at,
+            since: now,
+            opening: false,
+            given_up: false,
+            silence: ChannelSilence::default(),
+        }
+    }
+
+    /// The unsettled frames of the client that gave the channel back, if any.
+    pub(super) fn in_flight(&self) -> Option<(&Ledger, &ChannelSilence)> {
+        self.left.as_deref().map(|ledger| (ledger, &self.silence))
+    }
+
+    pub(super) fn in_flight_mut(&mut self) -> Option<(&Ledger, &mut ChannelSilence)> {
+        self.left.as_deref().map(|ledger| (ledger, &mut self.silence))
     }
 
     /// When the channel was opened at the broker.
@@ -320,10 +355,10 @@ impl Settling {
         }
     }
 
-    /// The unsettled frames when its connection is lost.
-    pub(crate) fn into_left(self) -> Option<DepartedLedger> {
+    /// The unsettled frames when its connection is lost, perhaps because of them if they are `is_suspect`.
+    pub(crate) fn into_left(self, is_suspect: bool) -> Option<DepartedLedger> {
         let confirming = self.confirms.is_some();
-        self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming })
+        self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming, is_suspect })
     }
 
     /// Whether nothing is pending any more, so that the channel can rest.

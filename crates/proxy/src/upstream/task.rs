@@ -20,6 +20,7 @@ use super::leases::IdleChannels;
 use super::ledger::{ConfirmedNumber, UnsettledEntries};
 use super::role::Role;
 use super::slot::{ChannelOpening, Lease, Slot};
+use super::stall::{AnswerCheck, CHECK_INTERVAL, StallState, report_stall, stalled};
 use super::{Phase, Upstream, UpstreamState};
 use crate::ack_frames::{WIRE_LEN, acks_in, decode, is_ack};
 use crate::link::{ClientLink, Event};
@@ -95,6 +96,7 @@ pub(crate) fn open(
             returning: false,
             starving: Vec::new(),
             blocked: None,
+            stall: StallState::default(),
             attached: Vec::new(),
             waiting: Vec::new(),
         }),
@@ -110,6 +112,10 @@ pub(crate) fn open(
         consumer_budget: config.consumer_budget,
         cause: None,
         prove_at: None,
+        check_at: None,
+        answers: 0,
+        moved: (0, 0),
+        stalled: false,
         close_confirmed: false,
         finished: false,
         left: false,
@@ -159,6 +165,14 @@ pub(crate) struct UpstreamConnection {
     /// When to request proofs. Set when messages outside confirm mode are written, cleared when proofs are
     /// requested.
     prove_at: Option<Instant>,
+    /// When to check whether the broker still answers. Set when anything is written, cleared when nothing is due.
+    check_at: Option<Instant>,
+    /// Answers on the channels so far.
+    answers: u64,
+    /// At the last check: `answers`, and the bytes of clients that were written.
+    moved: (u64, u64),
+    /// Whether it was given up because it was stalled.
+    stalled: bool,
     /// Whether the broker has answered `connection.close`.
     close_confirmed: bool,
 }
@@ -229,6 +243,7 @@ impl Protocol for UpstreamConnection {
     fn handle_written(&mut self, now: Instant) {
         self.heartbeat.sent(now);
         self.upstream.wake_written();
+        self.check_at.get_or_insert(now + CHECK_INTERVAL);
         if self.prove_at.is_none() && self.upstream.unproven.load(Ordering::Acquire) {
             self.prove_at = Some(now + PROOF_AFTER);
         }
@@ -260,6 +275,9 @@ impl Protocol for UpstreamConnection {
         }
         if self.prove_at.take_if(|at| now >= *at).is_some() {
             self.upstream.ask_for_proofs();
+        }
+        if self.check_at.is_some_and(|at| now >= at) {
+            self.check_answers(now);
         }
         // Asked before the state is locked, because the pool's table comes first (ARCHITECTURE.md, "Lock order").
         let keep = self.pool.upgrade().is_some_and(|pool| pool.is_kept_idle(&self.upstream));
@@ -294,11 +312,14 @@ impl Protocol for UpstreamConnection {
             Phase::Closing(since) => Some(since + CLOSE_TIMEOUT),
             _ => state.idle_since.or(state.resting.longest()).map(|since| since + self.idle_timeout),
         };
-        own.into_iter().chain(self.prove_at).chain(self.heartbeat.next_deadline()).min()
+        own.into_iter().chain(self.prove_at).chain(self.check_at).chain(self.heartbeat.next_deadline()).min()
     }
 
     fn intent(&self) -> Intent {
-        if self.finished {
+        if self.stalled {
+            // At once: what is still to be written is sent again elsewhere.
+            Intent::HandOver
+        } else if self.finished {
             Intent::Finish
         } else if self.is_paused() {
             Intent::Pause
@@ -335,12 +356,35 @@ impl UpstreamConnection {
         } else {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
         }
-        let (left, was_own) = self.upstream.end(&fault, refuses_new);
+        let (left, was_own) = self.upstream.end(&fault, refuses_new, self.stalled);
         // A broker that confirms the close has processed everything in front of it.
         if let Some(pool) = pool
             && !self.close_confirmed
         {
             send_again(&pool, &self.upstream, left, was_own, &fault, transport::now());
+        }
+    }
+
+    /// Checks whether the broker still reads a shared connection: see [`super::stall`].
+    fn check_answers(&mut self, now: Instant) {
+        let Some(pool) = self.pool.upgrade() else { return self.check_at = None };
+        let line = self.upstream.line();
+        let (answers, written) = std::mem::replace(&mut self.moved, (self.answers, line.written));
+        // Of a backlog it may take a part at a time.
+        let is_moving = self.answers != answers || (line.backlog > 0 && line.written != written);
+        let check = self.upstream.check_answers(now, is_moving, pool.may_probe_by_opening());
+        self.check_at = (check != AnswerCheck::AllAnswered).then_some(now + CHECK_INTERVAL);
+        match check {
+            AnswerCheck::AllAnswered | AnswerCheck::Due => {}
+            AnswerCheck::Stalled => {
+                report_stall(&self.upstream);
+                add(&pool.counters().connections_stalled, 1);
+                pool.replace_stalled(&self.upstream);
+            }
+            AnswerCheck::GivenUp => {
+                self.cause = Some(stalled());
+                (self.stalled, self.finished) = (true, true);
+            }
         }
     }
 
@@ -382,18 +426,34 @@ impl UpstreamConnection {
                 } else if carries_content(frame.payload) {
                     lease.begin_content(batch, frame, wire, behind);
                 } else if is_ack(frame.payload) {
+                    self.answers += 1;
                     return lease.pass_on_confirms(batch, frame, behind);
                 } else {
+                    self.answers += 1;
                     self.validated_method(state, batch, frame);
                 }
             }
-            Some(Slot::Settling(_)) => self.settling_method(state, frame),
+            Some(Slot::Settling(_)) => {
+                self.heard(state, frame.channel);
+                self.settling_method(state, frame);
+            }
             Some(Slot::IdleChannels(_)) => self.resting_method(state, frame),
-            Some(Slot::Closing(_)) => self.closing_method(state, frame),
+            Some(Slot::Closing(_)) => {
+                self.heard(state, frame.channel);
+                self.closing_method(state, frame);
+            }
             // Nothing is expected on a closed channel; frames there are ignored.
             _ => {}
         }
         0
+    }
+
+    /// Counts an answer on a channel that no client uses.
+    fn heard(&mut self, state: &mut UpstreamState, number: u16) {
+        self.answers += 1;
+        if state.stall.heard(number) {
+            tracing::info!(upstream = self.upstream.id, "upstream connection answers again");
+        }
     }
 
     /// Handles a method that changes the state of a leased channel.

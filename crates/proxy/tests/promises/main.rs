@@ -11,6 +11,7 @@ mod a_channel_limit_hits_only_the_offender;
 mod a_flood_starves_nobody;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
+mod a_stalled_connection_is_replaced;
 mod a_whole_pool_runs_in_simulated_time;
 mod an_alarm_blocks_publishers_alone;
 mod an_outage_looks_like_one;

@@ -122,7 +122,8 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
                 let lost = forwarder.serve(client, &asked, is_isolated).await;
                 let Lost { fault, is_local, is_message_sought } = lost;
-                is_isolated = is_message_sought;
+                // One that has stalled for itself would stall the others again.
+                is_isolated = is_message_sought || fault.as_ref().is_some_and(proxy::is_stall);
                 let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
                 // An upstream that fails whatever it is sent needs time.
                 let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);

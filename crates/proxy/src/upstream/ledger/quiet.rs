@@ -1,7 +1,7 @@
 //! Whether the broker has processed everything that was sent on a channel: frames on the other upstream
 //! channel may have to wait for that (P10).
 
-use super::{Ledger, Record};
+use super::{EntryKind, Ledger, Record, SentEntry};
 use crate::link::{ClientLink, Event};
 
 /// Whether the broker has processed everything that was sent.
@@ -39,6 +39,26 @@ impl Ledger {
         let asked = record.asked;
         let is_last = record.unanswered.is_some_and(|unanswered| unanswered.asked == asked);
         if is_last { AnswerProgress::Asking } else { AnswerProgress::Soon }
+    }
+
+    /// The answers that have come, to requests and to messages, if more are due.
+    pub(crate) fn answers_if_due(&self) -> Option<(u64, u64)> {
+        let record = self.record.lock();
+        let confirmed = record.confirms.up_to();
+        let is_due = record.asked > record.answered || record.published > confirmed;
+        is_due.then_some((record.answered, confirmed))
+    }
+
+    /// Number of messages and requests that the broker has not answered.
+    pub(crate) fn unanswered(&self) -> u64 {
+        let record = self.record.lock();
+        let unproven = |entry: &SentEntry| match entry.what {
+            EntryKind::Unconfirmed { count, .. } if !record.is_done(&entry.what) => count,
+            _ => 0,
+        };
+        record.asked.saturating_sub(record.answered)
+            + record.published.saturating_sub(record.confirms.up_to())
+            + record.entries.iter().map(unproven).sum::<u64>()
     }
 
     /// Records that one of the messages that were recorded last is mandatory.

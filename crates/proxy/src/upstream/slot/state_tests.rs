@@ -25,6 +25,7 @@ const LEASE: &str = "lease";
 const TOO_OLD: &str = "too old for a lease";
 const RESTED: &str = "rested for too long";
 const NEEDED: &str = "its number is needed";
+const PROBED: &str = "the connection is probed";
 const ASKED_TO_CLOSE: &str = "the session asks for its close";
 const RELEASE: &str = "release";
 const RELEASE_TOUCHED: &str = "release after other use than publishing and declaring";
@@ -230,7 +231,13 @@ impl World {
                 self.peer.close_channel(pick);
                 Some((None, TIME))
             }
-            95..97 => {
+            95 => {
+                let may_open = self.random.chance(500);
+                let upstream = &self.peer.connection.upstream;
+                let number = upstream.send_probe(&mut upstream.state.lock(), may_open, self.now)?;
+                Some((Some(number), PROBED))
+            }
+            96 => {
                 self.now += if self.random.chance(500) { AGE_MAX } else { IDLE };
                 Some((None, TIME))
             }

@@ -387,6 +387,20 @@ async fn a_fault_that_may_be_another_clients_parks_nothing_before_it_comes_again
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shared_connection_that_was_stalled_is_followed_by_an_isolated_one() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let text = "upstream connection lost: stalled: the broker has answered nothing on it for 8 s";
+    site.upstream.closes_for("q", Fault::new(ReplyCode::ConnectionForced, text));
+    spool_some(&site.spool, &local, "", "q", 0..1);
+    site.pass(Duration::from_millis(10)).await;
+    site.upstream.closes_for("nothing", Fault::new(ReplyCode::ConnectionForced, text));
+    site.pass(LONG).await;
+    assert_eq!((take(&upstream).0, site.spool.parked()), (numbers(0..1), 0));
+    assert_eq!(*site.isolated.lock(), [false, true]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upstream_that_shuts_down_parks_nothing() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));

@@ -1,0 +1,221 @@
+//! Detection of a shared connection that the broker has stopped reading because of one of its channels (P2).
+//!
+//! RabbitMQ does not read a connection while one of its channels cannot pass messages on, as to a quorum queue without a
+//! majority (`rabbit_reader`, `credit_flow`). It announces nothing, its heartbeats continue, and the kernel takes what the
+//! others send. So a channel that no client uses is asked for an answer when others have been due for a while: if it answers,
+//! only some queues are slow.
+//!
+//! # Example
+//! A publishes to one queue all the time, B 2,000 messages to another one that has just lost its majority, at 0 s. At 1 s
+//! answers are due on both channels; at 2 s there are none, and a probe is sent. At 3 s that has no answer either: the
+//! connection is stalled, another one is opened, and clients and channels that come are placed there. At 11 s the connection is
+//! given up. A continues on the other one, B on a connection of its own.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::{Fault, ReplyCode};
+
+use super::ledger::Ledger;
+use super::slot::Slot;
+use super::{Phase, Upstream, UpstreamState};
+use crate::link::ClientLink;
+
+/// Whether the broker answers on a connection, as far as known.
+#[derive(Debug, Default)]
+pub(super) struct StallState {
+    /// The channel that was asked for an answer, and when; or, if later, when anything else moved last. Cleared by the answer.
+    probe: Option<(u16, Instant)>,
+    /// Since when the connection has been stalled, or when anything moved last. Cleared by the answer.
+    stalled_since: Option<Instant>,
+    /// When the broker has answered on another connection since. Cleared by the answer.
+    replaced_at: Option<Instant>,
+}
+
+/// For how long the broker has answered nothing on a channel.
+#[derive(Debug, Default)]
+pub(crate) struct ChannelSilence {
+    /// The answers that had come by the last check, if more were due.
+    answers: Option<(u64, u64)>,
+    /// Number of checks since the last answer.
+    checks: u32,
+}
+
+/// The outcome of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AnswerCheck {
+    /// Nothing is due: there is nothing to be checked before something is sent.
+    AllAnswered,
+    /// To be checked again after [`CHECK_INTERVAL`].
+    Due,
+    /// The same; the connection is stalled from now on.
+    Stalled,
+    /// It has been stalled for too long, and the broker answers elsewhere.
+    GivenUp,
+}
+
+impl ChannelSilence {
+    /// Returns whether an answer is due, and whether one was at the last check and has not come.
+    fn check(&mut self, ledger: &Ledger) -> (bool, bool) {
+        let answers = ledger.answers_if_due();
+        self.checks = if answers.is_some() && answers == self.answers { self.checks + 1 } else { 0 };
+        self.answers = answers;
+        (answers.is_some(), self.checks > 0)
+    }
+}
+
+impl StallState {
+    /// A frame has come on a channel that no client uses. Returns whether the connection is not stalled any more.
+    pub(super) fn heard(&mut self, number: u16) -> bool {
+        let is_answer = self.probe.is_some_and(|(probe, _)| probe == number);
+        is_answer && std::mem::take(self).stalled_since.is_some()
+    }
+
+    /// The broker does something, or has said that it does not: the time begins anew.
+    fn restart(&mut self, now: Instant) {
+        self.probe = self.probe.map(|(number, _)| (number, now));
+        self.stalled_since = self.stalled_since.map(|_| now);
+    }
+}
+
+impl Upstream {
+    /// Checks whether the broker still reads the connection, if that is of use: if clients share it, or its client publishes
+    /// again by itself, and may do so in another order. `is_moving` is true if the broker has answered or taken anything since
+    /// the last check. A probe may open a channel if it `may_open` one.
+    pub(super) fn check_answers(&self, now: Instant, is_moving: bool, may_open: bool) -> AnswerCheck {
+        let mut state = self.state.lock();
+        let is_watched = |owner: &Arc<ClientLink>| !owner.replay_buffer.keeps_messages();
+        if state.phase != Phase::Open || !state.owner.as_ref().is_none_or(is_watched) {
+            return AnswerCheck::AllAnswered;
+        }
+        let (mut is_due, mut is_overdue) = (false, false);
+        for (ledger, silence) in state.slots.iter_mut().filter_map(Slot::in_flight_mut) {
+            let (due, overdue) = silence.check(ledger);
+            is_due |= due;
+            is_overdue |= overdue;
+        }
+        if state.blocked.is_some() || is_moving {
+            state.stall.restart(now);
+        }
+        let StallState { probe, stalled_since, replaced_at } = state.stall;
+        match (probe, stalled_since) {
+            (None, _) if !is_due => AnswerCheck::AllAnswered,
+            (None, _) => {
+                if is_overdue && state.blocked.is_none() {
+                    state.stall.probe =
+                        self.send_probe(&mut state, may_open, now).map(|number| (number, now));
+                }
+                AnswerCheck::Due
+            }
+            (Some((_, at)), None) if now >= at + CHECK_INTERVAL => {
+                state.stall.stalled_since = Some(now);
+                AnswerCheck::Stalled
+            }
+            (Some(_), Some(since))
+                if now >= since + STALLED_MAX && replaced_at.is_some_and(|at| now >= at + THAW_MAX) =>
+            {
+                AnswerCheck::GivenUp
+            }
+            _ => AnswerCheck::Due,
+        }
+    }
+
+    /// Whether the broker has stopped reading the connection.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.state.lock().is_stalled()
+    }
+
+    /// Whether it is stalled, and the broker answers on another connection.
+    pub(crate) fn is_replaced(&self) -> bool {
+        let state = self.state.lock();
+        state.is_stalled() && state.stall.replaced_at.is_some()
+    }
+
+    /// The broker has answered on another connection.
+    pub(crate) fn set_replaced(&self, now: Instant) {
+        let mut state = self.state.lock();
+        if state.is_stalled() {
+            state.stall.replaced_at.get_or_insert(now);
+        }
+    }
+}
+
+impl UpstreamState {
+    pub(super) fn is_stalled(&self) -> bool {
+        self.phase == Phase::Open && self.stall.stalled_since.is_some()
+    }
+
+    /// The positions of the channels that may have stalled the connection: those with many messages that the broker has not
+    /// answered, or else those with the most. There is at least one, so that giving up connections comes to an end.
+    pub(super) fn suspects(&self) -> Vec<usize> {
+        let unanswered = |(at, slot): (usize, &Slot)| {
+            let (ledger, silence) = slot.in_flight()?;
+            Some((silence.checks, ledger.unanswered(), at))
+        };
+        let mut all: Vec<_> = self.slots.iter().enumerate().filter_map(unanswered).collect();
+        let most = all.iter().map(|(_, count, _)| *count).max().unwrap_or_default();
+        all.retain(|(_, count, _)| *count >= most.min(SUSPECT_MESSAGES));
+        // The first to be without an answer comes first.
+        all.sort_by_key(|(checks, count, _)| Reverse((*checks, *count)));
+        all.truncate(SUSPECTS_MAX);
+        all.into_iter().map(|(_, _, at)| at).collect()
+    }
+}
+
+impl Slot {
+    /// The record of what a client has in flight on the channel.
+    fn in_flight(&self) -> Option<(&Ledger, &ChannelSilence)> {
+        match self {
+            Self::Leased(lease) => Some((&*lease.ledger, &lease.silence)),
+            Self::Settling(settling) | Self::Closing(Some(settling)) => settling.in_flight(),
+            _ => None,
+        }
+    }
+
+    fn in_flight_mut(&mut self) -> Option<(&Ledger, &mut ChannelSilence)> {
+        match self {
+            Self::Leased(lease) => Some((&*lease.ledger, &mut lease.silence)),
+            Self::Settling(settling) | Self::Closing(Some(settling)) => settling.in_flight_mut(),
+            _ => None,
+        }
+    }
+}
+
+/// The fault of a connection that was given up.
+pub(super) fn stalled() -> Fault {
+    let text = format!("{STALLED}: the broker has answered nothing on it for {} s", STALLED_MAX.as_secs());
+    Fault::new(ReplyCode::ConnectionForced, text)
+}
+
+/// Whether a session that publishes again by itself has ended because its upstream connection was stalled, perhaps by what it
+/// had published. Its next connection should be one of its own.
+pub fn is_stall(fault: &Fault) -> bool {
+    fault.text.contains(STALLED)
+}
+
+/// Reports a connection that is stalled from now on.
+pub(super) fn report_stall(upstream: &Arc<Upstream>) {
+    tracing::warn!(
+        upstream = upstream.id,
+        address = %upstream.endpoint,
+        user = upstream.credentials().username,
+        vhost = &*upstream.virtual_host,
+        "upstream connection stalled: the broker answers nothing on it, perhaps because of one queue"
+    );
+}
+
+const STALLED: &str = "upstream connection lost: stalled";
+/// The time between checks, and the time for an answer to a probe: several round trips to a distant broker.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a connection may be stalled: longer than the election of a quorum queue's leader or a pause of a disk usually
+/// takes. All that its clients have in flight is sent again, so some of it will arrive twice.
+const STALLED_MAX: Duration = Duration::from_secs(8);
+/// How long a broker that was frozen as a whole may answer other connections before this one.
+const THAW_MAX: Duration = Duration::from_secs(2);
+/// Unanswered messages that make a channel suspect. RabbitMQ lets a channel have 400 to be passed on before it stops reading,
+/// and gives it credit for others once 200 of them are (`credit_flow_default_credit`).
+const SUSPECT_MESSAGES: u64 = 200;
+/// Channels that get connections of their own when one is given up: several clients publish to the same queue, but on a busy
+/// connection others have as many messages in flight.
+const SUSPECTS_MAX: usize = 8;
