@@ -1,6 +1,8 @@
 """Short of memory or disk, publishers wait and are told so; consumers go on, and with what they take so do publishers."""
 
 import contextlib
+import socket
+import struct
 import subprocess
 import threading
 
@@ -10,6 +12,8 @@ import pytest
 from harness.drivers import TESTS
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.mqtt5_wire import Mqtt5Wire
+from harness.mqtt_broker import listening
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
@@ -83,6 +87,23 @@ def test_publishers_go_on_when_consumers_have_made_room(tmp_path):
         server.child.wait_line("memory alarm set: publishers blocked")
         server.child.wait_line("memory alarm cleared")
         server.stop()
+
+
+def test_the_will_of_a_blocked_mqtt_client_that_resets_its_connection_is_published(tmp_path):
+    with leveret(tmp_path, *DISK["leveret"], "--mqtt", "127.0.0.1:0") as server:
+        port = listening(server, "mqtt", "mqtt")
+        heir, blocked = Mqtt5Wire(port), Mqtt5Wire(port)
+        with contextlib.closing(heir):
+            heir.connect("heir")
+            heir.subscribe(("will", 0))
+            blocked.connect("blocked", will=("will", b"gone", 0, False, {}))
+            blocked.publish("a", qos=0)
+            wait_until(lambda: metric(server, "leveret_blocked_connections") == 1)
+            blocked.publish("a", b"not read", qos=0)
+            blocked.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            blocked.close()
+            assert heir.answer()["body"] == b"gone"
+            wait_until(lambda: metric(server, "leveret_blocked_connections") == 0)
 
 
 def test_a_blocked_client_does_not_keep_the_server_from_stopping(tmp_path):

@@ -8,7 +8,7 @@
 //! - [`framer`]: turns bytes of the upstream into messages.
 //!
 //! Invariants: every byte arrives, once and in order, or the close frame's code says that some did not; a side
-//! that does not read stops us from reading the other; an idle pair holds no buffer.
+//! that does not read stops us from reading the other, whose end is noticed all the same; an idle pair holds no buffer.
 
 mod close;
 mod framer;
@@ -16,6 +16,8 @@ mod pending;
 mod plain;
 mod pump;
 mod run;
+#[cfg(test)]
+mod unread_tests;
 mod upstream;
 
 use std::fmt;

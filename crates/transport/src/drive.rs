@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use sync::work;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Sleep;
 
 use crate::activity::RegisteredWaker;
 use crate::blocking::run_blocking;
 use crate::buffer::OutBuf;
+use crate::linger::linger;
 use crate::outbox::Outbox;
+use crate::peer_state::{PeerState, PeerWatch};
 use crate::turn::{next_busy_turn, turn_to_end};
 
 /// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
@@ -119,7 +121,7 @@ pub fn now() -> Instant {
 
 /// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
 /// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
-/// otherwise.
+/// otherwise. While the protocol pauses, a peer that has reset the connection is noticed after `PEER_CHECK` at most.
 pub fn drive<'c, S, P>(
     stream: &'c mut S,
     protocol: &'c mut P,
@@ -128,7 +130,7 @@ pub fn drive<'c, S, P>(
     write_timeout: Duration,
 ) -> impl Future<Output = Ended> + use<'c, S, P>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + PeerWatch + Unpin,
     P: Protocol,
 {
     // Not a future around another: idle connections are many, and each would have its state twice.
@@ -145,7 +147,7 @@ pub async fn drive_on<S, P>(
     input: BytesMut,
 ) -> Ended
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + PeerWatch + Unpin,
     P: Protocol,
 {
     let mut connection = Connection {
@@ -160,6 +162,7 @@ where
         writing: OutBuf::default(),
         unflushed: false,
         stuck_since: None,
+        unread_since: None,
         write_timeout_suspended: false,
         eof: false,
         timer: None,
@@ -192,32 +195,6 @@ where
     ended
 }
 
-/// Closes our side, then waits a moment for the peer to close its own. Closing a socket with unread input resets the
-/// connection, and the reset could overtake the last words that explain the close.
-pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
-    let closing = async {
-        stream.shutdown().await?;
-        let mut sink = [0; LINGER_READ];
-        let mut budget = LINGER_BYTES;
-        while budget > 0 {
-            match stream.read(&mut sink).await? {
-                0 => break,
-                bytes => budget = budget.saturating_sub(bytes),
-            }
-        }
-        io::Result::Ok(())
-    };
-    // Every outcome is fine: the connection is over.
-    let _ = tokio::time::timeout(LINGER, Box::pin(closing)).await;
-}
-
-/// How long [`linger`] waits for the peer.
-const LINGER: Duration = Duration::from_secs(1);
-/// Most bytes that [`linger`] reads and discards.
-const LINGER_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes that [`linger`] reads at once.
-const LINGER_READ: usize = 4096;
-
 /// Result of a turn that needs action outside of the poll function.
 enum Step {
     /// The peer closed its side, and the protocol must be notified.
@@ -248,6 +225,8 @@ struct Connection<'c, S, P> {
     unflushed: bool,
     /// Time since when the socket has taken nothing of `writing`, or of the stream's own buffer.
     stuck_since: Option<Instant>,
+    /// When the protocol paused, or its peer was last found to be there since.
+    unread_since: Option<Instant>,
     /// The write timeout did not apply when last asked.
     write_timeout_suspended: bool,
     /// The peer closed its side.
@@ -262,7 +241,7 @@ struct Connection<'c, S, P> {
 
 impl<S, P> Connection<'_, S, P>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + PeerWatch + Unpin,
     P: Protocol,
 {
     /// Runs one turn.
@@ -489,9 +468,20 @@ where
         Some(since + self.write_timeout)
     }
 
+    /// Time at which to look whether the peer has gone, while the protocol pauses.
+    fn check_deadline(&mut self) -> Option<Instant> {
+        let is_paused = self.protocol.intent() == Intent::Pause;
+        self.unread_since = is_paused.then(|| self.unread_since.unwrap_or_else(now));
+        self.unread_since.map(|since| since + PEER_CHECK)
+    }
+
     fn poll_deadline(&mut self, cx: &mut Context<'_>, progress: &mut bool) -> Poll<Ended> {
         let write_deadline = self.write_deadline();
-        let Some(deadline) = self.protocol.next_deadline().into_iter().chain(write_deadline).min() else {
+        let mut check = self.check_deadline();
+        let next_deadline = |protocol: &P, check| {
+            [protocol.next_deadline(), write_deadline, check].into_iter().flatten().min()
+        };
+        let Some(deadline) = next_deadline(self.protocol, check) else {
             return Poll::Pending;
         };
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
@@ -504,11 +494,18 @@ where
             if write_deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(Ended::WriteTimeout);
             }
+            if check.is_some_and(|deadline| deadline <= now) {
+                if self.stream.peer_state() == PeerState::Reset {
+                    return Poll::Ready(Ended::Io(io::ErrorKind::ConnectionReset.into()));
+                }
+                self.unread_since = Some(now);
+                check = Some(now + PEER_CHECK);
+            }
             if self.protocol.next_deadline().is_some_and(|deadline| deadline <= now) {
                 self.protocol.handle_deadline(now);
                 *progress = true;
             }
-            let Some(next) = self.protocol.next_deadline().into_iter().chain(write_deadline).min() else {
+            let Some(next) = next_deadline(self.protocol, check) else {
                 self.timer = None;
                 break;
             };
@@ -521,6 +518,10 @@ where
 /// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
+/// How often a peer that is not read is looked at. One that has reset the connection would otherwise be noticed only when
+/// something is written to it.
+const PEER_CHECK: Duration = Duration::from_secs(5);
+
 #[cfg(test)]
 mod busy_tests;
 #[cfg(test)]
@@ -528,8 +529,12 @@ mod hand_over_tests;
 #[cfg(test)]
 mod read_tests;
 #[cfg(test)]
+mod unread_tests;
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
     use crate::turn::AT_ONCE;

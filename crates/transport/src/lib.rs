@@ -3,6 +3,7 @@
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
 //! - [`Listener`]: where connections come in; [`TcpListeners`]: several TCP listening sockets behind one `accept`.
 //! - [`DescriptorShare`]: how many of the process's file descriptors connections may have.
+//! - [`PeerState`]: the end of a peer that is not being read.
 //! - [`HostAndPort`], [`split_host_and_port`]: where a connection goes, as text.
 //! - [`Inherited`]: listening sockets that the process was given when it started.
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
@@ -17,7 +18,8 @@
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
-//! the bytes written to it; a peer that takes nothing for the write timeout is disconnected.
+//! the bytes written to it; a peer that takes nothing for the write timeout is disconnected, and so is one
+//! that resets the connection while it is not read.
 //!
 //! Never add knowledge of any protocol here.
 
@@ -29,10 +31,12 @@ mod drive;
 mod host_and_port;
 mod inherited;
 mod inner;
+mod linger;
 mod listener;
 mod listeners;
 mod outbox;
 mod paced;
+mod peer_state;
 mod stream;
 mod tally;
 pub mod tls;
@@ -40,14 +44,16 @@ mod turn;
 
 pub use buffer::OutBuf;
 pub use descriptors::{DescriptorShare, set_descriptor_ceilings};
-pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, Transit, drive, drive_on, linger, now};
+pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, Transit, drive, drive_on, now};
 pub use host_and_port::{HostAndPort, parse_port, split_host_and_port};
 pub use inherited::Inherited;
 pub use inner::InnerOutbox;
+pub use linger::linger;
 pub use listener::{Listener, SharedSockets, SocketFile};
 pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;
+pub use peer_state::{PeerState, PeerWatch};
 pub use stream::{ConnectOptions, Peer, Stream};
 pub use tally::Tally;
 pub use turn::{limit_busy_turns, next_busy_turn, turn_to_end};

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use crate::{Stream, now};
+use crate::{PeerWatch, Stream, now};
 use pace::{Pace, WAIT};
 
 /// A stream that is read at a pace. Only TCP is; other streams are read as data arrives.
@@ -90,6 +90,8 @@ impl Paced {
         Poll::Ready(())
     }
 }
+
+impl PeerWatch for Paced {}
 
 impl AsyncRead for Paced {
     fn poll_read(

@@ -9,10 +9,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::{Intent, Outbox, Protocol, drive};
+use transport::{Intent, Outbox, PeerWatch, Protocol, drive};
 
 /// Always has something to read, and accepts all writes.
 struct Endless;
+
+impl PeerWatch for Endless {}
 
 impl AsyncRead for Endless {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

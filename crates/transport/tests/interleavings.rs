@@ -12,7 +12,7 @@ use sync::loom::future::block_on;
 use sync::loom::thread;
 use sync::{Rank, explore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::{Ended, Intent, Outbox, Protocol, drive};
+use transport::{Ended, Intent, Outbox, PeerWatch, Protocol, drive};
 
 /// Held while an outbox is used, as a wait queue of consumers is.
 type Mutex<T> = sync::Mutex<T, { Rank::ConsumerQueue as u8 }>;
@@ -31,6 +31,8 @@ impl Peer {
         Self { got: Arc::default(), goal, gulp, waited: false }
     }
 }
+
+impl PeerWatch for Peer {}
 
 impl AsyncRead for Peer {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

@@ -18,7 +18,7 @@ use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::PendingReply;
-use super::subscriptions::{Class, FilterMatch, Match};
+use super::subscriptions::{Class, FilterMatch, Match, is_for};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -26,6 +26,8 @@ pub(super) struct ConsumedQueue {
     pub(super) queue: Arc<Queue>,
     pub(super) id: ConsumerId,
     pub(super) kind: SourceKind,
+    /// The filter of a shared subscription, without `$share/group/`.
+    pub(super) filter: Option<Box<str>>,
     /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
@@ -205,7 +207,7 @@ impl MqttClient {
             self.take_back(at, delivery, engine);
             return true;
         }
-        let Some(message) = self.message_of(kind, &delivery, engine) else {
+        let Some(message) = self.message_of(at, &delivery, engine) else {
             self.settle(at, delivery);
             return true;
         };
@@ -275,8 +277,9 @@ impl MqttClient {
     }
 
     /// The message as sent to the client. `None` if it is not sent.
-    fn message_of(&self, kind: SourceKind, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
-        let amqp = delivery.message();
+    fn message_of(&self, at: usize, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
+        let (ConsumedQueue { kind, filter, .. }, amqp) = (&self.sources[at], delivery.message());
+        let (kind, is_from_exchange) = (*kind, amqp.exchange() == &*self.hub.config.exchange);
         let properties = Properties::decode(amqp.properties()).ok()?;
         let form = StoredForm::of(amqp, self.vhost().compatibility());
         let mapping = MessageMapping { form, ..self.mapping() };
@@ -297,7 +300,7 @@ impl MqttClient {
                 // Another exchange was bound to the queue, or a publisher addressed the queue directly. Or as in RabbitMQ, it
                 // came by a binding that somebody has made for the client, or by one that was removed after it had come.
                 Match::None
-                    if amqp.exchange() != &*self.hub.config.exchange
+                    if !is_from_exchange
                         || (class == Class::Qos1
                             && !is_own
                             && self.subscriptions.are_exact_for(&outgoing.topic)) =>
@@ -306,6 +309,12 @@ impl MqttClient {
                 }
                 Match::None | Match::Drop => return None,
             },
+            SourceKind::Shared(_)
+                if is_from_exchange
+                    && filter.as_deref().is_some_and(|filter| !is_for(filter, &outgoing.topic)) =>
+            {
+                return None;
+            }
             SourceKind::Shared(subscription) => FilterMatch::of(&subscription),
         };
         let expires = amqp.broker_properties().expiration.and_then(|_| delivery.expires());

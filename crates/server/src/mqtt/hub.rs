@@ -13,13 +13,13 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use broker::{
-    Body, Broker, BrokerError, CatalogueError, Change, Publish, Returned, Section, SessionId, Store, Ticket,
-    Timestamp, VirtualHost,
+    Body, Broker, BrokerError, CatalogueError, Change, Publish, Queue, Returned, Section, SessionId, Store,
+    Ticket, Timestamp, VirtualHost,
 };
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
-use mqtt::topic::{TopicFilter, filter_to_binding_key};
+use mqtt::topic::{TopicFilter, routing_key_to_topic};
 use sync::{Mutex, Rank, RwLock, work};
 use tokio::sync::Notify;
 
@@ -342,7 +342,18 @@ impl Hub {
         sessions.groups.remove(&key);
         drop(sessions);
         // The queue is in use if another session has joined it meanwhile.
-        leftovers::delete_group(vhost, queue, if_empty);
+        let _ = vhost.delete_queue(NOBODY, queue, true, if_empty);
+        let _sessions = self.sessions.lock();
+        if vhost.queue(NOBODY, queue).is_err() {
+            leftovers::forget_group(vhost, queue);
+        }
+    }
+
+    /// Notes that a queue of a shared subscription has been declared by MQTT. The sessions are locked meanwhile, so that the
+    /// note is not taken for that of a queue with the same name that is being deleted.
+    pub(super) fn note_group(&self, vhost: &VirtualHost, queue: &Queue) {
+        let _sessions = self.sessions.lock();
+        leftovers::note_group(vhost, queue);
     }
 
     /// Publishes the will of a client that has gone, unless its virtual host is gone. `shown` is its
@@ -616,12 +627,19 @@ pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
     format!("{QUEUE_PREFIX}{client_id}qos{qos}")
 }
 
-/// The queue of a shared subscription, named after group and binding key. `None` if the filter is not shared.
+/// The queue of a shared subscription, named after its group and binding key: `g/a.*` for `$share/g/a/+`. A level `*`, which is
+/// a plain one in MQTT, is `+` in the name, so that each filter has a queue of its own. `None` if the filter is not shared.
 pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
-    Some(group_queue_name(filter.group()?, &filter_to_binding_key(filter.filter())))
+    let exchanged = |level| match level {
+        "+" => "*",
+        "*" => "+",
+        other => other,
+    };
+    let levels: Vec<&str> = filter.filter().split('/').map(exchanged).collect();
+    Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
 }
 
-/// The queue of a group's subscription with this binding key.
+/// The queue of a group's subscription with this key.
 pub(super) fn group_queue_name(group: &str, key: &str) -> String {
     format!("{GROUP_PREFIX}{group}/{key}")
 }

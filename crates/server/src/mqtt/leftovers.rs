@@ -20,17 +20,8 @@ pub(super) fn note_group(vhost: &VirtualHost, queue: &Queue) {
     vhost.note(|catalogue| catalogue.put(Section::MqttGroups, key, number.to_be_bytes().into()));
 }
 
-/// Deletes the queue of a shared subscription that no session shares any more, unless it is in use; with `if_empty` only
-/// if it has no messages.
-pub(super) fn delete_group(vhost: &VirtualHost, queue: &str, if_empty: bool) {
-    let _ = vhost.delete_queue(NOBODY, queue, true, if_empty);
-    if vhost.queue(NOBODY, queue).is_err() {
-        forget_group(vhost, queue);
-    }
-}
-
 /// Deletes the note of [`note_group`].
-fn forget_group(vhost: &VirtualHost, queue: &str) {
+pub(super) fn forget_group(vhost: &VirtualHost, queue: &str) {
     vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
 }
 

@@ -6,7 +6,8 @@
 //! message, and the old bindings are removed. Messages already in its queue are delivered as before: below a
 //! queue position recorded in the session, topics and filters are compared in their [merged] form. The queue of
 //! a shared subscription has its key in its name; the old queue is consumed beside the new one for as long as
-//! the session shares it.
+//! the session shares it. So is the queue of a shared subscription to a filter with a level `*`, which earlier versions
+//! named as that of a filter with `+` in its place.
 
 use broker::{Binding, Queue, QueueDeclare, QueueKind, Timestamp, VirtualHost};
 use hashbrown::{HashMap, HashSet};
@@ -17,15 +18,16 @@ use super::detached::DetachedSession;
 use super::hub::{Hub, NOBODY, group_queue, group_queue_name, queue_name};
 use super::leftovers;
 use super::session_ownership::Owner;
+use super::subscriptions::has_star;
 
 use std::sync::Arc;
 
 /// The queue that an earlier version created for a shared subscription, if its name differs from the present
 /// one. `None` if the filter is not that of a shared subscription.
 pub(super) fn merged_group_queue(filter: TopicFilter<'_>) -> Option<String> {
-    let key = || filter_to_binding_key(&merged(filter.filter()));
-    let group = filter.group().filter(|_| filter.filter().contains('.'))?;
-    Some(group_queue_name(group, &key()))
+    let is_renamed = filter.filter().contains('.') || has_star(filter.filter());
+    let group = filter.group().filter(|_| is_renamed)?;
+    Some(group_queue_name(group, &filter_to_binding_key(&merged(filter.filter()))))
 }
 
 impl Hub {

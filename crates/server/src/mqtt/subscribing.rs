@@ -17,7 +17,6 @@ use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
 use super::detached::lease;
 use super::hub::{group_queue, queue_name};
-use super::leftovers;
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
@@ -33,6 +32,9 @@ const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
 
 /// Cost of a filter that is subscribed to, restored or unsubscribed from, in nanoseconds.
 const FILTER: u32 = 4_000;
+
+/// How often the queue of a group is declared again because a member that leaves has deleted it before it is consumed from.
+const MAX_ATTEMPTS: u32 = 5;
 
 /// Cost of a look at the name of one of the client's queues, in nanoseconds.
 const SCANNED_NAME: u32 = 10;
@@ -164,7 +166,7 @@ impl MqttClient {
         checked.inspect_err(|error| self.note_refused(error))?;
         let before = self.sources.iter().find(|source| **source.queue.name() == *name).map(|one| one.kind);
         let was_member = self.shares(&name);
-        let attached = self.attach(&name, kind, engine);
+        let attached = self.attach(&name, kind, Some(filter.filter()), engine);
         let bound = attached.and_then(|declared| {
             let bound = self.authorised.bind_queue(self.session_id, &binding)?;
             Ok(declared.max(bound))
@@ -205,8 +207,15 @@ impl MqttClient {
         queue_name(&self.owner.client_id, class.queue())
     }
 
-    /// Declares a queue and consumes from it, unless that was done before.
-    fn attach(&mut self, name: &str, kind: SourceKind, engine: &mut Engine) -> Result<Ticket, BrokerError> {
+    /// Declares a queue and consumes from it, unless that was done before. `filter` is that of a subscription, without
+    /// `$share/group/`.
+    fn attach(
+        &mut self,
+        name: &str,
+        kind: SourceKind,
+        filter: Option<&str>,
+        engine: &mut Engine,
+    ) -> Result<Ticket, BrokerError> {
         work::charge(SCANNED_NAME, self.sources.len() + self.groups.len());
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
@@ -220,8 +229,27 @@ impl MqttClient {
             self.hub.join_group(&self.owner, self.vhost(), name);
             self.groups.push(name.into());
         }
+        let filter = filter.filter(|_| is_shared);
+        let mut attempts = 0;
+        loop {
+            let (queue, ticket) = self.find_or_declare(name, kind, engine)?;
+            match self.consume(&queue, kind, filter, engine.window()) {
+                // The last member of the group has left since, and its queue went with it.
+                Err(BrokerError::NoQueue { .. }) if is_shared && attempts < MAX_ATTEMPTS => attempts += 1,
+                consumed => return consumed.map(|()| ticket),
+            }
+        }
+    }
+
+    /// Returns a queue of the session or of a group, and the change to wait for.
+    fn find_or_declare(
+        &mut self,
+        name: &str,
+        kind: SourceKind,
+        engine: &mut Engine,
+    ) -> Result<(Arc<Queue>, Ticket), BrokerError> {
         let found = self.vhost().queue(self.session_id, name).ok();
-        let (queue, ticket) = match found.filter(|queue| is_permanent(queue, kind.class())) {
+        Ok(match found.filter(|queue| is_permanent(queue, kind.class())) {
             // From an earlier connection, whose session may have had another expiry.
             Some(queue) if let SourceKind::Own(class) = kind => {
                 if !self.owns[class as usize] {
@@ -244,9 +272,7 @@ impl MqttClient {
                 }
                 declared
             }
-        };
-        self.consume(&queue, kind, engine.window())?;
-        Ok(ticket)
+        })
     }
 
     fn declare(&self, name: &str, kind: SourceKind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
@@ -284,7 +310,7 @@ impl MqttClient {
         };
         let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;
         if !is_own {
-            leftovers::note_group(self.vhost(), &declared.queue);
+            self.hub.note_group(self.vhost(), &declared.queue);
         }
         Ok((declared.queue, declared.ticket))
     }
@@ -310,7 +336,13 @@ impl MqttClient {
         }
     }
 
-    fn consume(&mut self, queue: &Arc<Queue>, kind: SourceKind, window: u16) -> Result<(), BrokerError> {
+    fn consume(
+        &mut self,
+        queue: &Arc<Queue>,
+        kind: SourceKind,
+        filter: Option<&str>,
+        window: u16,
+    ) -> Result<(), BrokerError> {
         let no_ack = kind == SourceKind::Own(Class::Qos0);
         let limit = (!no_ack).then(|| usize::from(window));
         let tag = self.vhost().compatibility().mqtt_consumer_tag().unwrap_or(&self.owner.client_id);
@@ -335,7 +367,8 @@ impl MqttClient {
         let pending_retained =
             self.unacked.values().filter(|unacked| Arc::ptr_eq(&unacked.queue, queue)).count();
         self.inbox.add_pending(key, pending_retained);
-        let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
+        let (queue_of, filter) = (Arc::clone(queue), filter.map(Into::into));
+        let source = ConsumedQueue { key, queue: queue_of, id, kind, filter, settled: Vec::new() };
         self.sources.push(source);
         if self.inbox.wants_resuming(key) {
             queue.resume(id, self.now);
@@ -438,7 +471,7 @@ impl MqttClient {
                 let name = self.queue_of(class);
                 let found = self.vhost().queue(self.session_id, &name);
                 if found.is_ok_and(|queue| is_permanent(&queue, class)) {
-                    self.attach(&name, SourceKind::Own(class), engine)?;
+                    self.attach(&name, SourceKind::Own(class), None, engine)?;
                 }
             }
             let all = engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
@@ -468,7 +501,7 @@ impl MqttClient {
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
                 // Consumes the messages that an earlier version has queued for the group.
-                self.attach(&name, SourceKind::Shared(subscription), engine)?;
+                self.attach(&name, SourceKind::Shared(subscription), Some(filter.filter()), engine)?;
             }
             if work::is_turn_over() && !subscriptions.is_empty() {
                 self.leave_for_turn(WaitingRequest::Resume(subscriptions));

@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
+use mqtt::topic::{TopicFilter, merged};
 use sync::work;
 
 use super::filter_index::{DottedFilters, FilterShapes};
@@ -242,7 +243,21 @@ impl MatchState {
     }
 }
 
-fn has_star(filter: &str) -> bool {
+/// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless it came only
+/// because in AMQP the level `*` is a wildcard, and wildcards in front match topics that begin with `$`. One that came by a
+/// binding of somebody else's is sent.
+pub(super) fn is_for(filter: &str, topic: &str) -> bool {
+    // Dots and slashes are the same in an upstream, and in queues of earlier versions.
+    let (merged_filter, merged_topic) = (merged(filter), merged(topic));
+    let matches =
+        |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
+    (!has_star(&merged_filter) && !topic.starts_with('$'))
+        || matches(filter, topic)
+        || matches(&merged_filter, &merged_topic)
+}
+
+/// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.
+pub(super) fn has_star(filter: &str) -> bool {
     filter.split('/').any(|level| level == "*")
 }
 
@@ -251,7 +266,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use mqtt::packet::SubscribeOptions;
-    use mqtt::topic::{TopicFilter, merged};
 
     use super::*;
     use crate::mqtt::native::StoredForm;
@@ -293,6 +307,24 @@ mod tests {
         assert_eq!(verdict("a/b"), Some((QoS::AtLeastOnce, vec![1, 2])));
         assert_eq!(verdict("a"), Some((QoS::AtMostOnce, vec![1])));
         assert_eq!(verdict("c"), None);
+    }
+
+    #[test]
+    fn a_message_is_not_for_a_filter_that_matches_its_topic_in_amqp_alone() {
+        for (filter, topic, is_sent) in [
+            ("#", "$x/y", false),
+            ("+/y", "$x/y", false),
+            ("$x/#", "$x/y", true),
+            ("a/*", "a/b", false),
+            ("a/*", "a/*", true),
+            ("a/*.b", "a/x/b", false),
+            ("a/*.b", "a/*/b", true),
+            ("a/+", "a/b", true),
+            // By a binding of somebody else's.
+            ("a", "b", true),
+        ] {
+            assert_eq!(is_for(filter, topic), is_sent, "{filter} and {topic}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Pending {
     ) -> Poll<io::Result<()>> {
         let polled = self.poll_unwatched(stream, cx);
         match polled {
-            Poll::Pending => drop(self.stuck_since.get_or_insert_with(Instant::now)),
+            Poll::Pending => drop(self.stuck_since.get_or_insert_with(transport::now)),
             Poll::Ready(_) => self.stuck_since = None,
         }
         polled

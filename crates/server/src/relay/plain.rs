@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
-use transport::{Outbox, Stream};
+use transport::{Outbox, PeerState, PeerWatch as _, Stream};
 
 use super::Relay;
-use super::close::{HALF_CLOSED, RelayEnd};
+use super::close::{CLIENT_CHECK, HALF_CLOSED, RelayEnd};
 use super::pending::Pending;
 use super::run::close_both;
 use super::upstream::connect;
@@ -65,13 +65,13 @@ pub(crate) async fn run_plain(
 }
 
 /// A client and the upstream server.
-struct Pair {
+pub(super) struct Pair {
     client: Stream,
     upstream: Stream,
     inward: Direction,
     outward: Direction,
     /// How long the client may accept none of what is written to it. The upstream server may have its reasons to read nothing,
-    /// such as an alarm of RabbitMQ's: then the client is not read, either.
+    /// such as an alarm of RabbitMQ's: then the client is not read, either, and waits for as long as it stays.
     write_timeout: Duration,
     /// Why the pair ends, once one side has ended or the upstream has failed.
     reason: Option<RelayEnd>,
@@ -88,6 +88,9 @@ enum Rest {
     ToUpstream(u64),
     /// The upstream has failed, and there may be bytes that it sent before.
     ToClient(u64),
+    /// The client has ended, and the upstream may still answer; or it has not accepted all that the client sent. The bytes
+    /// of both directions.
+    AfterClient(u64, u64),
 }
 
 /// Bytes on their way from one side to the other.
@@ -112,12 +115,12 @@ enum DirectionFault {
 }
 
 impl Pair {
-    fn new(client: Stream, upstream: Stream, write_timeout: Duration) -> Self {
+    pub(super) fn new(client: Stream, upstream: Stream, write_timeout: Duration) -> Self {
         let (inward, outward) = Default::default();
         Self { client, upstream, inward, outward, write_timeout, reason: None, rest: None, timer: None }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
         // Each side of a direction fails once.
         while let Err(fault) = self.poll_directions(cx) {
             match fault {
@@ -153,34 +156,51 @@ impl Pair {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_upstream_stuck(&self) -> bool {
+        self.inward.stuck_since().is_some()
+    }
+
     fn has_upstream_failed(&self) -> bool {
         matches!(self.reason, Some(RelayEnd::UpstreamFailed(_)))
     }
 
     /// Gives up if the client accepts nothing for too long, or if nothing more comes from the side that is left.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
+        let unaccepted = self.inward.stuck_since();
+        // Its end may be behind bytes that are not read.
+        let has_client_ended =
+            self.inward.has_ended || (unaccepted.is_some() && self.client.peer_state() != PeerState::Open);
         let rest = match self.outward.is_over {
             true => Some(Rest::ToUpstream(self.inward.moved)),
             false if self.has_upstream_failed() => Some(Rest::ToClient(self.outward.moved)),
+            false if has_client_ended => Some(Rest::AfterClient(self.inward.moved, self.outward.moved)),
             false => None,
         };
         if self.rest.map(|(before, _)| before) != rest {
             self.rest = rest.map(|rest| (rest, Instant::now()));
         }
         let stuck = self.outward.stuck_since().map(|since| since + self.write_timeout);
-        let silent = self.rest.map(|(_, since)| since + HALF_CLOSED);
-        let Some(deadline) = stuck.or(silent) else {
+        let silent = self.rest.map(|(_, since)| since.max(unaccepted.unwrap_or(since)) + HALF_CLOSED);
+        let deadline = stuck.or(silent);
+        let check = unaccepted.map(|_| Instant::now() + CLIENT_CHECK);
+        let Some(next) = deadline.into_iter().chain(check).min() else {
             self.timer = None;
             return Poll::Pending;
         };
-        if deadline > Instant::now() {
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-            timer.as_mut().reset(deadline);
+        if next > Instant::now() {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
+            timer.as_mut().reset(next);
             ready!(timer.as_mut().poll(cx));
+            if Some(next) != deadline {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
         }
-        Poll::Ready(match (stuck, self.reason.take()) {
-            (None, Some(reason)) => reason,
-            _ => RelayEnd::ClientStuck,
+        Poll::Ready(match (stuck, rest, self.reason.take()) {
+            (Some(_), ..) => RelayEnd::ClientStuck,
+            (None, Some(Rest::AfterClient(..)), _) | (None, _, None) => RelayEnd::UpstreamLingered,
+            (None, _, Some(reason)) => reason,
         })
     }
 }

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
+use transport::{PeerState, PeerWatch as _, Stream, now};
 use websocket::{Deflate, WebSocketFault, encode};
 
 use super::TextRule;
-use super::close::{CLOSE_ANSWER, HALF_CLOSED, RelayEnd};
+use super::close::{CLIENT_CHECK, CLOSE_ANSWER, HALF_CLOSED, RelayEnd};
 use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{ClientFrames, DecodeStop, PeerEnd, PingAction, Pings, close_answer};
@@ -45,9 +46,9 @@ thread_local! {
 }
 
 /// A client joined to the upstream server.
-pub(super) struct Pump<C, U> {
-    pub(super) client: C,
-    pub(super) upstream: U,
+pub(super) struct Pump {
+    pub(super) client: Stream,
+    pub(super) upstream: Stream,
     inward: ToUpstream,
     outward: ToClient,
     frames: ClientFrames,
@@ -66,6 +67,10 @@ pub(super) struct Pump<C, U> {
     upstream_deaf: bool,
     /// The answer to the client's close frame, once that was received.
     answer: Option<Vec<u8>>,
+    /// When the client was last found to be there, while it was not read.
+    checked: Instant,
+    /// When the client was found to have gone, while it was not read.
+    gone_since: Option<Instant>,
     /// Time of the client's close, of the upstream's last bytes after it, or of our close.
     since: Instant,
     /// Why the pair ends, once it does.
@@ -95,19 +100,15 @@ enum ToClient {
     Closed,
 }
 
-impl<C, U> Pump<C, U>
-where
-    C: AsyncRead + AsyncWrite + Unpin,
-    U: AsyncRead + AsyncWrite + Unpin,
-{
+impl Pump {
     pub(super) fn new(
-        client: C,
-        upstream: U,
+        client: Stream,
+        upstream: Stream,
         text: TextRule,
         ping_interval: Duration,
         write_timeout: Duration,
     ) -> Self {
-        let now = Instant::now();
+        let now = now();
         Self {
             client,
             upstream,
@@ -124,6 +125,8 @@ where
             write_timeout,
             upstream_deaf: false,
             answer: None,
+            checked: now,
+            gone_since: None,
             since: now,
             reason: None,
             timer: None,
@@ -162,6 +165,11 @@ where
         self.close(RelayEnd::Drain);
     }
 
+    #[cfg(test)]
+    pub(super) fn is_upstream_stuck(&self) -> bool {
+        self.to_upstream.stuck_since().is_some()
+    }
+
     fn is_over(&self) -> bool {
         let client_has_gone = matches!(
             self.reason,
@@ -195,7 +203,7 @@ where
             return;
         }
         self.outward = ToClient::Closing;
-        self.since = Instant::now();
+        self.since = now();
         let mut last = std::mem::take(&mut self.frames.control);
         self.framer.finish(&mut last);
         last.extend(self.answer.clone().unwrap_or_else(|| reason.close_frame()));
@@ -246,7 +254,7 @@ where
                 self.end(RelayEnd::ClientGone);
                 return true;
             }
-            self.pings.received(Instant::now());
+            self.pings.received(now());
             scratch.input[..carried].copy_from_slice(&self.left);
             self.pass_on(cx, &scratch.input[..carried + read], &mut scratch.output);
             true
@@ -292,7 +300,7 @@ where
                 self.left = Vec::new();
                 self.answer = Some(close_answer(frame.as_ref()));
                 self.inward = ToUpstream::Ending;
-                self.since = Instant::now();
+                self.since = now();
                 None
             }
             DecodeStop::End(PeerEnd::Fault(fault)) => Some(fault),
@@ -329,7 +337,7 @@ where
             ToClient::Closing => {
                 self.outward = ToClient::Closed;
                 if self.answer.is_none() {
-                    self.since = Instant::now();
+                    self.since = now();
                 }
                 true
             }
@@ -355,7 +363,7 @@ where
                 return true;
             }
             if self.answer.is_some() {
-                self.since = Instant::now();
+                self.since = now();
             }
             self.read += bytes.len();
             self.moved.1 += bytes.len() as u64;
@@ -396,7 +404,7 @@ where
             if timer.as_mut().poll(cx).is_pending() {
                 return progress;
             }
-            let now = Instant::now();
+            let now = now();
             progress |= self.handle_deadline(now);
             match (self.next_deadline(), &mut self.timer) {
                 (Some(next), Some(timer)) => timer.as_mut().reset(next.max(now + MIN_TIMER).into()),
@@ -413,7 +421,9 @@ where
         }
         let stuck = self.to_client.stuck_since().map(|since| since + self.write_timeout);
         let other = match (self.outward, self.inward) {
-            (ToClient::Open, ToUpstream::Open) => self.pings.next_deadline(),
+            (ToClient::Open, ToUpstream::Open) => {
+                self.pings.next_deadline().into_iter().chain(self.unread_deadline()).min()
+            }
             (ToClient::Closed, ToUpstream::Open) => Some(self.since + CLOSE_ANSWER),
             (ToClient::Open, _) | (_, ToUpstream::Ending) => Some(self.since + HALF_CLOSED),
             (ToClient::Closing, _) | (ToClient::Closed, ToUpstream::Shut) => None,
@@ -428,7 +438,7 @@ where
             return true;
         }
         match (self.outward, self.inward) {
-            (ToClient::Open, ToUpstream::Open) => self.ping(now),
+            (ToClient::Open, ToUpstream::Open) => self.check_unread(now) || self.ping(now),
             (ToClient::Closed, ToUpstream::Open) if self.since + CLOSE_ANSWER <= now => {
                 self.inward = ToUpstream::Ending;
                 self.since = now;
@@ -443,10 +453,35 @@ where
         }
     }
 
+    /// While the client is not read because the upstream accepts nothing: when to see whether it has gone, or to give up if it
+    /// has.
+    fn unread_deadline(&self) -> Option<Instant> {
+        let stuck = self.to_upstream.stuck_since()?;
+        Some(match self.gone_since {
+            Some(gone) => gone.max(stuck) + HALF_CLOSED,
+            None => self.checked.max(stuck) + CLIENT_CHECK,
+        })
+    }
+
+    /// Returns whether the client is given up.
+    fn check_unread(&mut self, now: Instant) -> bool {
+        if self.unread_deadline().is_none_or(|deadline| now < deadline) {
+            return false;
+        }
+        if self.gone_since.is_some() {
+            self.say_goodbye(RelayEnd::UpstreamLingered);
+            self.inward = ToUpstream::Shut;
+            return true;
+        }
+        self.checked = now;
+        // Its end may be behind bytes that are not read.
+        self.gone_since = (self.client.peer_state() != PeerState::Open).then_some(now);
+        false
+    }
+
     fn ping(&mut self, now: Instant) -> bool {
-        if self.to_upstream.stuck_since().is_some() {
-            // We do not read what the client sends, so its silence means nothing.
-            self.pings.received(now);
+        if let Some(stuck) = self.to_upstream.stuck_since() {
+            return self.ping_unread(stuck, now);
         }
         match self.pings.poll(now) {
             PingAction::None => return false,
@@ -454,5 +489,20 @@ where
             PingAction::PeerDead => self.reason = Some(RelayEnd::ClientSilent),
         }
         true
+    }
+
+    /// Pings a client that is not read. Its silence means nothing; but if it has closed its socket before all that it sent was
+    /// taken, its system answers with a reset. The bytes that have not been taken by then are lost, so it is not pinged before
+    /// the time of a client that has closed is over.
+    fn ping_unread(&mut self, stuck: Instant, now: Instant) -> bool {
+        if self.pings.next_deadline().is_none_or(|deadline| now < deadline) {
+            return false;
+        }
+        self.pings.received(now);
+        let pings = self.gone_since.is_none() && stuck + HALF_CLOSED <= now;
+        if pings {
+            encode::ping(&mut self.frames.control, None, b"");
+        }
+        pings
     }
 }

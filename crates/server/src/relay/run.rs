@@ -80,7 +80,7 @@ pub(super) async fn close_both(mut client: Stream, mut upstream: Stream) {
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }
 
-async fn run_pump(shared: &Shared, id: u64, pump: &mut Pump<Stream, Stream>) -> RelayEnd {
+async fn run_pump(shared: &Shared, id: u64, pump: &mut Pump) -> RelayEnd {
     let mut drained = pin!(shared.wait_for_drain_slot(id));
     let mut draining = false;
     poll_fn(|cx| {

@@ -16,7 +16,7 @@ use broker::FrontEnd;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::yield_now;
-use transport::Peer;
+use transport::{Peer, PeerWatch};
 use websocket::handshake::OriginRules;
 use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, encode};
 
@@ -141,6 +141,8 @@ impl Wire {
 }
 
 struct ServerEnd(Arc<Mutex<Wire>>);
+
+impl PeerWatch for ServerEnd {}
 
 impl AsyncRead for ServerEnd {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

@@ -10,7 +10,7 @@ use ::websocket::handshake::{Status, UpgradeRefusal};
 use ::websocket::{CloseCode, encode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
-use transport::{Peer, Stream, drive, linger};
+use transport::{Peer, PeerWatch, Stream, drive, linger};
 
 use super::WebSocketConfig;
 use super::adapter::{CarriedProtocol, FrameMapping, WebSocket};
@@ -71,7 +71,7 @@ pub(crate) fn join<P, S>(
 ) -> impl Future<Output = ()> + Send + 'static
 where
     P: ProtocolState,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + PeerWatch + Unpin + Send + 'static,
 {
     let AcceptedConnection { id, peer, .. } = accepted;
     let (connection, outbox) = accepted.into_client::<P>(&shared);

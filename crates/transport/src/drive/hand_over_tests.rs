@@ -1,5 +1,7 @@
 //! A socket that is handed over to another process.
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
 use super::tests::lines;
 use super::*;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sync::work::{self, TURN};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Ended, Intent, Protocol, drive};
+use super::{Ended, Intent, PeerWatch, Protocol, drive};
 use crate::outbox::Outbox;
 
 /// A peer that has more to send until our side is closed; it counts the reads.
@@ -17,6 +17,8 @@ struct Endless {
     reads: u64,
     closed: bool,
 }
+
+impl PeerWatch for Endless {}
 
 impl AsyncRead for Endless {
     fn poll_read(

@@ -12,7 +12,7 @@ use sync::explore;
 use sync::loom::future::block_on;
 use sync::loom::thread;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::{Ended, Intent, Outbox, Protocol, drive};
+use transport::{Ended, Intent, Outbox, PeerWatch, Protocol, drive};
 
 use super::*;
 
@@ -27,6 +27,8 @@ struct Client {
     got: usize,
     goal: usize,
 }
+
+impl PeerWatch for Client {}
 
 impl AsyncRead for Client {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

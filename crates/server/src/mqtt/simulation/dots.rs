@@ -76,23 +76,49 @@ fn a_session_of_the_previous_version_gets_its_queued_and_new_messages() {
     assert_eq!(answers, expected);
 }
 
+/// A shared subscription whose queue had another name in an earlier version, which is that of another filter's today.
+struct RenamedGroup {
+    filter: &'static str,
+    queue: &'static str,
+    before: &'static str,
+    filter_of_before: &'static str,
+    /// Published before and after, and delivered to the subscription.
+    topics: [&'static str; 2],
+}
+
 #[test]
 fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
-    const BEFORE: &str = "mqtt-shared-subscription-g/v1.2.x";
-    const TODAY: &str = "mqtt-shared-subscription-g/v1/2.x";
+    check_emptied(&RenamedGroup {
+        filter: "$share/g/v1.2/x",
+        queue: "mqtt-shared-subscription-g/v1/2.x",
+        before: "mqtt-shared-subscription-g/v1.2.x",
+        filter_of_before: "$share/g/v1/2/x",
+        topics: ["v1/2/x", "v1.2/x"],
+    });
+    check_emptied(&RenamedGroup {
+        filter: "$share/g/v1/*/x",
+        queue: "mqtt-shared-subscription-g/v1.+.x",
+        before: "mqtt-shared-subscription-g/v1.*.x",
+        filter_of_before: "$share/g/v1/+/x",
+        topics: ["v1/*/x", "v1/*/x"],
+    });
+}
+
+fn check_emptied(group: &RenamedGroup) {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     // Creates the old queue, and is then removed except for it.
     let (mut maker, _) = resumed(&mut world, "maker", 60);
-    maker.subscribe_at(&mut world, "$share/g/v1/2/x", QoS::AtLeastOnce);
+    maker.subscribe_at(&mut world, group.filter_of_before, QoS::AtLeastOnce);
     let (mut worker, _) = resumed(&mut world, "worker", 60);
-    worker.subscribe_at(&mut world, "$share/g/v1.2/x", QoS::AtLeastOnce);
+    worker.subscribe_at(&mut world, group.filter, QoS::AtLeastOnce);
     drop((maker, worker));
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
-    writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1);
+    writer.publish(&mut world, group.topics[0], QoS::AtLeastOnce, 1);
     drop(writer);
     let vhost = world.hub.broker().vhost("/").unwrap();
-    vhost.delete_queue(SessionId(0), TODAY, false, false).unwrap();
+    assert!(vhost.queue(SessionId(0), group.before).is_ok());
+    vhost.delete_queue(SessionId(0), group.queue, false, false).unwrap();
     let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
     as_before(&mut world);
     catalogue.delete(Section::MqttSessions, crate::mqtt::disk::key(&["/", "maker"]));
@@ -101,20 +127,22 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
 
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
-    writer.publish(&mut world, "v1.2/x", QoS::AtLeastOnce, 1);
+    writer.publish(&mut world, group.topics[1], QoS::AtLeastOnce, 1);
     let (mut worker, answers) = resumed(&mut world, "worker", 60);
     let mut topics: Vec<_> = answers[1..].iter().map(|answer| answer.split(' ').nth(1).unwrap()).collect();
     topics.sort_unstable();
-    assert_eq!(topics, ["v1.2/x", "v1/2/x"], "{answers:?}");
+    let mut expected = group.topics;
+    expected.sort_unstable();
+    assert_eq!(topics, expected, "{answers:?}");
     for packet_id in [1, 2] {
         worker.ack(&mut world, AckKind::PubAck, packet_id);
     }
     let mut buffer = Vec::new();
-    let filters = ::mqtt::packet::Filters::write(&mut buffer, ["$share/g/v1.2/x"]);
+    let filters = ::mqtt::packet::Filters::write(&mut buffer, [group.filter]);
     let packet = ::mqtt::packet::Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
     worker.send(&mut world, Packet::Unsubscribe(packet));
     let vhost = world.hub.broker().vhost("/").unwrap();
-    for queue in [BEFORE, TODAY] {
+    for queue in [group.before, group.queue] {
         assert!(vhost.queue(SessionId(0), queue).is_err(), "{queue}");
     }
 }

@@ -1,8 +1,13 @@
-//! Sessions whose client comes back with another version of MQTT, to which `$share/g/t` means something else.
+//! Shared subscriptions: what their members get, how they join and leave, and sessions whose client comes back with another
+//! version of MQTT, to which `$share/g/t` means something else.
+
+use std::sync::Barrier;
+use std::thread;
 
 use ::mqtt::packet::{Filters, Unsubscribe};
 
 use super::*;
+use crate::mqtt::leftovers;
 
 const FILTER: &str = "$share/g/t";
 const GROUP: &str = "mqtt-shared-subscription-g/t";
@@ -27,10 +32,31 @@ fn back(world: &mut World, version: MqttVersion) -> (Client, Vec<String>) {
 }
 
 fn unsubscribe(client: &mut Client, world: &mut World) -> Vec<String> {
+    begin_unsubscribe(client);
+    client.received(world)
+}
+
+fn begin_unsubscribe(client: &mut Client) {
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, [FILTER]);
-    let packet = Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
-    client.send(world, Packet::Unsubscribe(packet))
+    take(
+        client,
+        Packet::Unsubscribe(Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters }),
+    );
+}
+
+fn begin_subscribe(client: &mut Client) {
+    let mut buffer = Vec::new();
+    let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+    let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: FILTER, options }]);
+    take(client, Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests }));
+}
+
+/// The client's packet is taken; the answer may wait for the disk.
+fn take(client: &mut Client, packet: Packet<'_>) {
+    let mut bytes = Vec::new();
+    packet.encode(client.version, &mut bytes);
+    assert_eq!(client.connection.handle_input(&bytes, client.now), bytes.len());
 }
 
 /// As a member that crashes or just leaves.
@@ -92,5 +118,55 @@ fn an_ordinary_subscription_stays_one_until_a_client_of_5_0_subscribes() {
         assert_eq!(client.received(&mut world), ["publish t AtLeastOnce 2"]);
         assert_eq!(unsubscribe(&mut client, &mut world), ["unsuback Success"]);
         assert_eq!(topology(&world), (false, Vec::new()));
+    }
+}
+
+#[test]
+fn a_member_gets_only_topics_that_its_filter_matches() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let filters = ["$share/g/#", "$share/g/a/+", "$share/g/a/*"];
+    for (number, filter) in filters.into_iter().enumerate() {
+        let mut member = world.connected(MqttVersion::V5, &number.to_string(), 60);
+        assert_eq!(member.subscribe_at(&mut world, filter, QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+    }
+    // As sessions come back, too.
+    let mut members = [0, 1, 2].map(|number: u32| resumed(&mut world, &number.to_string(), 60).0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
+    for topic in ["$x/secret", "a/b", "a/*"] {
+        writer.publish(&mut world, topic, QoS::AtLeastOnce, 1);
+    }
+    let got = members.each_mut().map(|member| member.received(&mut world));
+    let (b, star) = ("publish a/b AtLeastOnce 1", "publish a/* AtLeastOnce");
+    assert_eq!(got[0], [b.to_owned(), format!("{star} 2")]);
+    assert_eq!(got[1], [b.to_owned(), format!("{star} 2")]);
+    assert_eq!(got[2], [format!("{star} 1")]);
+}
+
+/// The threads begin a little earlier or later each time.
+#[test]
+fn a_client_joins_a_group_while_its_last_member_leaves() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut leaving = world.connected(MqttVersion::V5, "one", 0);
+    let mut joining = world.connected(MqttVersion::V5, "other", 0);
+    assert_eq!(leaving.subscribe_at(&mut world, FILTER, QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+    for round in 0..1000 {
+        let (begin, delay) = (Barrier::new(2), round % 50 * 20);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                begin.wait();
+                begin_subscribe(&mut joining);
+            });
+            begin.wait();
+            (0..delay).for_each(|_| std::hint::spin_loop());
+            begin_unsubscribe(&mut leaving);
+        });
+        assert_eq!(leaving.received(&mut world), ["unsuback Success"]);
+        assert_eq!(joining.received(&mut world), ["suback Granted QoS 1"], "round {round}");
+        let queue = world.hub.broker().vhost("/").unwrap().queue(broker::SessionId(0), GROUP).unwrap();
+        let noted = leftovers::noted_groups(world.hub.store().unwrap().catalogue()).unwrap();
+        assert_eq!(noted.values().copied().collect::<Vec<_>>(), [queue.number().unwrap()], "round {round}");
+        std::mem::swap(&mut leaving, &mut joining);
     }
 }

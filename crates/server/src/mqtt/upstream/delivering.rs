@@ -187,9 +187,12 @@ impl UpstreamSession {
         engine: &mut Engine,
     ) -> bool {
         work::charge(MESSAGE, 1);
-        let QueuedMessage { delivery_tag, redelivered, routing_key, properties, body, .. } = queued;
+        let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
+        if *exchange == *self.hub.config.exchange && !self.groups.made().matches(consumer, &outgoing.topic) {
+            return false;
+        }
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         let tag = self.own_tag();

@@ -22,7 +22,7 @@ use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
 use crate::mqtt::hub::QUEUE_PREFIX;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
-use crate::mqtt::subscriptions::FilterMatch;
+use crate::mqtt::subscriptions::{FilterMatch, is_for};
 
 /// The end of the names of groups' queues: those of sessions end in `qos0` or `qos1`, so that no client's identifier names one.
 const SUFFIX: &str = "-shared";
@@ -77,6 +77,13 @@ impl Groups {
     pub(super) fn verdict(&self, consumer: usize) -> Option<FilterMatch> {
         let group = self.groups.get(self.consumers.get(&consumer)?)?;
         Some(FilterMatch::of(&group.subscription))
+    }
+
+    /// Whether a message of a consumer, which came by the group's binding, is one of the client's.
+    pub(super) fn matches(&self, consumer: usize, topic: &str) -> bool {
+        let group = self.consumers.get(&consumer).and_then(|name| self.groups.get(name));
+        let filters = group.into_iter().flat_map(|group| &group.filters);
+        filters.filter_map(|text| TopicFilter::parse(text, true).ok()).any(|one| is_for(one.filter(), topic))
     }
 
     /// Counts a message of a consumer that is sent.

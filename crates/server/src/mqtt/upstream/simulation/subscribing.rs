@@ -51,6 +51,28 @@ async fn a_member_that_may_not_consume_leaves_no_queue() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_of_a_group_gets_only_topics_that_its_filter_matches() {
+    let mut world = World::new();
+    let (mut wide, _) = world.connect("wide", true, 0).await;
+    let (mut star, _) = world.connect("star", true, 0).await;
+    wide.subscribe("$share/g/#", QoS::AtMostOnce);
+    star.subscribe("$share/g/a/*", QoS::AtMostOnce);
+    assert_eq!(wide.answers().await, ["suback Success"]);
+    assert_eq!(star.answers().await, ["suback Success"]);
+    let (mut writer, _) = world.connect("writer", true, 0).await;
+    for topic in ["$x/secret", "a/b", "a/*"] {
+        writer.publish(topic, QoS::AtMostOnce, 0, false);
+    }
+    writer.answers().await;
+    assert_eq!(wide.answers().await, ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0"]);
+    assert_eq!(star.answers().await, ["publish a/* AtMostOnce 0"]);
+    // Those that are not sent are acknowledged.
+    let queues = world.vhost().all_queues();
+    let mut groups = queues.iter().filter(|queue| queue.name().ends_with("-shared"));
+    assert!(groups.all(|queue| queue.unacked_count() == 0 && queue.message_count() == 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_session_that_ends_with_its_connection_has_a_limited_number_of_filters() {
     let mut world = World::new();
     let (mut client, _) = world.connect("me", true, 0).await;

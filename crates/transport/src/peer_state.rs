@@ -1,0 +1,93 @@
+//! The end of a connection that is noticed without reading.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use tokio::io::{DuplexStream, Interest, Ready};
+
+use crate::stream::Stream;
+
+/// The peer's side of a connection, as the system has noticed it. Bytes that have not been read may precede its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerState {
+    /// Nothing is known of an end.
+    Open,
+    /// The peer sends no more. It may still read, as far as TCP tells.
+    Closed,
+    /// The peer has reset the connection.
+    Reset,
+}
+
+/// A stream of which an end may be known before it is read.
+pub trait PeerWatch {
+    /// The state of the peer's side. Makes no system call.
+    fn peer_state(&self) -> PeerState {
+        PeerState::Open
+    }
+}
+
+impl PeerWatch for DuplexStream {}
+
+impl PeerWatch for Stream {
+    fn peer_state(&self) -> PeerState {
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::ERROR;
+        match self {
+            Self::Tcp(stream) => state_of(stream.ready(interest)),
+            Self::Unix(stream) => state_of(stream.ready(interest)),
+            Self::Memory(_) => PeerState::Open,
+            Self::Tls(stream) => stream.get_ref().0.peer_state(),
+        }
+    }
+}
+
+/// The runtime notes ends as they come, whether anybody waits for them or not.
+fn state_of(ready: impl Future<Output = io::Result<Ready>>) -> PeerState {
+    match pin!(ready).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(ready)) if ready.is_error() => PeerState::Reset,
+        Poll::Ready(Ok(ready)) if ready.is_read_closed() => PeerState::Closed,
+        _ => PeerState::Open,
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+    use super::*;
+
+    /// Waits for the runtime to notice.
+    async fn comes_to(stream: &Stream, state: PeerState) {
+        while stream.peer_state() != state {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tcp_peers_end_is_noticed_behind_unread_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stream::Tcp(listener.accept().await.unwrap().0);
+        peer.write_all(b"unread").await.unwrap();
+        let Stream::Tcp(socket) = &stream else { unreachable!() };
+        socket.readable().await.unwrap();
+        assert_eq!(stream.peer_state(), PeerState::Open);
+        peer.shutdown().await.unwrap();
+        comes_to(&stream, PeerState::Closed).await;
+        peer.set_zero_linger().unwrap();
+        drop(peer);
+        comes_to(&stream, PeerState::Reset).await;
+    }
+
+    #[tokio::test]
+    async fn a_unix_peers_end_is_noticed_behind_unread_bytes() {
+        let (mut peer, stream) = UnixStream::pair().unwrap();
+        let stream = Stream::Unix(stream);
+        peer.write_all(b"unread").await.unwrap();
+        assert_eq!(stream.peer_state(), PeerState::Open);
+        drop(peer);
+        comes_to(&stream, PeerState::Closed).await;
+    }
+}
