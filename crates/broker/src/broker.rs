@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use hashbrown::HashMap;
 use store::catalogue::Catalogue;
 use store::{Store, Waiter};
-use sync::{Rank, RwLock};
+use sync::{Rank, RwLock, work};
 
 use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
@@ -283,7 +283,7 @@ impl Broker {
         for _ in 0..EXPIRED_QUEUES {
             let Some(queue) = self.deadlines.take_due(now) else { break };
             dropped += queue.expire(now);
-            if dropped >= EXPIRED_MESSAGES {
+            if dropped >= EXPIRED_MESSAGES || work::is_turn_over() {
                 break;
             }
         }
@@ -294,6 +294,9 @@ impl Broker {
             }
             let Some(queue) = self.deadlines.take_awaiting_capacity() else { return };
             sent += queue.dead_letter_some(now);
+            if work::is_turn_over() {
+                return;
+            }
         }
     }
 }

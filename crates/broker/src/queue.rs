@@ -441,7 +441,7 @@ impl Queue {
             state.pump(now, &mut effects);
         }
         let dropped = effects.dead.len();
-        self.finish(state, effects, now);
+        self.finish_in_turn(state, effects, now);
         released.wake();
         dropped
     }
@@ -464,7 +464,7 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.awaits_capacity = false;
-        if state.has_dead_letters() {
+        if state.has_dead_letters() || state.has_many_dead_letters() {
             // Dropping comes after them.
             self.dead_letter_later(&mut state);
             drop(state);
@@ -477,7 +477,7 @@ impl Queue {
             self.dead_letter_later(&mut state);
         }
         let dropped = effects.dead.len();
-        self.finish(state, effects, now);
+        self.finish_in_turn(state, effects, now);
         waiting.wake();
         dropped
     }

@@ -13,6 +13,7 @@ use server::{
     AccessLogWriter, Backend, Clock, Limits, MqttRestoreError, Routes, Scopes, Server, ServerConfig,
     TrustedProxies, WebSocketConfig,
 };
+use sync::work;
 use tokio::sync::Notify;
 use transport::Inherited;
 
@@ -489,7 +490,10 @@ pub(crate) fn start_timer(broker: &Arc<Broker>, changed: Arc<Notify>, clock: Clo
                 Some(deadline) => tokio::select! {
                     () = changed.notified() => {}
                     () = tokio::time::sleep_until(clock.instant(deadline).into()) => {
-                        expiring.expire(clock.timestamp(Instant::now()));
+                        {
+                            let _turn = work::Turn::begin();
+                            expiring.expire(clock.timestamp(Instant::now()));
+                        }
                         // Other deadlines may already have passed.
                         tokio::task::yield_now().await;
                     }

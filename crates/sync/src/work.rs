@@ -15,10 +15,12 @@
 //! between which all other ready tasks run.
 //!
 //! Work that is better done once for a whole turn is [deferred](defer) to its end.
+//!
+//! A turn that runs over all the same, since its work cannot be divided, is [relieved](on_overrun).
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The budget of a turn, in nanoseconds: long enough that the cost of switching tasks (some microseconds) is
 /// negligible, and short enough that a hundred busy connections on two cores take turns within 25 ms.
@@ -142,16 +144,42 @@ pub fn run_deferred(blocking: Option<Blocking<'_>>) -> bool {
     any
 }
 
+/// Has `relieve` called, within the turn, whenever a turn has used up its budget once more. Work that is long should be charged
+/// before it is done. Only the first call has an effect.
+pub fn on_overrun(relieve: fn()) {
+    // Set once, by the process that has just made its threads.
+    let _ = RELIEVE.set(relieve);
+}
+
+/// Wakes another thread, for the tasks that this one holds up.
+static RELIEVE: OnceLock<fn()> = OnceLock::new();
+
 /// Charges work that costs `each` nanoseconds, `count` times.
 #[inline]
 pub fn charge(each: u32, count: usize) {
     let cost = i64::from(each).saturating_mul(i64::try_from(count).unwrap_or(i64::MAX));
     LEFT.with(|left| {
-        left.set(match left.get() {
-            NO_TURN => NO_TURN,
-            left => left.saturating_sub(cost),
-        });
+        let before = left.get();
+        if before == NO_TURN {
+            return;
+        }
+        let after = before.saturating_sub(cost);
+        left.set(after);
+        if after <= -i64::from(TURN) {
+            overrun(before, after);
+        }
     });
+}
+
+/// Called after a charge to a turn that has already cost twice its budget.
+#[cold]
+fn overrun(before: i64, after: i64) {
+    let budgets = |left: i64| left.min(0) / i64::from(TURN);
+    if budgets(before) != budgets(after)
+        && let Some(relieve) = RELIEVE.get()
+    {
+        relieve();
+    }
 }
 
 /// Charges the copying of bytes; `each` is in picoseconds per byte.
@@ -210,6 +238,23 @@ mod tests {
         assert!(defer(&work));
         drop(turn);
         assert_eq!(count(), 11);
+    }
+
+    #[test]
+    fn a_turn_is_relieved_whenever_it_has_used_up_its_budget_once_more() {
+        thread_local! { static RELIEVED: Cell<u32> = const { Cell::new(0) }; }
+        on_overrun(|| RELIEVED.set(RELIEVED.get() + 1));
+        let after = |each, count| {
+            charge(each, count);
+            RELIEVED.replace(0)
+        };
+        assert_eq!(after(u32::MAX, 1), 0, "outside of a turn");
+        let turn = Turn::begin();
+        assert_eq!([after(TURN, 1), after(TURN - 1, 1), after(1, 1), after(1, 1)], [0, 0, 1, 0]);
+        assert_eq!([after(TURN, 10), after(TURN - 2, 1), after(1, 1)], [1, 0, 1]);
+        drop(turn);
+        let _turn = Turn::begin();
+        assert_eq!([after(TURN, 1), after(TURN, 1)], [0, 1]);
     }
 
     #[test]

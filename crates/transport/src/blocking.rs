@@ -2,7 +2,8 @@
 //! another thread takes as long.
 //!
 //! Meanwhile no other thread may be looking after sockets and timers, for the runtime leaves that to one of its threads at
-//! a time. So a thread beside the runtime watches, and wakes another one of it if the disk takes longer than expected.
+//! a time. So a thread beside the runtime watches, and wakes another one of it if the disk takes longer than expected. A turn
+//! that runs over wakes another one itself.
 
 use std::sync::OnceLock;
 use std::thread::{self, Thread};
@@ -52,6 +53,18 @@ pub(crate) fn run_blocking(work: &mut dyn FnMut()) {
         }
         // There is no other thread, as in tests.
         _ => work(),
+    }
+}
+
+/// Has another thread look after sockets, timers and the tasks that this one holds up, for [`sync::work::on_overrun`].
+pub(crate) fn relieve() {
+    if let Ok(runtime) = Handle::try_current()
+        && runtime.runtime_flavor() == RuntimeFlavor::MultiThread
+    {
+        // The first task takes the place of the one in the LIFO slot, which others could not take; the second makes sure that
+        // a thread is woken: none is for a task that comes into that slot while it is free.
+        drop(runtime.spawn(async {}));
+        drop(runtime.spawn(async {}));
     }
 }
 
@@ -115,15 +128,17 @@ const CHECKS_BEFORE_SLEEP: u32 = 50;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
+
+    use tokio::sync::Notify;
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
     const PAUSE: Duration = Duration::from_millis(50);
 
-    /// Blocks its thread until a timer of another task has fired.
-    async fn block_once() -> Result<(), mpsc::RecvTimeoutError> {
+    /// Blocks its thread until a timer of another task has fired, within a turn.
+    async fn block_once(within: impl FnOnce(&mut dyn FnMut()) + Send) -> Result<(), mpsc::RecvTimeoutError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let other = tokio::spawn(async move {
             tokio::time::sleep(2 * PAUSE).await;
@@ -133,7 +148,7 @@ mod tests {
         tokio::time::sleep(PAUSE).await;
         let turn = work::Turn::begin();
         let mut answer = Ok(());
-        run_blocking(&mut || answer = receiver.recv_timeout(PATIENCE));
+        within(&mut || answer = receiver.recv_timeout(PATIENCE));
         drop(turn);
         other.await.unwrap();
         answer
@@ -141,11 +156,49 @@ mod tests {
 
     #[test]
     fn timers_go_on_while_a_turn_waits_for_the_disk() {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         for _ in 0..10 {
-            let answer = runtime.block_on(async { tokio::spawn(block_once()).await.unwrap() });
+            let answer = runtime().block_on(async { tokio::spawn(block_once(run_blocking)).await.unwrap() });
             assert_eq!(answer, Ok(()));
         }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    }
+
+    /// Charges more than a turn may cost, and blocks.
+    fn run_over(block: &mut dyn FnMut()) {
+        work::on_overrun(relieve);
+        work::charge(2 * work::TURN, 1);
+        block();
+    }
+
+    #[test]
+    fn timers_go_on_while_a_turn_runs_over() {
+        let answer = runtime().block_on(async { tokio::spawn(block_once(run_over)).await.unwrap() });
+        assert_eq!(answer, Ok(()));
+    }
+
+    #[test]
+    fn a_task_that_a_turn_has_woken_goes_on_while_it_runs_over() {
+        let turn = async {
+            let (notify, (sender, receiver)) = (Arc::new(Notify::new()), mpsc::sync_channel(1));
+            let woken = Arc::clone(&notify);
+            let other = tokio::spawn(async move {
+                woken.notified().await;
+                sender.send(()).unwrap();
+            });
+            // It waits by then, and comes into this thread's LIFO slot.
+            tokio::time::sleep(PAUSE).await;
+            let turn = work::Turn::begin();
+            notify.notify_one();
+            let mut answer = Ok(());
+            run_over(&mut || answer = receiver.recv_timeout(PATIENCE));
+            drop(turn);
+            other.await.unwrap();
+            answer
+        };
+        let answer = runtime().block_on(async { tokio::spawn(turn).await.unwrap() });
+        assert_eq!(answer, Ok(()));
     }
 }

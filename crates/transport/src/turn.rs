@@ -25,12 +25,14 @@ pub(crate) static CONNECTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
 
 /// Limits to `turns` how many connections of this process run at the same time that have more to do than fits into one
 /// turn ([`sync::work`]), and how many TLS handshakes take a step. If there are more threads than that, quiet tasks find a
-/// free one: connections that are being opened, heartbeats, health checks. Only the first call has an effect.
+/// free one: connections that are being opened, heartbeats, health checks; and a turn that runs over wakes one. Only the first
+/// call has an effect.
 pub fn limit_busy_turns(turns: usize) {
     // Set once, by the process that has just made its threads.
     let _ = BUSY.set(Semaphore::new(turns));
     ACCEPTING.limit(turns);
     CONNECTING.limit(turns);
+    sync::work::on_overrun(crate::blocking::relieve);
 }
 
 impl HandshakeTurns {

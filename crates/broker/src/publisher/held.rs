@@ -62,7 +62,8 @@ impl Publisher {
     }
 
     /// Publishes a message that was [held](Publisher::hold) to the queues that were found then, or that have the names of those
-    /// which have been deleted. Returns whether there are any, as [`Publisher::publish`] does.
+    /// which have been deleted. Returns whether there are any, as [`Publisher::publish`] does; `None` if the turn is over
+    /// before all queues have what precedes the message: the caller tries again in the next turn.
     ///
     /// # Errors
     /// 502 malformed properties; never for those which were held.
@@ -71,20 +72,25 @@ impl Publisher {
         publish: Publish<'_>,
         held: &HeldRoute,
         now: Timestamp,
-    ) -> Result<bool, BrokerError> {
+    ) -> Result<Option<bool>, BrokerError> {
         self.now = now;
+        let route = held.route.at_commit(&self.vhost);
+        let leads_elsewhere = self.route.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &route));
+        if (leads_elsewhere || self.handing_over.is_some()) && !self.hand_over() {
+            return Ok(None);
+        }
         let properties = held.answerable.as_deref().unwrap_or(publish.properties);
         let publish = Publish { properties, ..publish };
         // Whether the user may set them was checked when the message was published.
         let inspected = inspect(properties, self.identity.user(), || true, self.vhost.compatibility())?;
         self.is_reported = true;
-        let routed = self.follow(held.route.at_commit(&self.vhost), publish, &inspected);
+        let routed = self.follow(route, publish, &inspected);
         self.is_reported = false;
         if (held.generation, held.renewals) != (self.routes.generation, self.routes.renewals) {
             // It is the last route now, and is not to be taken for a valid one.
             self.routes.generation = NO_GENERATION;
         }
-        routed
+        routed.map(Some)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The flow of messages through a queue: in, to consumers, and out. Their way back is in [`super::returning`].
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -411,6 +412,15 @@ impl Queue {
         self.send_dead_letters_in_turn(dead, lined_up, now);
     }
 
+    /// As [`Queue::finish`], for the broker's timer: sends as many dead letters as fit into the turn, and comes back for the
+    /// others.
+    pub(super) fn finish_in_turn(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
+        let (dead, _) = self.conclude(state, effects, now);
+        if dead > 0 {
+            self.send_dead_letters(1, now);
+        }
+    }
+
     /// Sends dead letters that a step has left to the caller, or waits for those before them.
     pub(super) fn send_dead_letters_in_turn(&self, dead: usize, lined_up: bool, now: Timestamp) {
         if lined_up {
@@ -420,7 +430,8 @@ impl Queue {
         }
     }
 
-    /// Sends some of the dead letters in line, `at_least` this number, if there are as many. Returns their number.
+    /// Sends some of the dead letters in line, `at_least` this number, if there are as many, and others only as long as the
+    /// thread's turn is not over. Returns their number.
     pub(super) fn send_dead_letters(&self, at_least: usize, now: Timestamp) -> usize {
         if let Some(home) = self.context.home.upgrade() {
             return home.dead_letter(self, at_least, now);
@@ -445,15 +456,14 @@ impl Queue {
         let Effects { dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
         let (mut own, mut lined_up, mut dropped) = (0, false, Vec::new());
         if !dead.is_empty() {
+            let are_of_consumers = dead.iter().any(DeadLetter::is_rejected_by_consumer);
             if self.properties.capacity.is_some() {
                 let over = dead.iter().filter(|dead| dead.reason == DeathReason::MaxLength).count();
                 self.context.metrics.mqtt_messages_dropped.add(over);
             }
             if self.arguments.load().dead_lettering.is_none() {
                 dropped = dead;
-            } else if dead.iter().any(DeadLetter::is_rejected_by_consumer)
-                && !self.context.paging.has_capacity()
-            {
+            } else if are_of_consumers && !self.context.paging.has_capacity() {
                 // Consumers do not pause as publishers do: their dead letters would grow the store's backlog without bound.
                 state.leave_dead_letters(dead);
                 self.dead_letter_later(&mut state);
@@ -461,6 +471,14 @@ impl Queue {
                 let count = dead.len();
                 lined_up = !state.line_up(dead);
                 own = if lined_up { 0 } else { count };
+                if are_of_consumers {
+                    // One frame may give back very many. The timer sends those for which the turn has no time, and consumers
+                    // get nothing meanwhile if these are many.
+                    (own, lined_up) = (own.min(1), false);
+                    if state.has_many_dead_letters() {
+                        self.dead_letter_later(&mut state);
+                    }
+                }
             }
         }
         drop(state);
@@ -489,6 +507,11 @@ impl Queue {
             self.dead_letter_later(&mut state);
         }
         next
+    }
+
+    /// Takes back dead letters for which there is no time in the turn of the thread that has got them.
+    pub(crate) fn put_back_dead_letters(&self, letters: VecDeque<DeadLetter>) {
+        self.state.lock().put_back_dead_letters(letters);
     }
 
     /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that

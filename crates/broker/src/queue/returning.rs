@@ -69,11 +69,12 @@ impl Queue {
     pub fn reject(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
         let (count, failure) = (deliveries.len(), self.failure_of(returned));
         let mut effects = Effects::default();
+        // Before it is done, so that others are looked after meanwhile if that is long.
+        work::charge(REFUSAL, count);
         for mut delivery in deliveries {
             delivery.failures = delivery.failures.saturating_add(failure);
             effects.drop_delivery(delivery, DeathReason::Rejected, self.stored_messages());
         }
-        work::charge(REFUSAL, count);
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(count as u64);
         if state.deleted {
@@ -115,6 +116,7 @@ impl Queue {
     fn prepare(&self, deliveries: Vec<Delivery>, returned: Returned) -> Returning {
         let mut effects = Effects::default();
         let count = deliveries.len();
+        work::charge(RETURN, count);
         let limit = self.delivery_limit_of(&self.arguments.load());
         let failure = self.failure_of(returned);
         let stores = self.stored_messages();
@@ -131,7 +133,6 @@ impl Queue {
                 Some(delivery)
             })
             .collect();
-        work::charge(RETURN, count);
         let messages = if back.len() <= STEP { Back::Few(back) } else { Back::Many(self.sort(back)) };
         Returning { count, messages, effects }
     }

@@ -57,6 +57,8 @@ struct DeadLetterLine {
     /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one
     /// that drops messages does, or the broker's timer.
     has_sender: bool,
+    /// Some of them are messages that consumers gave back.
+    of_consumers: bool,
     /// The queue itself if it is deleted: the topology keeps it no longer, and its dead letters have still to be sent.
     of_deleted: Option<Arc<Queue>>,
 }
@@ -83,6 +85,7 @@ impl DeadLetterLine {
 
     fn add(&mut self, letters: Vec<DeadLetter>) {
         self.bytes += bytes_of(&letters);
+        self.of_consumers |= letters.iter().any(DeadLetter::is_rejected_by_consumer);
         // They may be very many, and are not copied.
         match self.waiting.is_empty() {
             true => self.waiting = letters.into(),
@@ -272,6 +275,15 @@ impl QueueState {
         self.letters.get_or_insert_default().add(letters);
     }
 
+    /// Puts back letters that the thread with the turn has got and not sent.
+    pub(super) fn put_back_dead_letters(&mut self, letters: VecDeque<DeadLetter>) {
+        let line = self.letters.get_or_insert_default();
+        for letter in letters.into_iter().rev() {
+            line.bytes += letter.message.body_len() as u64;
+            line.waiting.push_front(letter);
+        }
+    }
+
     /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there
     /// are none, later dead letters need not wait any more. A thread that has sent many gets none:
     /// [`QueueState::has_dead_letters`] says whether it leaves some.
@@ -290,11 +302,13 @@ impl QueueState {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
     }
 
-    /// Whether many dead letters, or large ones, wait for capacity of the store. Consumers get nothing until they are sent:
-    /// those that reject everything would bring all of a long queue into memory.
+    /// Whether many dead letters, or large ones, wait for capacity of the store or, if consumers gave the messages back, for
+    /// the timer. Consumers get nothing until they are sent: those that reject everything would bring all of a long queue into
+    /// memory.
     pub(super) fn is_behind_dead_letters(&self) -> bool {
-        let are_large = || self.letters.as_ref().is_some_and(|line| line.bytes > MAX_WAITING_BYTES);
-        self.awaits_capacity && self.has_dead_letters() && (self.has_many_dead_letters() || are_large())
+        let Some(line) = self.letters.as_ref().filter(|_| self.awaits_capacity) else { return false };
+        (line.of_consumers || !line.has_sender)
+            && (line.waiting.len() > MAX_WAITING_DEAD_LETTERS || line.bytes > MAX_WAITING_BYTES)
     }
 
     /// Whether more dead letters wait than threads that drop messages may leave behind.
@@ -454,6 +468,11 @@ impl Step {
     pub(crate) fn add(&mut self, message: &Message) {
         self.messages += 1;
         self.bytes += message.body_len() as u64;
+    }
+
+    /// Ends it early: its thread's turn is over.
+    pub(crate) fn end(&mut self) {
+        self.messages = MESSAGES_AT_ONCE;
     }
 
     pub(crate) fn goes_on(&self) -> bool {

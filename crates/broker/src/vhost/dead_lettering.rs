@@ -20,27 +20,37 @@ type Pending = VecDeque<(Arc<Queue>, usize)>;
 /// Nanoseconds charged for creating a dead letter and finding its queues.
 const LETTER: u32 = 1_500;
 
+/// Nanoseconds charged for each of these queues, with the append.
+const APPEND: u32 = 150;
+
 impl VirtualHost {
     /// Routes the first dead letters in the line of `from` to its dead-letter exchange, `at_least` this number if there are as
     /// many, then those that other queues drop as a consequence, and so on; finally dead letters that `from` has dropped in the
-    /// meantime, if they are not many. Called without any lock held. Letters to a missing exchange are dropped. Returns the
-    /// number of dead letters of `from`.
+    /// meantime, if they are not many and the thread's turn is not over. Called without any lock held. Letters to a missing
+    /// exchange are dropped. Returns the number of dead letters of `from`.
     pub(crate) fn dead_letter(&self, from: &Queue, at_least: usize, now: Timestamp) -> usize {
         let mut pending = Pending::new();
         let (mut count, mut sent) = (0, Step::default());
         let _turn = from.dead_letters_turn();
         let mut dead = from.next_dead_letters(&sent, at_least);
         while !dead.is_empty() {
-            count += dead.len();
-            let mut left = Vec::new();
-            for letter in &dead {
+            let (mut letters, mut left) = (VecDeque::from(dead), Vec::new());
+            while let Some(letter) = letters.pop_front() {
+                count += 1;
                 sent.add(&letter.message);
-                left.extend(self.send_dead_letter(from, letter, now, &mut pending));
+                left.extend(self.send_dead_letter(from, &letter, now, &mut pending));
                 while let Some((queue, dead)) = pending.pop_front() {
                     self.send_line(&queue, dead, now, &mut pending);
                 }
+                if count >= at_least && work::is_turn_over() {
+                    sent.end();
+                    break;
+                }
             }
             from.dead_letters_sent(left);
+            if !letters.is_empty() {
+                from.put_back_dead_letters(letters);
+            }
             dead = from.next_dead_letters(&sent, 0);
         }
         count
@@ -87,6 +97,7 @@ impl VirtualHost {
         self.metrics.messages_dead_lettered.add(1);
         self.dead_lettered_for(dead.reason).add(1);
         let queues = self.queues_of(&target.exchange, &letter);
+        work::charge(APPEND, queues.len());
         letter.message.share(queues.len());
         let message = [Arc::new(letter.message)];
         let stored_batch = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);

@@ -166,7 +166,8 @@ fn a_held_message_is_traced_when_it_is_held() {
     world.publisher.flush(world.now);
     let expected = pairs(&[("publish.", "given up"), ("publish.", "committed")]);
     assert_eq!(heard(&world, &hears), expected);
-    assert!(world.publisher.publish_held(held(b"committed"), &committed, world.now).unwrap());
+    let routed = world.publisher.publish_held(held(b"committed"), &committed, world.now);
+    assert!(matches!(routed, Ok(Some(true))));
     world.publisher.flush(world.now);
     assert_eq!(heard(&world, &hears), []);
 }

@@ -35,7 +35,7 @@ use crate::server::Shared;
 pub(crate) struct BrokerSession {
     context: ChannelContext,
     channels: ChannelTable<Box<Channel>>,
-    /// Channels that may have published since the last flush.
+    /// Channels that may have published since the last flush, or have a commit to continue.
     published: Vec<u16>,
     /// Channels with confirms that wait for the disk.
     unconfirmed: Vec<u16>,
@@ -247,6 +247,9 @@ impl BrokerSession {
                 let Some(channel) = self.channels.get_mut(number) else { return Ok(0) };
                 channel.check_method()?;
                 let outcome = channel.handle_method(&self.context, method);
+                if channel.is_committing() {
+                    self.mark_for_flush(number);
+                }
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(method.ids())))?;
             }
             ChannelStep::Open => self.open_channel(number)?,
@@ -445,6 +448,9 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
+/// Class and method id of tx.commit.
+const COMMIT: (u16, u16) = (90, 20);
+
 /// Class and method id of connection.update-secret.
 const UPDATE_SECRET: (u16, u16) = (10, 70);
 
@@ -467,10 +473,13 @@ impl BackendSession for BrokerSession {
         self.context.set_time(now);
         for number in std::mem::take(&mut self.published) {
             let Some(channel) = self.channels.get_mut(number) else { continue };
-            if !channel.flush(&self.context) {
-                self.published.push(number);
-            } else if channel.has_unconfirmed() && !self.unconfirmed.contains(&number) {
-                self.unconfirmed.push(number);
+            match channel.flush(&self.context) {
+                Ok(false) => self.published.push(number),
+                Ok(true) if channel.has_unconfirmed() && !self.unconfirmed.contains(&number) => {
+                    self.unconfirmed.push(number);
+                }
+                Ok(true) => {}
+                Err(fault) => self.close_channel(number, &fault.caused_by(COMMIT)),
             }
         }
         if !self.published.is_empty() {

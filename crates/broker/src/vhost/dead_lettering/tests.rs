@@ -7,8 +7,8 @@ use store::{Store, Waiter};
 
 use super::*;
 use crate::message::{Body, BrokerProperties, Message};
-use crate::vhost::QueueDeclare;
-use crate::{Broker, BrokerConfig, Fetched, ForeignMessage, Returned, SessionId};
+use crate::vhost::{Binding, QueueDeclare};
+use crate::{Broker, BrokerConfig, Delivery, Fetched, ForeignMessage, Returned, SessionId};
 
 const ME: SessionId = SessionId(1);
 const NOW: Timestamp = Timestamp(1_000);
@@ -172,4 +172,93 @@ fn letters_that_are_left_outlive_their_queue() {
     broker.expire_all(NOW);
     assert_eq!(drain(&dead), (0..1_001).collect::<Vec<_>>());
     assert!(gone.upgrade().is_none());
+}
+
+/// The number of queues that get each dead letter of [`wide_world`].
+const WIDE: usize = 100;
+
+/// Nanoseconds by which a turn may exceed its budget: one dead letter, and some calls.
+const LAST_LETTER: u64 = 100_000;
+
+/// A queue whose dead letters go to [`WIDE`] others, and has one more argument; and the last of the others.
+fn wide_world(argument: Option<(&str, FieldValue)>) -> (Arc<Broker>, Arc<Queue>, Arc<Queue>) {
+    let broker = Broker::new(BrokerConfig::default());
+    let vhost = broker.vhost("/").unwrap();
+    let bind = |number| {
+        let name = format!("dead.{number}");
+        let dead = queue(&vhost, &name, &[]);
+        let binding = Binding { source: "amq.fanout", destination: &name, ..Binding::default() };
+        vhost.bind_queue(ME, &binding).unwrap();
+        dead
+    };
+    let dead: Vec<_> = (0..WIDE).map(bind).collect();
+    let mut arguments = vec![("x-dead-letter-exchange", FieldValue::text("amq.fanout"))];
+    arguments.extend(argument);
+    let from = queue(&vhost, "q", &arguments);
+    (broker, from, dead[WIDE - 1].clone())
+}
+
+/// Has the timer send what is left, and checks each of its turns; returns their number.
+fn turns_of_timer(broker: &Broker, now: Timestamp) -> usize {
+    let mut turns = 0;
+    while broker.next_deadline().is_some_and(|due| due <= now) {
+        let turn = work::Turn::begin();
+        broker.expire(now);
+        assert!(turn.spent() < u64::from(work::TURN) + LAST_LETTER, "{} ns in one turn", turn.spent());
+        turns += 1;
+    }
+    turns
+}
+
+fn take_all(queue: &Queue) -> Vec<Delivery> {
+    std::iter::from_fn(|| queue.get(false, NOW)).map(|got| got.delivery).collect()
+}
+
+#[test]
+fn dead_letters_of_one_rejection_take_as_many_turns_as_they_need() {
+    const LETTERS: u32 = 3_000;
+    let (broker, from, dead) = wide_world(None);
+    append(&from, 0..LETTERS);
+    let deliveries = take_all(&from);
+    let turn = work::Turn::begin();
+    from.reject(deliveries, Returned::Failed, NOW);
+    assert!(turn.spent() < u64::from(work::TURN) + LAST_LETTER, "{} ns in one turn", turn.spent());
+    drop(turn);
+    let sent = dead.message_count();
+    assert!(sent > 0 && sent < 100, "{sent} sent");
+    // Later ones do not overtake those which are left.
+    append(&from, LETTERS..LETTERS + 1);
+    from.reject(take_all(&from), Returned::Failed, NOW);
+    assert!(turns_of_timer(&broker, NOW) > 50);
+    assert_eq!(drain(&dead), (0..=LETTERS).collect::<Vec<_>>());
+}
+
+#[test]
+fn consumers_get_nothing_while_many_letters_of_consumers_wait() {
+    let (broker, from, dead) = wide_world(None);
+    append(&from, 0..6_000);
+    let deliveries = take_all(&from);
+    append(&from, 6_000..6_001);
+    let turn = work::Turn::begin();
+    from.reject(deliveries, Returned::Failed, NOW);
+    drop(turn);
+    let woken = Arc::new(Woken::default());
+    let waiter: Arc<dyn Waiter> = woken.clone();
+    assert!(matches!(from.fetch(true, NOW, &waiter), Fetched::Later));
+    // Nor do they while a thread sends some.
+    let taken = from.next_dead_letters(&Step::default(), 1);
+    assert!(!taken.is_empty() && matches!(from.fetch(true, NOW, &waiter), Fetched::Later));
+    from.put_back_dead_letters(taken.into());
+    turns_of_timer(&broker, NOW);
+    assert!(woken.0.load(Ordering::Relaxed) && matches!(from.fetch(true, NOW, &waiter), Fetched::Got(_)));
+    assert_eq!(drain(&dead), (0..6_000).collect::<Vec<_>>());
+}
+
+#[test]
+fn messages_that_expire_at_once_are_sent_to_many_queues_in_many_turns() {
+    const LETTERS: u32 = 3_000;
+    let (broker, from, dead) = wide_world(Some(("x-message-ttl", FieldValue::I32(10))));
+    append(&from, 0..LETTERS);
+    assert!(turns_of_timer(&broker, NOW.after(10)) > 50);
+    assert_eq!((drain(&dead), from.message_count()), ((0..LETTERS).collect(), 0));
 }

@@ -63,11 +63,6 @@ impl LazyPublisher {
     pub(super) fn flush(&mut self, now: Timestamp) -> Option<Flushed> {
         self.0.as_mut().map(|publisher| publisher.flush(now))
     }
-
-    /// [`Publisher::flush_all`].
-    pub(super) fn flush_all(&mut self, now: Timestamp) -> Flushed {
-        self.0.as_mut().map(|publisher| publisher.flush_all(now)).unwrap_or_default()
-    }
 }
 
 impl Channel {
@@ -227,13 +222,19 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Flushes publishes, and confirms them as soon as possible. Returns whether all were flushed; if not, the
-    /// caller calls again in the connection's next turn.
-    pub(crate) fn flush(&mut self, context: &ChannelContext) -> bool {
-        let Some(flushed) = self.publisher.flush(context.now) else { return true };
+    /// Flushes publishes, and confirms them as soon as possible; or continues with a commit. Returns whether all were flushed;
+    /// if not, the caller calls again in the connection's next turn.
+    ///
+    /// # Errors
+    /// Those of a commit, which closes the channel then.
+    pub(crate) fn flush(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
+        if self.is_committing() {
+            return self.continue_commit(context);
+        }
+        let Some(flushed) = self.publisher.flush(context.now) else { return Ok(true) };
         if flushed.unfinished {
             self.show_unconfirmed();
-            return false;
+            return Ok(false);
         }
         context.handed_over(&flushed, &self.view);
         self.count_published(context, flushed.count);
@@ -247,12 +248,13 @@ impl Channel {
             }
             self.show_unconfirmed();
         }
-        true
+        Ok(true)
     }
 
-    /// Flushes everything, however long it takes: the next operation must see all earlier publishes.
+    /// Flushes everything, however long it takes: the next operation must see all earlier publishes. The fault of a commit is
+    /// of no interest any more: only the end of the channel comes before it.
     pub(crate) fn flush_all(&mut self, context: &ChannelContext) {
-        while !self.flush(context) {}
+        while matches!(self.flush(context), Ok(false)) {}
     }
 
     /// Updates the number of unconfirmed publishes that operators see.

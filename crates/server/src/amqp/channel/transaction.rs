@@ -1,15 +1,17 @@
 //! tx.*: publishes and settlements that take effect together, at commit.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, DequeueCounts, HeldRoute, Publish, Publisher, Timestamp};
+use broker::{Body, DequeueCounts, Flushed, HeldRoute, Publish, Publisher, Timestamp};
 use bytes::Bytes;
+use sync::work;
 
 use super::super::broker_session::ChannelContext;
 use super::super::deliveries::Unsettled;
-use super::{Channel, DeliverySettlement, Mode, give_back};
+use super::{Channel, DeliverySettlement, Mode, SETTLEMENT, give_back};
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -22,6 +24,31 @@ pub(super) struct ChannelTransaction {
     /// Bytes in `publishes`.
     bytes: usize,
     settlements: Vec<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
+    /// The last transaction, from a tx.commit that takes more than a turn until it is answered. No frame is taken meanwhile.
+    commit: Option<Box<Commit>>,
+}
+
+/// A transaction that is being committed, which may take several turns.
+struct Commit {
+    /// Those which have not been published yet.
+    publishes: VecDeque<TransactionPublish>,
+    /// The report on its publishes, once all queues have them.
+    flushed: Option<Flushed>,
+    /// Those which have not been carried out yet: they follow the publishes.
+    settlements: VecDeque<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
+    /// There were some.
+    settles: bool,
+}
+
+impl From<ChannelTransaction> for Commit {
+    fn from(transaction: ChannelTransaction) -> Self {
+        Self {
+            publishes: transaction.publishes.into(),
+            flushed: None,
+            settles: !transaction.settlements.is_empty(),
+            settlements: transaction.settlements.into(),
+        }
+    }
 }
 
 struct TransactionPublish {
@@ -82,9 +109,11 @@ impl ChannelTransaction {
         self.settlements.push((how, unsettled));
     }
 
-    /// The deliveries whose settlements are discarded.
-    pub(super) fn into_unsettled(self) -> Vec<(u64, Unsettled)> {
-        self.settlements.into_iter().flat_map(|(_, unsettled)| unsettled).collect()
+    /// Discards what waits, but no commit that has begun. Returns the deliveries that are to be as before.
+    pub(super) fn discard(&mut self) -> Vec<(u64, Unsettled)> {
+        let commit = self.commit.take();
+        let discarded = std::mem::replace(self, Self { commit, ..Self::default() });
+        discarded.settlements.into_iter().flat_map(|(_, unsettled)| unsettled).collect()
     }
 }
 
@@ -107,54 +136,95 @@ impl Channel {
         Ok(())
     }
 
+    /// Begins to commit. [`Channel::flush`] does the rest if that does not fit into the turn.
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
-        let transaction = self.take_transaction()?;
-        for buffered in &transaction.publishes {
-            let publisher = self.publisher.get(context, self.number);
-            match publisher.publish_held(buffered.message(), &buffered.route, context.now) {
-                Ok(true) => {}
-                Ok(false) => self.is_unroutable(context, buffered.message(), buffered.mandatory),
-                Err(error) => {
-                    // The channel is about to close, which requeues its deliveries.
-                    self.deliveries.restore(transaction.into_unsettled());
-                    return Err(error.into());
-                }
-            }
+        let transaction = self.transaction()?;
+        let commit = std::mem::take(transaction).into();
+        transaction.commit = Some(Box::new(commit));
+        self.continue_commit(context).map(drop)
+    }
+
+    /// Whether a commit has to be continued in the connection's next turn.
+    pub(crate) fn is_committing(&self) -> bool {
+        matches!(&self.mode, Mode::Tx(transaction) if transaction.commit.is_some())
+    }
+
+    fn transaction(&mut self) -> Result<&mut ChannelTransaction, Fault> {
+        match &mut self.mode {
+            Mode::Tx(transaction) => Ok(transaction),
+            _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),
         }
-        let flushed = self.publisher.flush_all(context.now);
-        context.handed_over(&flushed, &self.view);
-        self.count_published(context, flushed.count);
-        let settles = !transaction.settlements.is_empty();
-        for (how, unsettled) in transaction.settlements {
+    }
+
+    /// Continues a commit until the turn is over; returns whether it is done. A commit that has begun is completed, also at the
+    /// channel's end: some queues have its messages.
+    pub(super) fn continue_commit(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
+        let Some(mut commit) = self.transaction()?.commit.take() else { return Ok(true) };
+        if !self.publish_held(context, &mut commit)? {
+            self.transaction()?.commit = Some(commit);
+            return Ok(false);
+        }
+        while let Some((how, unsettled)) = commit.settlements.pop_front() {
             self.deliveries.release(&unsettled);
             if how == DeliverySettlement::Ack {
                 self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
             }
+            work::charge(SETTLEMENT, 1);
             give_back(unsettled, how, context);
             self.deliveries.resume(context.now);
+            if !commit.settlements.is_empty() && work::is_turn_over() {
+                self.transaction()?.commit = Some(commit);
+                return Ok(false);
+            }
         }
+        let flushed = commit.flushed.unwrap_or_default();
         // The settlements were written to the log last.
-        let settled = context.store().filter(|_| settles).map(|store| store.end());
+        let settled = context.store().filter(|_| commit.settles).map(|store| store.end());
         context.hold_until(settled.max(flushed.until));
         if !flushed.refused.is_empty() {
             // All else has been committed, as in RabbitMQ.
             return Err(Fault::new(ReplyCode::PreconditionFailed, "partial tx completion"));
         }
         context.send(self.number, tx::CommitOk {});
-        Ok(())
+        Ok(true)
+    }
+
+    /// Publishes the messages of a commit until the turn is over; returns whether all queues have all of them.
+    fn publish_held(&mut self, context: &ChannelContext, commit: &mut Commit) -> Result<bool, Fault> {
+        while let Some(next) = commit.publishes.front() {
+            let publisher = self.publisher.get(context, self.number);
+            match publisher.publish_held(next.message(), &next.route, context.now) {
+                Ok(None) => return Ok(false),
+                Ok(Some(true)) => {}
+                Ok(Some(false)) => self.is_unroutable(context, next.message(), next.mandatory),
+                Err(error) => {
+                    // The channel is about to close, which requeues its deliveries.
+                    let settlements = std::mem::take(&mut commit.settlements);
+                    self.deliveries.restore(settlements.into_iter().flat_map(|(_, held)| held).collect());
+                    return Err(error.into());
+                }
+            }
+            commit.publishes.pop_front();
+            if work::is_turn_over() {
+                return Ok(false);
+            }
+        }
+        if commit.flushed.is_none() {
+            let flushed = self.publisher.flush(context.now).unwrap_or_default();
+            if flushed.unfinished {
+                return Ok(false);
+            }
+            context.handed_over(&flushed, &self.view);
+            self.count_published(context, flushed.count);
+            commit.flushed = Some(flushed);
+        }
+        Ok(true)
     }
 
     pub(super) fn tx_rollback(&mut self, context: &ChannelContext) -> Result<(), Fault> {
-        let transaction = self.take_transaction()?;
-        self.deliveries.restore(transaction.into_unsettled());
+        let unsettled = self.transaction()?.discard();
+        self.deliveries.restore(unsettled);
         context.send(self.number, tx::RollbackOk {});
         Ok(())
-    }
-
-    fn take_transaction(&mut self) -> Result<ChannelTransaction, Fault> {
-        match &mut self.mode {
-            Mode::Tx(transaction) => Ok(std::mem::take(&mut **transaction)),
-            _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),
-        }
     }
 }

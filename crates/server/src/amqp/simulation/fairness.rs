@@ -324,3 +324,92 @@ fn requeued_messages_are_not_dropped_at_turn_end_if_a_consumer_is_ready() {
     }
     assert_eq!(taken, MESSAGES);
 }
+
+/// Has a client publish to all queues and to the first one, alternately, in a transaction that also acknowledges a message of
+/// the first one.
+fn fill_transaction(client: &mut Conversation, messages: usize) {
+    let queue = name(0);
+    client.call(|out| {
+        publish(out, &queue, b"acknowledged", false);
+        frame::write_method(out, 1, tx::Select {});
+        frame::write_method(out, 1, basic::Get { queue: &queue, ..Default::default() });
+        frame::write_method(out, 1, basic::Ack { delivery_tag: 1, multiple: false });
+    });
+    for number in 0..messages {
+        publish_wide(&mut client.unconsumed, b"");
+        if number % 10 == 0 {
+            publish(&mut client.unconsumed, &queue, b"", false);
+        }
+    }
+    let mut turns = 0;
+    while !client.unconsumed.is_empty() {
+        turn(client);
+        turns += 1;
+        assert!(turns < ENDLESS);
+    }
+    client.received();
+}
+
+#[test]
+fn a_commit_takes_as_many_turns_as_it_needs_and_is_answered_after_the_last() {
+    const QUEUES: usize = 300;
+    const MESSAGES: usize = 1_000;
+    let (shared, mut other) = fanout(QUEUES);
+    let mut client = Conversation::open(&shared, 0);
+    fill_transaction(&mut client, MESSAGES);
+    assert_eq!(depth(&mut other, 0), 0);
+    let last = name(QUEUES - 1);
+    frame::write_method(&mut client.unconsumed, 1, tx::Commit {});
+    frame::write_method(
+        &mut client.unconsumed,
+        1,
+        basic::Get { queue: &last, no_ack: true, ..Default::default() },
+    );
+    let (mut answers, mut turns) = (Vec::new(), 0);
+    while answers.len() < 2 {
+        if let Some(first) = answers.first() {
+            assert_eq!(first, "tx.commit-ok");
+        }
+        let spent = turn(&mut client);
+        assert!(spent <= u64::from(TURN) + STEP, "{spent} ns in one turn");
+        answers.extend(client.received());
+        turns += 1;
+        assert!(turns < ENDLESS);
+    }
+    assert!(turns > 10, "{turns} turns");
+    assert_eq!(answers, ["tx.commit-ok".to_owned(), format!("basic.get-ok {}", MESSAGES - 1)]);
+    assert_eq!((depth(&mut other, 0), depth(&mut other, 1)), (1_100, 1_000));
+}
+
+#[test]
+fn a_commit_of_several_turns_is_completed_though_its_client_is_gone() {
+    let (shared, mut other) = fanout(300);
+    let mut client = Conversation::open(&shared, 0);
+    fill_transaction(&mut client, 1_000);
+    frame::write_method(&mut client.unconsumed, 1, tx::Commit {});
+    turn(&mut client);
+    let begun = depth(&mut other, 1);
+    assert!(begun < 1_000 && client.received().is_empty());
+    client.connection.handle_eof();
+    assert_eq!((depth(&mut other, 0), depth(&mut other, 299)), (1_100, 1_000));
+}
+
+#[test]
+fn a_commit_of_several_turns_that_a_full_queue_refuses_closes_its_channel() {
+    let arguments =
+        [("x-max-length", FieldValue::I64(10)), ("x-overflow", FieldValue::text("reject-publish"))];
+    let (shared, mut other) = fanout_with(300, &arguments);
+    let mut client = Conversation::open(&shared, 0);
+    fill_transaction(&mut client, 1_000);
+    frame::write_method(&mut client.unconsumed, 1, tx::Commit {});
+    let (mut answers, mut turns) = (Vec::new(), 0);
+    while answers.is_empty() {
+        turn(&mut client);
+        answers.extend(client.received());
+        turns += 1;
+        assert!(turns < ENDLESS);
+    }
+    assert!(turns > 10, "{turns} turns");
+    assert_eq!(answers, ["channel.close PRECONDITION_FAILED - partial tx completion"]);
+    assert_eq!((depth(&mut other, 0), depth(&mut other, 299)), (10, 10));
+}
