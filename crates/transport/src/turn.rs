@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -73,11 +73,14 @@ pub async fn next_busy_turn() -> Option<SemaphorePermit<'static>> {
     BUSY.get()?.acquire().await.ok()
 }
 
-/// Connections that may be cleaned up before all other ready tasks get a turn. Each takes some tens of microseconds, so
+/// Connections that may be cleaned up on a thread before all its other ready tasks get a turn. Each takes some tens of microseconds, so
 /// this number holds up the others for less than a millisecond.
 pub(crate) const AT_ONCE: usize = 8;
 
-static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+thread_local! {
+    /// Each thread has its own: it is its other tasks that wait.
+    static TURNS: Arc<Semaphore> = Arc::new(Semaphore::new(AT_ONCE));
+}
 
 /// Waits until a lost connection may be cleaned up. When a network or a proxy in front fails, tens of thousands are
 /// lost in the same moment; cleaned up all at once they would hold up the remaining connections for as long as all of
@@ -86,14 +89,14 @@ static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 /// Only work up to the next await of the caller belongs to the turn; anything that takes longer does not, so no
 /// connection waits here for another's peer.
 pub async fn turn_to_end() {
+    let turns = TURNS.with(Arc::clone);
     // Never closed, so there is no error to handle.
-    let _turn = TURNS.acquire().await;
+    let _turn = turns.acquire().await;
     yield_now().await;
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::sync::Notify;
