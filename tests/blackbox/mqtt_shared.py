@@ -163,17 +163,12 @@ def test_each_group_and_filter_gets_a_copy_of_a_message(broker):
             assert wire.answer()["body"] == b"x"
 
 
-def test_a_member_gets_only_topics_that_its_filter_matches(broker):
-    # To AMQP `+` in front matches `$x`, and the level `*` matches any.
-    with (
-        closing(member(broker.mqtt, "front", "$share/only/+/only")) as front,
-        closing(member(broker.mqtt, "star", "$share/only/only/*")) as star,
-        writer(broker) as publisher,
-    ):
-        for topic in ("$x/only", "x/only", "only/x", "only/*"):
+def test_a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front(broker):
+    with closing(member(broker.mqtt, "front", "$share/only/+/only")) as front, writer(broker) as publisher:
+        # To AMQP `+` in front matches `$x`.
+        for topic in ("$x/only", "x/only"):
             publisher.publish(topic, topic.encode())
         assert front.answer()["body"] == b"x/only"
-        assert star.answer()["body"] == b"only/*"
 
 
 def test_a_share_filter_of_an_mqtt_3_1_1_client_is_an_ordinary_filter(broker):

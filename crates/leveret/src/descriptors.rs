@@ -91,7 +91,7 @@ const FILES: u64 = 128;
 /// logins.
 const OPERATION: u64 = 64;
 /// Descriptors that are open before the first client comes: listeners, the runtime's own, the store. Should there be more, the
-/// last clients wait to be accepted instead of being refused.
+/// last clients are closed as they come, one every 100 ms, instead of being refused.
 const AT_START: u64 = 64;
 /// No reserve takes more than this part of a small limit: all five leave clients more than a third of it.
 const LEAST_PARTS: u64 = 8;

@@ -73,8 +73,8 @@ pub async fn next_busy_turn() -> Option<SemaphorePermit<'static>> {
     BUSY.get()?.acquire().await.ok()
 }
 
-/// Connections that may be cleaned up on a thread before all its other ready tasks get a turn. Each takes some tens of microseconds, so
-/// this number holds up the others for less than a millisecond.
+/// Connections that may be cleaned up on a thread before all its other ready tasks get a turn. Each takes some tens of
+/// microseconds, so this number holds up the others for less than a millisecond.
 pub(crate) const AT_ONCE: usize = 8;
 
 thread_local! {

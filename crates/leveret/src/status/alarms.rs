@@ -16,7 +16,7 @@ pub(super) fn write(levels: &Levels, alarms: &Alarms, out: &mut MetricsWriter) {
     out.gauge("rabbitmq_alarms_free_disk_space_watermark", "1 while the disk alarm is in effect.", disk);
     let blocked = alarms.blocked_connections() as u64;
     out.gauge("leveret_blocked_connections", "Client connections currently blocked by an alarm.", blocked);
-    // Leveret has no such alarm: at the limit of descriptors, new connections wait.
+    // Leveret has no such alarm: at the limit of descriptors, new connections wait or are closed.
     out.gauge("rabbitmq_alarms_file_descriptor_limit", "Always 0: there is no file descriptor alarm.", 0_u64);
     write_limits(levels, "rabbitmq", out);
     write_free(levels, "rabbitmq", out);

@@ -64,10 +64,10 @@ impl Pool {
             // When no other one can be opened, one at another node will do.
             None if may_grow && !self.is_full() => return None,
             None if only_rested => far.into_least(true)?,
-            None => match far.into_least(false).or_else(|| stalled.into_least(false)) {
-                None => self.give_up_overdue(credentials, virtual_host, sought.role)?,
-                Some(upstream) => upstream,
-            },
+            None => far
+                .into_least(false)
+                .or_else(|| self.give_up_overdue(credentials, virtual_host, sought.role))
+                .or_else(|| stalled.into_least(false))?,
         };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if may_grow && is_busy {

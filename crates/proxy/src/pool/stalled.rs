@@ -38,9 +38,13 @@ impl Pool {
             return self.ask(&stalled.endpoint).await.is_ok();
         }
         let sought = PlacementRequest { confirm: false, role, near: Some(node) };
-        let opened = self.open_another(&credentials, &stalled.virtual_host, sought).await;
-        // Another node says nothing of this one, which may be frozen.
-        opened.is_ok_and(|opened| opened.endpoint.socket == node)
+        match self.open_another(&credentials, &stalled.virtual_host, sought).await {
+            // Another node says nothing of this one, which may be frozen.
+            Ok(opened) => opened.endpoint.socket == node,
+            Err(refusal) if refusal.is_outage() => false,
+            // The user may have all the connections that it may have.
+            Err(_) => self.ask(&stalled.endpoint).await.is_ok(),
+        }
     }
 }
 

@@ -469,7 +469,7 @@ impl Upstream {
     /// confirms are overdue. Returns false if there is no such channel.
     pub(crate) fn give_up_overdue(&self, role: Role, now: Instant) -> bool {
         let mut state = self.state.lock();
-        state.is_shared() && state.takes(role) && self.close_overdue(&mut state, now)
+        state.is_shared() && !state.is_stalled() && state.takes(role) && self.close_overdue(&mut state, now)
     }
 
     /// Closes the channel that was given back longest ago of those with overdue confirms. Returns false if there is none.

@@ -129,6 +129,8 @@ async fn run(mut task: UpstreamConnection, mut stream: Paced, write_timeout: Dur
     if !task.finished {
         task.cause.get_or_insert_with(|| lost(&ended));
     }
+    // One that was stalled before its socket was full has suspects, too.
+    task.stalled |= matches!(ended, Ended::WriteTimeout) && task.upstream.is_stalled();
     task.leave();
 }
 
@@ -169,7 +171,7 @@ pub(crate) struct UpstreamConnection {
     check_at: Option<Instant>,
     /// Answers on the channels so far.
     answers: u64,
-    /// At the last check: `answers`, and the bytes of clients that were written.
+    /// At the last check: `answers`, and the bytes that the broker's socket had taken.
     moved: (u64, u64),
     /// Whether it was given up because it was stalled.
     stalled: bool,
@@ -368,10 +370,10 @@ impl UpstreamConnection {
     /// Checks whether the broker still reads a shared connection: see [`super::stall`].
     fn check_answers(&mut self, now: Instant) {
         let Some(pool) = self.pool.upgrade() else { return self.check_at = None };
-        let line = self.upstream.line();
-        let (answers, written) = std::mem::replace(&mut self.moved, (self.answers, line.written));
+        let outbox = &self.upstream.outbox;
+        let (answers, taken) = std::mem::replace(&mut self.moved, (self.answers, outbox.sent()));
         // Of a backlog it may take a part at a time.
-        let is_moving = self.answers != answers || (line.backlog > 0 && line.written != written);
+        let is_moving = self.answers != answers || (outbox.backlog() > 0 && outbox.sent() != taken);
         let check = self.upstream.check_answers(now, is_moving, pool.may_probe_by_opening());
         self.check_at = (check != AnswerCheck::AllAnswered).then_some(now + CHECK_INTERVAL);
         match check {

@@ -243,17 +243,15 @@ impl MatchState {
     }
 }
 
-/// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless it came only
-/// because in AMQP the level `*` is a wildcard, and wildcards in front match topics that begin with `$`. One that came by a
-/// binding of somebody else's is sent.
+/// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless its topic
+/// begins with `$`, which wildcards in front match in AMQP alone. One that came because a level `*` is a wildcard in AMQP is
+/// sent: the queue may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     // Dots and slashes are the same in an upstream, and in queues of earlier versions.
     let (merged_filter, merged_topic) = (merged(filter), merged(topic));
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
-    (!has_star(&merged_filter) && !topic.starts_with('$'))
-        || matches(filter, topic)
-        || matches(&merged_filter, &merged_topic)
+    !topic.starts_with('$') || matches(filter, topic) || matches(&merged_filter, &merged_topic)
 }
 
 /// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.
@@ -315,9 +313,9 @@ mod tests {
             ("#", "$x/y", false),
             ("+/y", "$x/y", false),
             ("$x/#", "$x/y", true),
-            ("a/*", "a/b", false),
+            ("a/*", "a/b", true),
             ("a/*", "a/*", true),
-            ("a/*.b", "a/x/b", false),
+            ("*/y", "$x/y", false),
             ("a/*.b", "a/*/b", true),
             ("a/+", "a/b", true),
             // By a binding of somebody else's.

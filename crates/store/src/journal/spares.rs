@@ -187,7 +187,8 @@ impl Spares {
                 // space.
                 let is_full = is_full(&error);
                 state.is_reserve_used &= is_full;
-                if !is_full && !std::mem::replace(&mut state.is_lack_logged, true) {
+                let is_lacking = error.kind() == io::ErrorKind::Unsupported;
+                if is_lacking && !std::mem::replace(&mut state.is_lack_logged, true) {
                     tracing::warn!(
                         %error,
                         "the file system cannot reserve space: while the disk is full, acknowledgements wait for space"
