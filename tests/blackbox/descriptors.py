@@ -87,14 +87,14 @@ def test_more_clients_are_served_than_the_limit_it_was_started_with(tmp_path):
 @pytest.mark.parametrize("mode", ["enforce", "alarm"])
 def test_clients_leave_descriptors_for_the_journal_the_memory_alarm_and_operators(tmp_path, mode):
     settings = tmp_path / "leveret.toml"
-    settings.write_text(f"limits_mode = '{mode}'\n")
+    settings.write_text(f"limits_mode = '{mode}'\nmax_connections = 70000\n")
     flags = ["--config", settings, "--data-dir", tmp_path / "data"]
     with (
         descriptors(4 * HARD),
         leveret(tmp_path / "server", *flags, program=limited(tmp_path, f"-n {HARD}")) as server,
         contextlib.ExitStack() as clients,
     ):
-        server.child.wait_line(f"WARN.*max_connections is lowered.*max_connections=65536 in_effect={FOR_CLIENTS} open_files={HARD}")
+        server.child.wait_line(f"WARN.*max_connections is lowered.*max_connections=70000 in_effect={FOR_CLIENTS} open_files={HARD}")
         channel = durable_channel(server)
         accepted = fill(clients, lambda: handshaken(server.port))
         assert metric(server, "leveret_max_connections") == FOR_CLIENTS

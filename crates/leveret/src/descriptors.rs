@@ -19,20 +19,23 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Reserves descriptors for what is not a client, and warns if `max_connections` is more than what is left.
+/// Reserves descriptors for what is not a client. Reports a `max_connections` that is more than what is left, with a warning
+/// unless it is the default: nobody has asked for that many.
 pub(crate) fn reserve(config: &Config, is_pool: bool) {
     let (Some(shares), Some(open_files)) = (shares(config, is_pool), open_file_limit()) else { return };
     transport::set_descriptor_ceilings(shares.clients, shares.others);
     let max_connections = config.max_connections.0.map(u64::from);
     if let Some(max_connections) = max_connections.filter(|most| *most > shares.connections) {
-        tracing::warn!(
-            max_connections,
-            in_effect = shares.connections,
-            open_files,
-            "max_connections is lowered to what the open file limit allows: raise the hard limit (LimitNOFILE, ulimit -Hn)"
-        );
+        let in_effect = shares.connections;
+        if config.max_connections == Config::defaults(is_pool).max_connections {
+            tracing::debug!(max_connections, in_effect, open_files, LOWERED);
+        } else {
+            tracing::warn!(max_connections, in_effect, open_files, LOWERED);
+        }
     }
 }
+
+const LOWERED: &str = "max_connections is lowered to what the open file limit allows: raise the hard limit (LimitNOFILE, ulimit -Hn)";
 
 /// How many client connections may be open: `max_connections`, or what the limit of open files leaves for them. 0 for no
 /// limit.
