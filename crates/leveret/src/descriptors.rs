@@ -28,9 +28,9 @@ pub(crate) fn reserve(config: &Config, is_pool: bool) {
     if let Some(max_connections) = max_connections.filter(|most| *most > shares.connections) {
         let in_effect = shares.connections;
         if config.max_connections == Config::defaults(is_pool).max_connections {
-            tracing::debug!(max_connections, in_effect, open_files, LOWERED);
+            tracing::debug!(max_connections, in_effect, open_files, "{LOWERED}");
         } else {
-            tracing::warn!(max_connections, in_effect, open_files, LOWERED);
+            tracing::warn!(max_connections, in_effect, open_files, "{LOWERED}");
         }
     }
 }
