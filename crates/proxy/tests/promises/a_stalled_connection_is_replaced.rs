@@ -2,6 +2,7 @@
 //! only; a slow queue, an alarm and a frozen broker are no reason to give up a connection.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::method::{basic, channel, confirm, connection};
@@ -217,6 +218,38 @@ async fn p2_a_stalled_connection_is_given_up_though_no_other_may_be_opened_besid
     // Whichever of the two comes first.
     let mut next = broker.next_connection().await;
     while !matches!(&*next.next().await.payload, b"a2" | b"stuck") {}
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_stalled_connection_is_given_up_though_the_broker_refuses_another_one() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut innocent, _culprit, _shared) = stalled(&mut broker, &pool).await;
+    broker.manners.connection_limit_reached.store(true, Ordering::SeqCst);
+    innocent.publish(1, b"a2").await;
+    let began = Instant::now();
+    until("the end of the connection", || pool.metrics().connections_lost == 1).await;
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_frames_of_the_pool_are_no_progress_of_a_connection_whose_socket_is_full() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(PoolConfig { max_shared_connections: 1, ..broker.config() });
+    let (_innocent, mut culprit, _shared) = stalled(&mut broker, &pool).await;
+    culprit.write(&message(1, &[0; 1024], 131_072).repeat(200)).await;
+    let began = Instant::now();
+    while pool.metrics().connections_stalled == 0 {
+        // The pool asks for proofs of what a client has left.
+        let mut brief = Client::connect(&pool).await;
+        brief.open_channel(1).await;
+        brief.publish(1, b"left").await;
+        drop(brief);
+        sleep(Duration::from_millis(500)).await;
+        assert!(began.elapsed() < GIVEN_UP, "not stalled");
+    }
+    until("the end of the connection", || pool.metrics().connections_lost == 1).await;
     assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
 }
 
