@@ -53,17 +53,12 @@ pub(crate) fn fill(
         start(Before::Nothing)?;
         return Ok(None);
     };
-    let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
-    let opened = open(&path, config.disk_free_limit.0, clock).map_err(at_fault)?;
-    let Opened { lock, store, clock, rounds, recovered } = opened;
-    let messages = broker.restore(&store, recovered, clock.now()).map_err(|error| at_fault(error.into()))?;
     // Nothing of a start that fails here is stored: the next one is the first again.
-    start(Before::of(broker, store.catalogue()))?;
-    clock.store();
-    store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
-    let running = rounds.start().map_err(|error| at_fault(error.into()))?;
+    let (directory, messages) = load(broker, &path, config.disk_free_limit.0, clock, |store| {
+        start(Before::of(broker, store.catalogue()))
+    })?;
     tracing::info!(directory = %path.display(), messages, "recovered definitions and persistent messages");
-    Ok(Some(DataDirectory { pagers: None, clock, running: Some(running), _lock: lock }))
+    Ok(Some(directory))
 }
 
 /// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return. The clock continues as by
@@ -78,18 +73,33 @@ pub(crate) fn fill_spool(
     disk_free_limit: u64,
     clock: Clock,
 ) -> Result<DataDirectory, ServeError> {
+    let (directory, messages) = load(broker, path, disk_free_limit, clock, |store| {
+        if store.catalogue().was_empty() {
+            broker.add_defaults();
+        }
+        Ok(())
+    })?;
+    tracing::info!(directory = %path.display(), messages, "recovered spooled messages");
+    Ok(directory)
+}
+
+/// Loads the contents of a directory, and stores what `complete` adds to them. Returns the number of messages, too.
+fn load(
+    broker: &Broker,
+    path: &Path,
+    disk_free_limit: u64,
+    clock: Clock,
+    complete: impl FnOnce(&Store) -> Result<(), ServeError>,
+) -> Result<(DataDirectory, u64), ServeError> {
     let at_fault = |error| ServeError::DataDirectory(SettingError::new(KEY, error).about(path.display()));
     let Opened { lock, store, clock, rounds, recovered } =
         open(path, disk_free_limit, clock).map_err(at_fault)?;
     let messages = broker.restore(&store, recovered, clock.now()).map_err(|error| at_fault(error.into()))?;
-    if store.catalogue().was_empty() {
-        broker.add_defaults();
-    }
+    complete(&store)?;
     clock.store();
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
-    tracing::info!(directory = %path.display(), messages, "recovered spooled messages");
-    Ok(DataDirectory { pagers: None, clock, running: Some(running), _lock: lock })
+    Ok((DataDirectory { pagers: None, clock, running: Some(running), _lock: lock }, messages))
 }
 
 impl DataDirectory {

@@ -64,18 +64,18 @@ impl Tls {
     ) -> Result<TlsReload<'a>, SettingError> {
         let mut reload = TlsReload::default();
         if let Some(server) = &self.server {
-            reload.server = Some((server, server.prepare_reload().map_err(of_server)?));
+            reload.server = Some(server.prepare_reload().map_err(of_server)?);
         }
         if let Some(client) = &self.client {
             reload.client = Some(client.prepare_reload().map_err(of_client)?);
         }
         for relay in self.relays.iter().flatten() {
             let prepared = relay.prepare_reload().map_err(|error| SettingError::new(RELAY, error))?;
-            reload.relays.push(prepared);
+            reload.others.push(("relay's upstream", prepared));
         }
         for (setting, service) in services {
             let prepared = service.prepare_reload().map_err(|error| SettingError::new(setting, error))?;
-            reload.services.push(prepared);
+            reload.others.push(("auth service's", prepared));
         }
         Ok(reload)
     }
@@ -85,34 +85,29 @@ impl Tls {
 #[derive(Default)]
 #[must_use = "the old contents stay in use until it is applied"]
 pub(crate) struct TlsReload<'a> {
-    server: Option<(&'a ServerTls, ServerTlsReload<'a>)>,
+    server: Option<ServerTlsReload<'a>>,
     client: Option<ClientTlsReload<'a>>,
-    relays: Vec<ClientTlsReload<'a>>,
-    services: Vec<ClientTlsReload<'a>>,
+    /// Those of relays and services, each after whose it is.
+    others: Vec<(&'static str, ClientTlsReload<'a>)>,
 }
 
 impl TlsReload<'_> {
     /// Uses the new contents for new connections, and logs the certificates.
     pub(crate) fn apply(self) {
-        let Self { server, client, relays, services } = self;
-        if server.is_none() && client.is_none() && relays.is_empty() && services.is_empty() {
+        let Self { server, client, others } = self;
+        if server.is_none() && client.is_none() && others.is_empty() {
             return tracing::info!("SIGHUP: no TLS files to reload");
         }
-        if let Some((server, prepared)) = server {
-            prepared.apply();
-            log_in_use(&server.in_use());
+        if let Some(prepared) = server {
+            log_in_use(&prepared.apply());
         }
         if let Some(prepared) = client {
             prepared.apply().iter().for_each(log_certificate);
             tracing::info!("upstream TLS files reloaded");
         }
-        for prepared in relays {
+        for (whose, prepared) in others {
             prepared.apply();
-            tracing::info!("relay's upstream TLS files reloaded");
-        }
-        for prepared in services {
-            prepared.apply();
-            tracing::info!("auth service's TLS files reloaded");
+            tracing::info!("{whose} TLS files reloaded");
         }
     }
 }

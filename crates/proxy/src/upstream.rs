@@ -387,9 +387,11 @@ impl Upstream {
                         let confirming = lease.confirms.is_some();
                         left.push(DepartedLedger { remains: lease.ledger.take(), confirming, is_suspect });
                     } else if is_suspect {
-                        let client = lease.link.client;
-                        let text = "client may have stalled the upstream connection, and gets one of its own";
-                        tracing::warn!(upstream = self.id, client, text);
+                        tracing::warn!(
+                            upstream = self.id,
+                            client = lease.link.client,
+                            "client may have stalled the upstream connection, and gets one of its own"
+                        );
                         suspected.push(lease.link);
                     }
                 }

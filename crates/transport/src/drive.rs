@@ -19,7 +19,7 @@ use crate::blocking::run_blocking;
 use crate::buffer::OutBuf;
 use crate::linger::linger;
 use crate::outbox::Outbox;
-use crate::peer_state::{PeerState, PeerWatch};
+use crate::peer_state::{PEER_CHECK, PeerState, PeerWatch};
 use crate::turn::{next_busy_turn, turn_to_end};
 
 /// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
@@ -121,7 +121,7 @@ pub fn now() -> Instant {
 
 /// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
 /// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
-/// otherwise. While the protocol pauses, a peer that has reset the connection is noticed after `PEER_CHECK` at most.
+/// otherwise. While the protocol pauses, a peer that has reset the connection is noticed after [`PEER_CHECK`] at most.
 pub fn drive<'c, S, P>(
     stream: &'c mut S,
     protocol: &'c mut P,
@@ -517,10 +517,6 @@ where
 
 /// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
-
-/// How often a peer that is not read is looked at. One that has reset the connection would otherwise be noticed only when
-/// something is written to it.
-const PEER_CHECK: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod busy_tests;

@@ -53,7 +53,7 @@ pub use listener::{Listener, SharedSockets, SocketFile};
 pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;
-pub use peer_state::{PeerState, PeerWatch};
+pub use peer_state::{PEER_CHECK, PeerState, PeerWatch};
 pub use stream::{ConnectOptions, Peer, Stream};
 pub use tally::Tally;
 pub use turn::{limit_busy_turns, next_busy_turn, turn_to_end};

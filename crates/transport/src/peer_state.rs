@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::io::{DuplexStream, Interest, Ready};
 
@@ -19,6 +20,10 @@ pub enum PeerState {
     /// The peer has reset the connection.
     Reset,
 }
+
+/// How often a peer that is not read is looked at. One that has gone would otherwise be noticed only when something is written
+/// to it.
+pub const PEER_CHECK: Duration = Duration::from_secs(5);
 
 /// A stream of which an end may be known before it is read.
 pub trait PeerWatch {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use amqp::{Credentials, FrameKind};
+use sync::BackOff;
 use tokio::time::Instant;
 
 use super::output::Output;
@@ -114,7 +115,7 @@ impl HandOver {
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
         let since = channel.lost_since().map_or_else(Instant::now, Instant::from_std);
         let mut end = since + pool.config().outage_max;
-        let mut pause = CHECK_INTERVAL;
+        let mut back_off = BackOff::new(CHECK_INTERVAL, SHORTAGE_PAUSE_MAX);
         loop {
             pool.wait_while_failing(end).await;
             let refusal = match self.lease_once(channel, link).await {
@@ -134,8 +135,7 @@ impl HandOver {
             if Instant::now() >= end {
                 return Err(refusal);
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(SHORTAGE_PAUSE_MAX);
+            tokio::time::sleep(back_off.pause()).await;
         }
     }
 

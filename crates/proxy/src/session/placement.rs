@@ -349,7 +349,7 @@ impl ProxySession {
             Event::SecretVerified { number, result } => return self.secret_verified(number, result),
             Event::BrokenOff { upstream } if self.life == Life::Open => {
                 let text = "upstream connection lost in the middle of a message for the client";
-                tracing::debug!(upstream, text);
+                tracing::debug!(upstream, "{text}");
                 return Err(Fault::new(ReplyCode::ConnectionForced, text));
             }
             Event::BrokenOff { .. } => {}

@@ -371,9 +371,10 @@ impl UpstreamConnection {
     fn check_answers(&mut self, now: Instant) {
         let Some(pool) = self.pool.upgrade() else { return self.check_at = None };
         let outbox = &self.upstream.outbox;
-        let (answers, taken) = std::mem::replace(&mut self.moved, (self.answers, outbox.sent()));
+        let moved @ (answers, taken) = (self.answers, outbox.sent());
+        let before = std::mem::replace(&mut self.moved, moved);
         // Of a backlog it may take a part at a time.
-        let is_moving = self.answers != answers || (outbox.backlog() > 0 && outbox.sent() != taken);
+        let is_moving = answers != before.0 || (outbox.backlog() > 0 && taken != before.1);
         let check = self.upstream.check_answers(now, is_moving, pool.may_probe_by_opening());
         self.check_at = (check != AnswerCheck::AllAnswered).then_some(now + CHECK_INTERVAL);
         match check {

@@ -247,11 +247,12 @@ impl MatchState {
 /// begins with `$`, which wildcards in front match in AMQP alone. One that came because a level `*` is a wildcard in AMQP is
 /// sent: the queue may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
-    // Dots and slashes are the same in an upstream, and in queues of earlier versions.
-    let (merged_filter, merged_topic) = (merged(filter), merged(topic));
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
-    !topic.starts_with('$') || matches(filter, topic) || matches(&merged_filter, &merged_topic)
+    !topic.starts_with('$')
+        || matches(filter, topic)
+        // Dots and slashes are the same in an upstream, and in queues of earlier versions.
+        || matches(&merged(filter), &merged(topic))
 }
 
 /// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.

@@ -11,9 +11,6 @@ use websocket::{CloseCode, WebSocketFault, encode};
 /// Without WebSocket: for the next byte of the direction that is left, once one side has closed or failed.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
-/// How often a client is looked at that is not read because the upstream accepts nothing, as RabbitMQ in an alarm.
-pub(super) const CLIENT_CHECK: Duration = Duration::from_secs(5);
-
 /// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.
 pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
-use transport::{Outbox, PeerState, PeerWatch as _, Stream};
+use transport::{Outbox, PEER_CHECK, PeerState, PeerWatch as _, Stream};
 
 use super::Relay;
-use super::close::{CLIENT_CHECK, HALF_CLOSED, RelayEnd};
+use super::close::{HALF_CLOSED, RelayEnd};
 use super::pending::Pending;
 use super::run::close_both;
 use super::upstream::connect;
@@ -183,7 +183,7 @@ impl Pair {
         let stuck = self.outward.stuck_since().map(|since| since + self.write_timeout);
         let silent = self.rest.map(|(_, since)| since.max(unaccepted.unwrap_or(since)) + HALF_CLOSED);
         let deadline = stuck.or(silent);
-        let check = unaccepted.map(|_| Instant::now() + CLIENT_CHECK);
+        let check = unaccepted.map(|_| Instant::now() + PEER_CHECK);
         let Some(next) = deadline.into_iter().chain(check).min() else {
             self.timer = None;
             return Poll::Pending;

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
-use transport::{PeerState, PeerWatch as _, Stream, now};
+use transport::{PEER_CHECK, PeerState, PeerWatch as _, Stream, now};
 use websocket::{Deflate, WebSocketFault, encode};
 
 use super::TextRule;
-use super::close::{CLIENT_CHECK, CLOSE_ANSWER, HALF_CLOSED, RelayEnd};
+use super::close::{CLOSE_ANSWER, HALF_CLOSED, RelayEnd};
 use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{ClientFrames, DecodeStop, PeerEnd, PingAction, Pings, close_answer};
@@ -459,7 +459,7 @@ impl Pump {
         let stuck = self.to_upstream.stuck_since()?;
         Some(match self.gone_since {
             Some(gone) => gone.max(stuck) + HALF_CLOSED,
-            None => self.checked.max(stuck) + CLIENT_CHECK,
+            None => self.checked.max(stuck) + PEER_CHECK,
         })
     }
 

@@ -124,9 +124,11 @@ impl ServerTls {
 
 impl ServerTlsReload<'_> {
     /// Uses the new contents for connections from now on; established ones stay as they are. Sessions are not resumed
-    /// across a reload.
-    pub fn apply(self) {
+    /// across a reload. Returns what is in use from then on.
+    pub fn apply(self) -> Arc<TlsInUse> {
+        let in_use = Arc::clone(&self.made.in_use);
         *self.tls.current.write() = self.made;
+        in_use
     }
 }
 
