@@ -4,7 +4,7 @@
 //!
 //! - [`AuthChain`]: tries one auth backend after the other, including the internal user list.
 //! - [`OAuth2`]: users with a JSON Web Token, as in RabbitMQ's plugin rabbitmq_auth_backend_oauth2. [`TokenPolicy`] defines
-//! the meaning of tokens, and [`KeySource`] the origin of the keys that verify them.
+//!   the meaning of tokens, and [`KeySource`] the origin of the keys that verify them.
 //! - [`HttpAuthBackend`]: users whom a service authenticates and authorizes over HTTP, as with rabbitmq_auth_backend_http; its
 //!   answers are cached if the operator configures that ([`CacheSettings`]).
 //! - [`ServiceClient`]: requests to external services, with limits on time and bytes.

@@ -2,7 +2,7 @@
 //! the existing exchanges, queues and bindings ([`views`]).
 //!
 //! No walk over everything happens under one lock: lists are collected in steps of bounded size, and the lock is released
-//! in between. A list is therefore not a snapshot, but includes every object that existed throughout exactly once.
+//! in between. A list therefore need not be a snapshot; it includes an object that existed throughout exactly once.
 
 mod book;
 mod change;

@@ -17,7 +17,7 @@
 //! - Messages of a destination are published in their order. One that the broker refuses with basic.nack delays those of its
 //!   own destination alone.
 //! - Messages in a backlog are older than those in the main queue for the same destination, so a restart restores the
-//! order.
+//!   order.
 //! - Everything is bounded by [`ForwardingLimits`], and time comes in as an argument.
 //!
 //! Sockets, disks, AMQP frames and clocks must never be added.

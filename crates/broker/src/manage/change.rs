@@ -13,7 +13,7 @@ use crate::topology_recorder::key;
 use crate::vhost::VirtualHost;
 
 impl Broker {
-    /// Adds an entry of a definitions file's section, or replaces the one with its names. It takes effect at once and is
+    /// Adds an entry of a definitions file's section, or changes the one with its names. It takes effect at once and is
     /// stored.
     ///
     /// # Errors

@@ -18,7 +18,7 @@
 //! - If all long queues have done that, and memory still exceeds the watermark, all other queues page out what
 //!   they can ([`Queue::evict`]), and long ones more.
 //! - If a read or a write fails, or the write would use disk space that must stay free, nothing changes. It is retried
-//! after
+//!   after
 //!   100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
 
 use std::sync::Arc;
