@@ -121,7 +121,7 @@ def test_a_wrong_upstream_protocol_or_ca_is_reported_with_a_remedy(tmp_path):
         secured = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
-            (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
+            (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its TLS port", "its port for TLS"),
             (f"amqps://localhost:{secured}", [], "was not issued by a trusted CA", "does --upstream-ca name the CA of"),
             (f"amqps://localhost:{secured}", ["--upstream-ca", ca.file], None, None),
         ]):

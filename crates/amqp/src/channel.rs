@@ -40,11 +40,12 @@ pub enum ChannelStep {
     Open,
     /// A method for an open channel.
     Deliver,
-    /// The client closes an open channel: clean up, call [`ChannelTable::remove`], send `channel.close-ok`.
+    /// The client sent `channel.close` for an open channel: clean up, call [`ChannelTable::remove`], send
+    /// `channel.close-ok`.
     Close,
     /// Send `channel.close-ok`: both ends closed at the same time. The client's `close-ok` has yet to arrive.
     AnswerClose,
-    /// The client confirmed; the channel is closed now.
+    /// The client sent `channel.close-ok`; the channel is closed now.
     Closed,
     /// Ignore it: it was sent before the client knew that the channel is closing.
     Discard,
@@ -81,7 +82,7 @@ impl<T> ChannelTable<T> {
         })
     }
 
-    /// Validates a header or body frame: `None` means that it is to be discarded.
+    /// Validates a header or body frame; returns `None` if the caller must discard it.
     ///
     /// # Errors
     /// 505 UNEXPECTED_FRAME on a closed channel.
@@ -109,13 +110,13 @@ impl<T> ChannelTable<T> {
         self.slots[at].open.insert(state)
     }
 
-    /// Marks a channel as closing when the server sends `channel.close`: returns its state.
+    /// Marks a channel as closing after the server has sent `channel.close`, and returns its state.
     pub fn start_closing(&mut self, channel: u16) -> Option<T> {
         let at = self.find(channel).ok()?;
         self.slots[at].open.take()
     }
 
-    /// Removes a channel that the client closes: returns its state.
+    /// Removes a channel that the client has closed, and returns its state.
     pub fn remove(&mut self, channel: u16) -> Option<T> {
         let at = self.find(channel).ok()?;
         self.slots.remove(at).open
@@ -145,12 +146,12 @@ impl<T> ChannelTable<T> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.number, slot.open.as_mut()?)))
     }
 
-    /// The numbers of the channels that are closing, in their order.
+    /// The numbers of the closing channels, in ascending order.
     pub fn closing(&self) -> impl Iterator<Item = u16> {
         self.slots.iter().filter(|slot| slot.open.is_none()).map(|slot| slot.number)
     }
 
-    /// Empties the table and returns the state of all open channels: the connection is over.
+    /// Removes all channels when the connection ends, and returns the state of the open ones.
     pub fn drain(&mut self) -> impl Iterator<Item = (u16, T)> {
         self.slots.drain(..).filter_map(|slot| Some((slot.number, slot.open?)))
     }

@@ -1,9 +1,9 @@
 //! Content: a method that carries a message, then a header frame, then body frames, on one channel
 //! (specification section 4.2.6).
 //!
-//! Reading, fast: after a content-carrying method, [`Whole::peek`] finds a message whose other frames are already in
-//! the receive buffer, and borrows it without a copy. Reading, always: an [`Assembler`] per channel takes the frames
-//! one by one. Writing: [`write_content`].
+//! The fast path for reading is [`Whole::peek`]: it borrows a message whose other frames already follow the method in the
+//! receive buffer. The general path is an [`Assembler`] per channel, which consumes the frames one by one.
+//! [`write_content`] writes a message.
 
 mod assembler;
 mod whole;

@@ -70,13 +70,13 @@ pub struct Fault {
     /// Ends the connection even if the code by itself would end only the channel, as RabbitMQ does while a connection
     /// is being opened.
     pub on_connection: bool,
-    /// Somebody else decides about the operation, and is to be asked first. The operation has changed nothing, and is
-    /// repeated with the answer; the peer sees this of no operation.
+    /// An external auth backend authorizes the operation, and has not been queried yet. The operation has changed nothing,
+    /// and is repeated with the answer; the peer never sees this fault.
     pub is_unasked: bool,
 }
 
 impl Fault {
-    /// A fault that no method caused, or whose method [`Fault::caused_by`] adds.
+    /// A fault that no method caused, or to which [`Fault::caused_by`] adds the method.
     pub fn new(code: ReplyCode, text: impl Into<Cow<'static, str>>) -> Self {
         Self { code, text: text.into(), method: (0, 0), on_connection: code.is_hard(), is_unasked: false }
     }
@@ -107,7 +107,7 @@ impl Fault {
         self
     }
 
-    /// Makes the operation one that is repeated once somebody else has decided about it.
+    /// Marks the operation as one to repeat once an external auth backend has authorized it ([`Self::is_unasked`]).
     #[must_use]
     pub fn unasked(mut self) -> Self {
         self.is_unasked = true;

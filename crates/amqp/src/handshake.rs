@@ -5,9 +5,9 @@
 //!    or comes after the handshake, and stays with the caller.
 //! 2. `poll_event()` until `None`; answer the events that ask for a decision.
 //! 3. `poll_output(&mut out)`: appends the bytes to be sent.
-//! 4. After a decision, `handle_input` again with the remaining bytes: nothing is taken while a decision is pending.
+//! 4. After a decision, `handle_input` again with the remaining bytes: it consumes nothing while a decision is pending.
 //!
-//! Report the end of the stream with `handle_eof()`. Timeouts are the caller's: it simply drops the state machine.
+//! Report the end of the stream with `handle_eof()`. The caller handles timeouts by dropping the state machine.
 
 mod capabilities;
 mod client;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// The action that [`Heartbeat::poll`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeartbeatAction {
-    /// None until [`Heartbeat::next_deadline`].
+    /// Nothing is due before [`Heartbeat::next_deadline`].
     None,
     /// Send [`crate::frame::HEARTBEAT`]. It already counts as sent.
     SendHeartbeat,
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_few_words() {
+    fn a_heartbeat_takes_a_few_words() {
         assert!(size_of::<Heartbeat>() <= 5 * size_of::<u64>());
     }
 }

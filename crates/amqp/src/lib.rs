@@ -13,7 +13,7 @@
 //! 1. [`handshake::ServerHandshake::handle_input`] until it is open; `poll_event`, decide, `poll_output`.
 //! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame [`channel::ConnectionLife::frame`].
 //!    For a method on a channel: [`content::Assembler::check_method`], [`Method::decode`],
-//!    [`channel::ChannelTable::method`]. If it carries content: [`content::Whole::peek`] at the bytes behind it, else
+//!    [`channel::ChannelTable::method`]. If it carries content: [`content::Whole::peek`] at the bytes after it, else
 //!    [`content::Assembler::expect`].
 //! 3. For a header or body: [`channel::ChannelTable::content`], then [`content::Assembler::header`] or
 //!    [`content::Assembler::body`].

@@ -42,7 +42,7 @@ macro_rules! methods {
             /// Decodes the payload of a method frame.
             ///
             /// # Errors
-            /// An unknown method, malformed arguments, or bytes left over.
+            /// The method is unknown, its arguments are malformed, or bytes are left over.
             #[inline]
             pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
                 let mut reader = Reader::new(payload);

@@ -121,14 +121,14 @@ properties! {
     2 cluster_id with_cluster_id &'a str,
 }
 
-/// The delivery_mode of a message that must survive a restart.
+/// The delivery_mode of a persistent message.
 pub const PERSISTENT: u8 = 2;
 
 /// Property flags and list of a message without properties.
 pub const NO_PROPERTIES: &[u8] = &[0, 0];
 
-/// The value of a header, found whatever else is wrong with the properties (flags and list): brokers pass on short strings and
-/// names of headers that are no UTF-8.
+/// Finds the value of a header even if other parts of the properties (flags and list) are invalid: brokers forward short
+/// strings and header names that are not UTF-8.
 pub fn find_header(properties: &[u8], name: &str) -> Option<FieldValue> {
     let mut reader = Reader::new(properties);
     let flags: u16 = reader.read().ok()?;

@@ -1,12 +1,12 @@
 //! The arguments of `queue.declare` that RabbitMQ 3.10 and 4.3 know, in one table.
 //!
-//! The broker checks declarations and policies by it, merges the two, and compares redeclarations; STOMP's headers are
-//! read by it; and the pool lets other arguments and values pass on connections of their own alone.
+//! The broker validates declarations and policies with it, merges the two, and compares redeclarations. STOMP maps its
+//! headers with it. The pool forwards other arguments and values only over dedicated connections.
 
 /// One argument of `queue.declare`.
 #[derive(Debug)]
 pub struct ArgumentSpec {
-    /// Such as `x-max-length`. Without `x-` it is the key in policies, for those that have one.
+    /// For example `x-max-length`. The key in policies, if there is one, is the name without `x-`.
     pub name: &'static str,
     /// The values that are accepted, and the texts that refuse others.
     pub value: ArgumentValue,
@@ -15,27 +15,27 @@ pub struct ArgumentSpec {
     /// Its position among the arguments that a redeclaration of a classic queue compares; `None` if classic queues
     /// do not know it.
     pub classic: Option<u8>,
-    /// The same of quorum queues.
+    /// The same for quorum queues.
     pub quorum: Option<u8>,
-    /// The position for classic queues, if only RabbitMQ 4 knows it for them.
+    /// The position for classic queues, if only RabbitMQ 4 supports it for them.
     pub classic_since_4: Option<u8>,
     /// Whether RabbitMQ 3.10 ignores it.
     pub is_since_4: bool,
-    /// Whether streams know it, which the broker does not have.
+    /// Whether streams support it; the broker has no streams.
     pub stream: bool,
     /// Whether a STOMP header of this name sets it.
     pub stomp: bool,
     /// The policies that may set it.
     pub policy: PolicyKey,
-    /// Whether the broker obeys it; others are only checked and compared.
+    /// Whether the broker implements it; it only checks and compares the others.
     pub has_effect: bool,
 }
 
 /// The values of an argument, with RabbitMQ's texts for others. In a text, `{}` stands for the value.
 #[derive(Debug)]
 pub enum ArgumentValue {
-    /// A number from 0 on. Of an argument and a policy's value, the lower one is in effect; of all other values, the
-    /// argument's own.
+    /// A non-negative integer. Of an argument and a policy's value, the lower one applies; for all other kinds, the
+    /// argument's own applies.
     Count {
         /// The text that refuses 0.
         zero: Option<&'static str>,
@@ -50,7 +50,7 @@ pub enum ArgumentValue {
     Choice(&'static [&'static str], &'static str),
     /// The name of an exchange, whose type is checked with a text of its own.
     Exchange,
-    /// The key of dead letters, which needs an exchange for them.
+    /// The routing key of dead letters, which requires a dead-letter exchange.
     DeadLetterKey,
     /// An argument of streams. RabbitMQ fails with 541 on wrong values.
     Unspecified,
@@ -139,7 +139,7 @@ impl ArgumentSpec {
     }
 }
 
-/// All of them, in the order in which RabbitMQ checks them (`rabbit_amqqueue:declare_args`). The positions are those in
+/// All arguments, in the order in which RabbitMQ checks them (`rabbit_amqqueue:declare_args`). The positions are those in
 /// the capabilities of the types of queues (`rabbit_classic_queue`, `rabbit_quorum_queue`).
 #[rustfmt::skip]
 pub static QUEUE_ARGUMENTS: [ArgumentSpec; 29] = [

@@ -136,7 +136,7 @@ impl Credentials {
         Self { authorize_as, ..Self::with_password(Mechanism::External, String::new(), Vec::new()) }
     }
 
-    /// No proof at all.
+    /// ANONYMOUS: no proof of identity.
     pub(crate) fn anonymous() -> Self {
         Self::with_password(Mechanism::Anonymous, String::new(), Vec::new())
     }
@@ -148,7 +148,7 @@ impl Credentials {
     /// Reads the response of a `connection.start-ok`.
     ///
     /// # Errors
-    /// The fault of the response; never with a piece of the response in it.
+    /// The response is malformed. The error never contains a part of it.
     pub fn parse(mechanism: Mechanism, response: &[u8]) -> Result<Self, SaslError> {
         match mechanism {
             Mechanism::Plain => parse_plain(response),

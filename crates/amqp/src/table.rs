@@ -193,7 +193,7 @@ impl FieldTable {
         Some(self.0.remove(at).1)
     }
 
-    /// Puts the entries in the order of their keys.
+    /// Sorts the entries by key.
     pub fn sort(&mut self) {
         self.0.sort_by(|(one, _), (other, _)| one.cmp(other));
     }
@@ -232,8 +232,8 @@ impl FieldTable {
     }
 }
 
-/// As with [`FieldTable::insert`] the last value of a key counts, at the index of its first one; but the cost grows
-/// with the number of entries, not with its square.
+/// Like repeated calls of [`FieldTable::insert`]: the last value of a key wins, at the index of its first one. The cost is
+/// linear in the number of entries, not quadratic.
 impl<K: AsRef<str>> FromIterator<(K, FieldValue)> for FieldTable {
     fn from_iter<I: IntoIterator<Item = (K, FieldValue)>>(entries: I) -> Self {
         let (mut table, mut entries) = (Self::new(), entries.into_iter());
@@ -257,7 +257,7 @@ impl<K: AsRef<str>> FromIterator<(K, FieldValue)> for FieldTable {
     }
 }
 
-/// Up to this number of entries a table is searched linearly when it is collected or read: a map would cost more.
+/// Tables with at most this many entries are searched linearly when they are collected or read: a map would cost more.
 const SEARCHED: usize = 16;
 
 /// A table as it is in a received frame: validated, not yet decoded.
@@ -271,7 +271,7 @@ impl<'a> RawTable<'a> {
     /// Accepts `bytes` (without the length in front) if they are a well-formed table.
     ///
     /// # Errors
-    /// The fault of the table, or nesting deeper than [`MAX_TABLE_DEPTH`].
+    /// The table is malformed, or nested deeper than [`MAX_TABLE_DEPTH`].
     pub fn check(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         check_entries(bytes, MAX_TABLE_DEPTH)?;
         Ok(Self(bytes))
@@ -287,20 +287,20 @@ impl<'a> RawTable<'a> {
         self.0.is_empty()
     }
 
-    /// Whether no number in it is infinite or NaN. Erlang has no such numbers, so the RabbitMQ process that tries to
-    /// read one terminates.
+    /// Whether all floating-point numbers in it are finite. Erlang has no infinity or NaN, so a RabbitMQ process that tries
+    /// to decode one crashes.
     pub fn is_finite(&self) -> bool {
         // `check` has validated every byte, so this cannot fail.
         check_entries(self.0, MAX_TABLE_DEPTH).unwrap_or_default()
     }
 
-    /// Its bytes with an entry behind all others, which replaces those with the same name. The others stay as they are, also
-    /// entries whose name an earlier one has, which a [`FieldTable`] leaves out.
+    /// Its bytes with this entry appended, and without other entries of that name. The rest is unchanged, including
+    /// duplicate names, which a [`FieldTable`] would drop.
     pub fn with_entry(&self, name: &str, value: &FieldValue) -> Vec<u8> {
         let name = truncate_to_short(name);
         let (mut bytes, mut reader) = (Vec::with_capacity(self.0.len()), Reader::new(self.0));
         let mut from = reader.rest();
-        // `check` has validated every byte, so that only the end of the table ends this.
+        // `check` has validated every byte, so this loop stops only at the end of the table.
         while let Ok(other) = reader.read::<&str>()
             && skip_value(&mut reader).is_ok()
         {
@@ -342,7 +342,7 @@ fn read_entries(bytes: &[u8]) -> Result<FieldTable, DecodeError> {
     Ok(FieldTable(entries))
 }
 
-/// Removes entries whose name an earlier one has, at a cost that does not grow with the square of their number.
+/// Removes all but the first entry with each name, without quadratic cost.
 fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
     let is_first: Vec<bool> = if entries.len() <= SEARCHED {
         let earlier = |at: usize| entries[..at].iter().any(|(name, _)| *name == entries[at].0);
@@ -396,8 +396,8 @@ fn check_value(reader: &mut Reader<'_>, depth: usize) -> Result<bool, DecodeErro
     reader.take(width).map(|_| true)
 }
 
-/// The value of the first entry with this name in a table that was not validated: what is wrong with other entries, names that
-/// are no UTF-8 above all, does not hide it.
+/// The value of the first entry with this name in an unvalidated table. Malformed other entries, such as names that are not
+/// UTF-8, do not hide it.
 pub(crate) fn find_value(bytes: &[u8], wanted: &str) -> Option<FieldValue> {
     let mut reader = Reader::new(bytes);
     while !reader.rest().is_empty() {
@@ -410,7 +410,7 @@ pub(crate) fn find_value(bytes: &[u8], wanted: &str) -> Option<FieldValue> {
     None
 }
 
-/// Passes over a value; what a table or an array contains is not looked at.
+/// Skips a value without looking into tables and arrays.
 fn skip_value(reader: &mut Reader<'_>) -> Result<(), DecodeError> {
     match reader.rest().first() {
         Some(b'F' | b'A') => {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_noticed() {
+    fn every_truncation_is_detected() {
         let table: FieldTable = every_type().iter().skip(1).map(|(k, v)| (k, v.clone())).collect();
         let bytes = table.encode();
         let whole_entries = (0..bytes.len()).filter(|&n| RawTable::check(&bytes[..n]).is_ok()).count();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_none_are_found_at_any_depth() {
+    fn non_finite_numbers_are_found_at_any_depth() {
         let is_finite =
             |value| RawTable::check(&FieldTable::from_iter([("k", value)]).encode()).unwrap().is_finite();
         let inner = |value| FieldValue::Table(FieldTable::from_iter([("k", value)]));
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_entries_with_one_name_the_first_is_taken() {
+    fn the_first_of_several_entries_with_one_name_is_taken() {
         for others in [0, SEARCHED, 100_000] {
             let mut bytes = Vec::new();
             let mut writer = Writer::new(&mut bytes);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn collecting_a_million_keys_takes_no_search_for_each() {
+    fn collecting_a_million_keys_is_not_quadratic() {
         // With a search through all earlier entries this would take many minutes.
         let table: FieldTable = (0..1_000_000).map(|n| (n.to_string(), FieldValue::Void)).collect();
         assert_eq!(table.len(), 1_000_000);

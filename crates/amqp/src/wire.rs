@@ -230,7 +230,7 @@ impl<'a> Field<'a> for RawTable<'a> {
     }
 }
 
-/// Writes a 32-bit length. Nothing in memory that AMQP describes reaches 4 GiB: frames are far smaller.
+/// Writes a 32-bit length. No AMQP value in memory reaches 4 GiB: frames are far smaller.
 pub(crate) fn write_length(writer: &mut Writer<'_>, length: usize) {
     writer.write(&u32::try_from(length).unwrap_or(u32::MAX));
 }

@@ -1,4 +1,4 @@
-//! Answers of another auth backend that are used again for a while, as RabbitMQ's plugin rabbitmq_auth_backend_cache does.
+//! Caches the answers of an auth backend, as RabbitMQ's plugin rabbitmq_auth_backend_cache does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,25 +10,25 @@ use parking_lot::Mutex;
 /// Accepted logins that are stored: some two hundred bytes each, and the tags.
 const MAX_LOGINS: usize = 10_000;
 
-/// Refused logins that are stored. They have room of their own, so that guesses push out no login that was accepted.
+/// The most refused logins stored. They have a limit of their own, so that guesses evict no accepted login.
 const MAX_REFUSED_LOGINS: usize = 1_000;
 
-/// Verdicts about operations that are stored: some two hundred bytes each, in the table and in the order.
+/// The most authorization decisions stored: some two hundred bytes each, in the table and in the order.
 const MAX_VERDICTS: usize = 100_000;
 
-/// For how long answers are used again, and which of them.
+/// How long answers are cached, and which ones.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSettings {
-    /// `auth_cache.cache_ttl`: age at which an answer is asked for again.
+    /// `auth_cache.cache_ttl`: the age at which an answer is requested again.
     pub ttl: Duration,
-    /// `auth_cache.cache_refusals`: whether refusals are used again, too.
-    pub keeps_refusals: bool,
+    /// `auth_cache.cache_refusals`: whether refusals are cached, too.
+    pub caches_refusals: bool,
 }
 
-/// Answers by all that was asked. Failures to answer are never stored.
+/// Answers by request. Failures to answer are never stored.
 ///
-/// Each answer belongs to the generation in which it was asked for, and is found in that generation alone: an answer that
-/// arrives, or is looked up, while the cache is cleared is not used for later requests.
+/// Each answer belongs to the generation of its request, and is found only in that generation: an answer that arrives, or
+/// is looked up, while the cache is cleared is not used for later requests.
 pub(crate) struct AnswerCache {
     settings: CacheSettings,
     /// Random key of the password hashes, created at the start; it never leaves the process.
@@ -38,10 +38,10 @@ pub(crate) struct AnswerCache {
     verdicts: Mutex<AnswerTable<bool>>,
 }
 
-/// The keyed hash of a question, secrets included.
+/// The keyed hash of a request, secrets included.
 #[derive(Clone, Copy)]
 pub(crate) struct AnswerKey {
-    /// The part by which it is found.
+    /// The part used for the lookup.
     index: [u8; HALF],
     /// The part that is compared in constant time.
     proof: [u8; HALF],
@@ -50,7 +50,7 @@ pub(crate) struct AnswerKey {
 const HALF: usize = 16;
 
 impl AnswerCache {
-    /// An empty cache; `None` if the system gives no random bytes.
+    /// An empty cache; `None` if the system provides no random bytes.
     pub(crate) fn new(settings: CacheSettings) -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).ok()?;
         let logins = Mutex::new(AnswerTable::new(MAX_LOGINS));
@@ -59,7 +59,7 @@ impl AnswerCache {
         Some(Self { settings, key, logins, refused_logins, verdicts })
     }
 
-    /// The key of a question: the form that would be sent.
+    /// The key of a request, computed from the form that would be sent.
     pub(crate) fn key(&self, path: &str, form: &str) -> AnswerKey {
         let mut context = hmac::Context::with_key(&self.key);
         context.update(&path.len().to_le_bytes());
@@ -80,11 +80,11 @@ impl AnswerCache {
         self.refused_logins.lock().lookup(key, at).map(|()| Err(()))
     }
 
-    /// Stores the outcome of a login that was asked about in the generation of `at`, and has its answer now.
+    /// Stores the outcome of a login that was requested in the generation of `at`.
     pub(crate) fn store_login(&self, key: AnswerKey, outcome: Result<&[String], ()>, at: AskedAt) {
         match outcome {
             Ok(tags) => self.logins.lock().insert(key, tags.to_owned(), at, self.settings.ttl),
-            Err(()) if self.settings.keeps_refusals => {
+            Err(()) if self.settings.caches_refusals => {
                 self.refused_logins.lock().insert(key, (), at, self.settings.ttl);
             }
             Err(()) => {}
@@ -98,12 +98,12 @@ impl AnswerCache {
 
     /// As [`Self::store_login`].
     pub(crate) fn store_verdict(&self, key: AnswerKey, is_allowed: bool, at: AskedAt) {
-        if is_allowed || self.settings.keeps_refusals {
+        if is_allowed || self.settings.caches_refusals {
             self.verdicts.lock().insert(key, is_allowed, at, self.settings.ttl);
         }
     }
 
-    /// Frees the memory of all answers, which a new generation has made useless.
+    /// Frees the memory of all answers, which a new generation has invalidated.
     pub(crate) fn clear(&self) {
         self.logins.lock().clear();
         self.refused_logins.lock().clear();
@@ -114,12 +114,12 @@ impl AnswerCache {
 /// When an answer is looked up or stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AskedAt {
-    /// The auth backend's generation when the question came.
+    /// The auth backend's generation at the time of the request.
     pub(crate) generation: u32,
     pub(crate) now: Instant,
 }
 
-/// Answers of one kind, of which the oldest gives way. All live equally long, and so it is the first to end, too.
+/// Answers of one kind; the oldest is evicted first. All have the same TTL, so it is also the first to expire.
 struct AnswerTable<T> {
     most: usize,
     entries: HashMap<[u8; HALF], Entry<T>>,
@@ -175,8 +175,8 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(15);
 
-    fn cache(keeps_refusals: bool) -> AnswerCache {
-        AnswerCache::new(CacheSettings { ttl: TTL, keeps_refusals }).unwrap()
+    fn cache(caches_refusals: bool) -> AnswerCache {
+        AnswerCache::new(CacheSettings { ttl: TTL, caches_refusals }).unwrap()
     }
 
     fn at(now: Instant) -> AskedAt {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_used_again_until_it_is_old() {
+    fn an_answer_is_cached_until_its_ttl() {
         let (cache, now) = (cache(false), Instant::now());
         let key = cache.key("/user", "username=u&password=p");
         assert_eq!(cache.login(key, at(now)), None);
@@ -207,12 +207,12 @@ mod tests {
         ] {
             assert_eq!(cache.login(cache.key(path, form), at(now)), None);
         }
-        let other = AnswerCache::new(CacheSettings { ttl: TTL, keeps_refusals: false }).unwrap();
+        let other = AnswerCache::new(CacheSettings { ttl: TTL, caches_refusals: false }).unwrap();
         assert_ne!(other.key("/user", "a").index, cache.key("/user", "a").index, "keys are of one process");
     }
 
     #[test]
-    fn refusals_are_used_again_if_the_operator_says_so() {
+    fn refusals_are_cached_if_configured() {
         for keeps in [false, true] {
             let (cache, now) = (cache(keeps), Instant::now());
             let key = cache.key("/user", "u");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_push_out_nobody_and_take_bounded_memory() {
+    fn guesses_evict_no_accepted_login_and_use_bounded_memory() {
         let (cache, now) = (cache(true), Instant::now());
         let good = cache.key("/user", "good");
         cache.store_login(good, Ok(&[]), at(now));
@@ -256,8 +256,7 @@ mod tests {
         let (cache, now) = (cache(true), Instant::now());
         let key = cache.key("/user", "u");
         let in_generation = |generation| AskedAt { generation, now };
-        // The second answer arrives after all were forgotten; the first is still there, as it is to whoever asks before the
-        // tables are cleared.
+        // The second answer arrives after all were invalidated; the first is still in the table, as until that is cleared.
         for outcome in [Ok(&[][..]), Err(())] {
             cache.store_login(key, outcome, in_generation(1));
             cache.store_verdict(key, outcome.is_ok(), in_generation(1));

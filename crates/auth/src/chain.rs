@@ -1,4 +1,4 @@
-//! The auth backends in their order: the first that lets a user in is the one whose rights count.
+//! The auth backends in their order: the first that accepts a user also determines the user's permissions.
 
 use std::sync::Arc;
 
@@ -8,35 +8,35 @@ use crate::http::HttpAuthBackend;
 use crate::oauth::OAuth2;
 use crate::token::looks_like_token;
 
-/// An auth backend that may let a user in.
+/// An auth backend that authenticates users.
 #[derive(Clone)]
 pub enum AuthBackend {
     /// The broker's own list of users.
     Internal,
-    /// Tokens.
+    /// JSON Web Tokens.
     OAuth2(OAuth2),
-    /// A service that is asked over HTTP.
+    /// A service that is queried over HTTP.
     Http(HttpAuthBackend),
-    /// One that checks passwords, and one that says what the user may do: RabbitMQ's `auth_backends.1.authn` and
-    /// `.authz`. Both have to let the user in.
+    /// One backend that checks passwords, and one that authorizes: RabbitMQ's `auth_backends.1.authn` and `.authz`. Both
+    /// have to accept the user.
     Split {
         /// Checks the password.
         authn: SplitAuthBackend,
-        /// Decides what the user may do.
+        /// Authorizes the user's operations.
         authz: SplitAuthBackend,
     },
 }
 
-/// One of two auth backends that do one thing each.
+/// A backend for either authentication or authorization.
 #[derive(Clone)]
 pub enum SplitAuthBackend {
     /// The broker's own list of users.
     Internal,
-    /// A service that is asked over HTTP.
+    /// A service that is queried over HTTP.
     Http(HttpAuthBackend),
 }
 
-/// Auth backends that are asked about a login, one after the other, until one lets the user in.
+/// The auth backends that a login tries, one after the other, until one accepts the user.
 pub struct AuthChain(Arc<[AuthBackend]>);
 
 impl AuthBackend {
@@ -49,7 +49,7 @@ impl AuthBackend {
         }
     }
 
-    /// The services that are asked over HTTP.
+    /// The backends that are queried over HTTP.
     fn services(&self) -> impl Iterator<Item = &HttpAuthBackend> {
         let both = match self {
             Self::Internal | Self::OAuth2(_) => [None, None],
@@ -77,7 +77,7 @@ impl AuthBackend {
                 let (authn, authz) = (authn.clone(), authz.clone());
                 let (broker, attempt) = (Arc::clone(broker), attempt.clone());
                 LoginAnswer::Later(Box::pin(
-                    async move { log_in_twice(authn, authz, &broker, &attempt).await },
+                    async move { log_in_split(authn, authz, &broker, &attempt).await },
                 ))
             }
         }
@@ -100,18 +100,18 @@ impl SplitAuthBackend {
     }
 }
 
-/// The name of the broker's own list in settings and logs.
+/// The name of the internal user list in settings and logs.
 const INTERNAL: &str = "internal";
 
-/// A user whom a service has let in, and who has these tags.
+/// The identity of a user accepted by an HTTP backend, with these tags.
 fn asked(http: HttpAuthBackend, attempt: &LoginAttempt, tags: Vec<String>) -> Identity {
     let user = AuthzSubject { name: attempt.user.as_str().into(), tags, from: attempt.from, client_id: None };
     Identity::of_authz_backend(user, Arc::new(http))
 }
 
-/// Has one auth backend check the password, and then the other one whether it knows the user, too. The tags are those of the
-/// first, and with the broker's own list as the second those of both, as in RabbitMQ.
-async fn log_in_twice(
+/// Checks the password with one auth backend, then has the other one accept the user, too. The tags are those of the first;
+/// if the second is the internal user list, those of both, as in RabbitMQ.
+async fn log_in_split(
     authn: SplitAuthBackend,
     authz: SplitAuthBackend,
     broker: &Broker,
@@ -148,14 +148,14 @@ impl AuthChain {
 
 impl AuthBackends for AuthChain {
     fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer {
-        // To guess at a token is hopeless, and clients whose tokens have expired must not lock others out.
+        // Guessing a token is hopeless, and clients whose tokens have expired must not lock out others.
         let is_limited = !looks_like_token(&attempt.secret);
         if is_limited && let Err(refused) = broker.check_attempt(&attempt) {
             return LoginAnswer::Now(Err(refused));
         }
         let mut asking =
             ChainLogin { backends: Arc::clone(&self.0), at: 0, refusals: Vec::new(), is_limited };
-        match asking.go_on(broker, &attempt) {
+        match asking.advance(broker, &attempt) {
             LoginAnswer::Now(outcome) => LoginAnswer::Now(outcome),
             LoginAnswer::Later(first) => {
                 let broker = Arc::clone(broker);
@@ -166,7 +166,7 @@ impl AuthBackends for AuthChain {
                             Ok(identity) => return Ok(identity),
                             Err(refused) => asking.refused(refused),
                         }
-                        match asking.go_on(&broker, &attempt) {
+                        match asking.advance(&broker, &attempt) {
                             LoginAnswer::Now(outcome) => return outcome,
                             LoginAnswer::Later(next) => outcome = next.await,
                         }
@@ -178,7 +178,7 @@ impl AuthBackends for AuthChain {
 
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
         if identity.is_asked() {
-            // Its login does not expire.
+            // A login from the internal list does not expire.
             return LoginAnswer::Now(Ok(identity.clone()));
         }
         let mut tokens = self.0.iter().filter_map(|backend| match backend {
@@ -205,18 +205,18 @@ impl AuthBackends for AuthChain {
     }
 }
 
-/// A login on its way through the auth backends.
+/// The state of a login that tries the auth backends in turn.
 struct ChainLogin {
     backends: Arc<[AuthBackend]>,
-    /// The auth backend whose turn it is.
+    /// Index of the current auth backend.
     at: usize,
     refusals: Vec<(&'static str, LoginRefused)>,
     is_limited: bool,
 }
 
 impl ChainLogin {
-    /// Asks one auth backend after the other until one accepts, all have refused, or one has to be waited for.
-    fn go_on(&mut self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
+    /// Tries one auth backend after the other until one accepts, all have refused, or one answers later.
+    fn advance(&mut self, broker: &Arc<Broker>, attempt: &LoginAttempt) -> LoginAnswer {
         while let Some(backend) = self.backends.get(self.at).cloned() {
             match backend.log_in(broker, attempt) {
                 LoginAnswer::Now(Err(refused)) => self.refused(refused),
@@ -229,15 +229,15 @@ impl ChainLogin {
         LoginAnswer::Now(Err(self.refusal()))
     }
 
-    /// Whether the password counts as a wrong guess. A service that does not answer says nothing about it; but a client can
-    /// provoke that, by a long name for example, which must not hide that the broker's own list has found it wrong.
+    /// Whether the password counts as a wrong guess. A service that does not answer is no evidence by itself. But a client
+    /// can provoke that, for example by a long name, which must not hide a mismatch in the internal list.
     fn is_guess(&self) -> bool {
         let mut refusals = self.refusals.iter().map(|(_, refused)| refused);
         refusals.clone().any(|refused| *refused == LoginRefused::WrongPassword)
             || !refusals.any(|refused| matches!(refused, LoginRefused::Unanswered { .. }))
     }
 
-    /// The auth backend whose turn it was has refused the login.
+    /// Records that the current auth backend has refused the login.
     fn refused(&mut self, refused: LoginRefused) {
         if let Some(backend) = self.backends.get(self.at) {
             self.refusals.push((backend.name(), refused));
@@ -245,7 +245,7 @@ impl ChainLogin {
         self.at += 1;
     }
 
-    /// The reasons of all backends, for the log; a user who may only connect from this machine gets that one.
+    /// The reasons of all backends, for the log; a user limited to loopback connections gets that reason.
     fn refusal(&mut self) -> LoginRefused {
         let of_place = self.refusals.iter().find(|(_, refused)| *refused == LoginRefused::LoopbackOnly);
         if of_place.is_some() || self.refusals.len() == 1 {

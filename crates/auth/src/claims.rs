@@ -1,4 +1,4 @@
-//! The claims of a token: for whom it is, and which scopes it has.
+//! The claims of a token: its user and its scopes.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,20 @@ use serde_json::{Map, Value};
 use crate::error::TokenError;
 use crate::token::TokenPolicy;
 
-/// Scopes of one token, as in RabbitMQ's plugin.
+/// The most scopes of one token, as in RabbitMQ's plugin.
 const MAX_SCOPES: usize = 2048;
 
-/// Bytes of all scopes of one token, once aliases and variables are replaced. They stay in memory as long as its
+/// The most bytes of all scopes of one token after replacing aliases and variables. They stay in memory as long as its
 /// connection.
 const MAX_SCOPE_BYTES: usize = 128 << 10;
 
-/// Where Keycloak has the scopes of a requesting party token.
+/// The claim in which Keycloak stores the scopes of a requesting party token.
 const REQUESTING_PARTY_SCOPES: &str = "authorization.permissions.scopes";
 
 /// Precedes the user's tags among the scopes.
 const TAG: &str = "tag:";
 
-/// Replaced where permissions are checked, and not here: a connection chooses its virtual host later.
+/// Replaced when permissions are checked, not here: a connection chooses its virtual host later.
 const VHOST: &str = "vhost";
 
 /// Levels of a path that are followed.
@@ -33,7 +33,7 @@ pub(crate) fn numeric_date(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| Some(value.as_f64().filter(|seconds| *seconds >= 0.0)? as u64))
 }
 
-/// Whether `aud`, a list or words in a text, has the resource server.
+/// Whether `aud`, a list or a space-separated string, contains the resource server.
 pub(crate) fn audience_contains(claims: &Map<String, Value>, resource_server_id: &str) -> bool {
     match claims.get("aud") {
         Some(Value::String(text)) => text.split_ascii_whitespace().any(|word| word == resource_server_id),
@@ -51,7 +51,7 @@ impl TokenPolicy {
     /// The scopes of a token that are for this server, without their prefix and with variables replaced.
     ///
     /// # Errors
-    /// There are more than are kept.
+    /// The token exceeds the limits.
     pub(crate) fn scopes(&self, claims: &Map<String, Value>) -> Result<Vec<String>, TokenError> {
         let mut found = Vec::new();
         if let Some(value) = claims.get("scope") {
@@ -95,7 +95,7 @@ impl TokenPolicy {
         }
     }
 
-    /// Collects scopes from words in a text, a list of texts, or an object with those of each resource server.
+    /// Collects scopes from a space-separated string, a list of strings, or an object with those of each resource server.
     fn texts_of(&self, value: &Value, found: &mut Vec<String>) {
         match value {
             Value::String(text) => found.extend(text.split_ascii_whitespace().map(str::to_owned)),
@@ -105,7 +105,7 @@ impl TokenPolicy {
             Value::Object(object) => {
                 let own = object.get(&self.resource_server_id);
                 let mut texts = Vec::new();
-                // An object within an object is nobody's form.
+                // No authorization server nests objects here.
                 if let Some(own) = own.filter(|own| !own.is_object()) {
                     self.texts_of(own, &mut texts);
                 }
@@ -116,7 +116,7 @@ impl TokenPolicy {
     }
 }
 
-/// Replaces `{claim}` by the claim's text, which then stands for itself alone.
+/// Replaces `{claim}` by the claim's text, which is then taken literally.
 fn expand(scope: &str, claims: &Map<String, Value>) -> String {
     let mut expanded = String::with_capacity(scope.len());
     let mut rest = scope;
@@ -130,7 +130,7 @@ fn expand(scope: &str, claims: &Map<String, Value>) -> String {
         }
         rest = after;
         if expanded.len() > MAX_SCOPE_BYTES {
-            // Refused by the caller, who counts the bytes.
+            // The caller, who counts the bytes, refuses it.
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! Why a token, a set of keys or a service cannot be used. The texts are for operators, and quote nothing of a secret.
+//! Errors of tokens, key sets and services. The texts are for operators, and quote no secret.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub enum TokenError {
     /// Longer than any that an authorization server makes.
     #[error("token too long")]
     TooLong,
-    /// No such algorithm, `none` among them, or one that this server does not verify.
+    /// The algorithm is unknown, `none`, or not supported.
     #[error("token algorithm not allowed")]
     Algorithm,
     /// The header demands an extension (RFC 7515, section 4.1.11).
@@ -22,22 +22,22 @@ pub enum TokenError {
     /// `kid` is not a string (RFC 7515, section 4.1.4).
     #[error("token kid is not a string")]
     KeyId,
-    /// No key has the identifier in the token's header, or none fits a token without one.
+    /// No key has the identifier in the token's header, or none matches a token without one.
     #[error("no key for the token's kid and algorithm")]
     UnknownKey,
-    /// The signature is not that of the key.
+    /// The signature does not match the key.
     #[error("invalid signature")]
     Signature,
-    /// The claims are no JSON object.
+    /// The claims are not a JSON object.
     #[error("claims are not a JSON object")]
     Claims,
     /// `aud` does not name this resource server.
     #[error("the token is not for this resource server (aud)")]
     Audience,
-    /// `exp` is missing, or no number.
+    /// `exp` is missing, or not a number.
     #[error("the token has no valid exp claim")]
     NoExpiry,
-    /// `exp` is past.
+    /// `exp` is in the past.
     #[error("the token has expired at timestamp {expired_at} (validated at {now})")]
     Expired {
         /// Seconds since 1970.
@@ -45,21 +45,21 @@ pub enum TokenError {
         /// Seconds since 1970.
         now: u64,
     },
-    /// `nbf` is still to come, or no number.
+    /// `nbf` is in the future, or not a number.
     #[error("the token is not valid yet (nbf)")]
     NotYetValid,
-    /// More scopes, or longer ones, than are kept.
+    /// The number or size of the scopes exceeds the limit.
     #[error("the token has too many scopes")]
     TooManyScopes,
     /// The user's name is empty, or longer than 255 bytes.
     #[error("the user's name in the token is empty or too long")]
     UserName,
-    /// A renewed token is for somebody else.
+    /// A renewed token names another user.
     #[error("the new token is for another user")]
     OtherUser,
 }
 
-/// The reason why keys cannot be had.
+/// The reason why keys cannot be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
     /// The file cannot be read.
@@ -74,42 +74,42 @@ pub enum KeySetError {
     /// Not JSON.
     #[error("not a JSON Web Key Set: {0}")]
     Json(#[source] serde_json::Error),
-    /// The member `keys` is missing, or no list (RFC 7517, section 5).
+    /// The member `keys` is missing, or not a list (RFC 7517, section 5).
     #[error("not a JSON Web Key Set: it has no list of keys")]
     NoKeys,
-    /// More keys than are kept.
+    /// The set has more keys than allowed.
     #[error("the JSON Web Key Set has more than {0} keys")]
     TooManyKeys(usize),
-    /// More bytes than are read.
+    /// The set has more bytes than allowed.
     #[error("the JSON Web Key Set has more than {0} bytes")]
     TooLarge(usize),
-    /// None of the keys verifies signatures with an algorithm that is accepted.
+    /// None of the keys is for verifying signatures with a supported algorithm.
     #[error("the JSON Web Key Set has no usable verification key")]
     NoUsableKey,
-    /// The service that has them cannot be asked.
+    /// The service with the keys cannot be queried.
     #[error(transparent)]
     Service(#[from] ServiceError),
 }
 
-/// The reason why a service gives no answer.
+/// The reason why a request to a service fails.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The connection cannot be made, or breaks.
+    /// The connection failed.
     #[error("{0}")]
     Connection(#[source] io::Error),
-    /// No HTTP, or an answer that breaks off.
+    /// The response is not HTTP, or incomplete.
     #[error("{0}")]
     Http(#[source] hyper::Error),
-    /// Too slow.
+    /// The request timed out.
     #[error("no answer within {} ms", .0.as_millis())]
     TimedOut(Duration),
-    /// Another status than 200.
+    /// The status is not an accepted one.
     #[error("status {0}")]
     Status(u16),
-    /// The answer is longer than any that is expected.
+    /// The response is longer than allowed.
     #[error("response has more than {0} bytes")]
     TooLong(usize),
-    /// The request cannot be written.
+    /// The request cannot be encoded.
     #[error("{0}")]
     Request(#[source] hyper::http::Error),
     /// The CA certificates cannot be read.
@@ -117,7 +117,7 @@ pub enum ServiceError {
     Tls(#[source] transport::tls::TlsError),
 }
 
-/// The reason why an HTTP auth backend lets nobody in.
+/// The reason why an HTTP auth backend refuses a user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpAuthBackendError {
     /// It refuses.
@@ -126,16 +126,16 @@ pub(crate) enum HttpAuthBackendError {
     /// The answer is neither `allow` nor `deny`.
     #[error("response is neither allow nor deny")]
     NoAnswer,
-    /// Too many requests are under way.
+    /// Too many requests are in progress.
     #[error("too many pending requests")]
     Busy,
-    /// It cannot be asked.
+    /// The service cannot be queried.
     #[error(transparent)]
     Service(#[from] ServiceError),
 }
 
 impl HttpAuthBackendError {
-    /// A refusal, perhaps with the auth backend's reason.
+    /// A refusal, with the auth backend's reason if it gave one.
     pub(crate) fn denied(why: Option<String>) -> Self {
         Self::Denied(why.map_or_else(|| "denied".to_owned(), |why| format!("denied: {why}")))
     }

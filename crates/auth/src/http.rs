@@ -1,4 +1,4 @@
-//! Users whom an HTTP service lets in, as RabbitMQ's plugin rabbitmq_auth_backend_http has them.
+//! Users authenticated and authorized by an HTTP service, as with RabbitMQ's plugin rabbitmq_auth_backend_http.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,62 +22,62 @@ use crate::url::ServiceUrl;
 /// The name of this auth backend in settings and logs.
 pub(crate) const NAME: &str = "http";
 
-/// The same, if its answers are used again.
+/// The name with a cache.
 pub(crate) const CACHED_NAME: &str = "cache:http";
 
-/// RabbitMQ's module, which refusals name.
+/// RabbitMQ's module name, which refusals contain.
 const MODULE: &str = "rabbit_auth_backend_http";
 
-/// Bytes of an answer: `allow` with all the tags that a user can have.
+/// The most bytes of an answer: `allow` with all the tags that a user can have.
 const MAX_ANSWER: usize = 4096;
 
-/// Requests about logins that are under way at once, so that a flood of them reaches neither the service nor the requests
-/// of users who are in.
+/// The most login requests in progress at once, so that a flood of them overwhelms neither the service nor the requests of
+/// users who are logged in.
 const MAX_LOGINS: usize = 32;
 
-/// Requests about operations that are under way at once.
+/// The most authorization requests in progress at once.
 const MAX_QUESTIONS: usize = 64;
 
-/// Tags of a user, and bytes of one.
+/// The most tags of a user, and the most bytes of one.
 const MAX_TAGS: usize = 64;
 const MAX_TAG: usize = 255;
 
-/// Bytes of the longest name that a user or a virtual host can have. Longer ones are refused without being sent: a service's
-/// complaint about the length of a request would not be an answer.
+/// Bytes of the longest name of a user or virtual host. Longer ones are refused without a request: a service's complaint
+/// about the request's length would not be an answer.
 const MAX_NAME: usize = 255;
 
-/// Time between two complaints that the service does not answer about operations: there may be thousands in a second.
+/// Interval between log messages about unanswered authorization requests: there may be thousands a second.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The way that a question travels (`auth_http.http_method`).
+/// How a request is encoded (`auth_http.http_method`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HttpAuthBackendMethod {
     /// In the query of the URL.
     Get,
-    /// In a form, so that the service's logs have no passwords.
+    /// As a form in the body, so that passwords do not appear in the service's logs.
     Post,
 }
 
-/// Where and how a service is asked.
+/// The URLs of a service, and how to query it.
 #[derive(Debug, Clone)]
 pub struct HttpAuthBackendSettings {
     /// `auth_http.user_path`: whether a user may log in.
     pub user: ServiceUrl,
-    /// `auth_http.vhost_path`: whether it may open a virtual host.
+    /// `auth_http.vhost_path`: whether the user may open a virtual host.
     pub vhost: ServiceUrl,
-    /// `auth_http.resource_path`: whether it may use a queue or an exchange.
+    /// `auth_http.resource_path`: whether the user may use a queue or an exchange.
     pub resource: ServiceUrl,
-    /// `auth_http.topic_path`: whether it may use a routing key of a topic exchange.
+    /// `auth_http.topic_path`: whether the user may use a routing key of a topic exchange.
     pub topic: ServiceUrl,
     /// `auth_http.http_method`.
     pub method: HttpAuthBackendMethod,
-    /// Which certificates an `https` service may have.
+    /// The certificates accepted from an `https` service.
     pub tls: ClientTlsConfig,
-    /// How long it may take.
+    /// Timeouts for connecting and for whole requests.
     pub times: ServiceTimes,
 }
 
-/// A service that is asked over HTTP about logins, and about each operation of those whom it has let in.
+/// A service that is queried over HTTP about logins, and about each operation of the users that it has accepted.
 #[derive(Clone)]
 pub struct HttpAuthBackend {
     service: Arc<HttpService>,
@@ -93,7 +93,7 @@ struct HttpService {
     patience: Duration,
     logins: Semaphore,
     questions: Semaphore,
-    /// Counts how often all answers were to be forgotten.
+    /// Number of times that all answers were invalidated.
     generation: AtomicU32,
     complained: Mutex<Option<Instant>>,
 }
@@ -101,14 +101,14 @@ struct HttpService {
 /// The service's answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// With the tags behind the word.
+    /// `allow`, with the tags that follow it.
     Allow(Vec<String>),
-    /// With the reason behind the word.
+    /// `deny`, with the reason that follows it.
     Deny(Option<String>),
 }
 
 impl HttpAuthBackend {
-    /// Asks nothing yet: the service may start after this server.
+    /// Sends no request yet: the service may start after this server.
     ///
     /// # Errors
     /// The file of certificates cannot be used.
@@ -118,7 +118,7 @@ impl HttpAuthBackend {
         let client = |url| {
             let client = ServiceClient::with_tls(url, tls.clone(), times);
             // As in RabbitMQ.
-            client.keeping_connections().accepting(&[200, 201])
+            client.reusing_connections().accepting(&[200, 201])
         };
         let service = HttpService {
             user: client(user),
@@ -135,20 +135,20 @@ impl HttpAuthBackend {
         Ok(Self { service: Arc::new(service), cache: None })
     }
 
-    /// The same service, whose answers are used again for a while; `None` if the system gives no random bytes.
+    /// The same service with a cache; `None` if the system provides no random bytes.
     #[must_use]
     pub fn cached(&self, settings: CacheSettings) -> Option<Self> {
         let cache = Some(Arc::new(AnswerCache::new(settings)?));
         Some(Self { service: Arc::clone(&self.service), cache })
     }
 
-    /// The TLS of all connections to the service, whose files can be reloaded; `None` if no URL is `https`.
+    /// The TLS of all connections to the service, whose files can be reloaded; `None` without an `https` URL.
     pub fn tls(&self) -> Option<&Arc<ClientTls>> {
         let HttpService { user, vhost, resource, topic, .. } = &*self.service;
         [user, vhost, resource, topic].into_iter().find_map(ServiceClient::tls)
     }
 
-    /// Whether nobody on the way reads passwords and changes answers.
+    /// Whether TLS protects passwords and answers on all URLs.
     pub fn is_over_tls(&self) -> bool {
         let HttpService { user, vhost, resource, topic, .. } = &*self.service;
         [user, vhost, resource, topic].iter().all(|client| client.is_over_tls())
@@ -158,7 +158,7 @@ impl HttpAuthBackend {
         if self.cache.is_some() { CACHED_NAME } else { NAME }
     }
 
-    /// Forgets all answers, those that sessions have been told included.
+    /// Invalidates all answers, including those that sessions have cached.
     pub(crate) fn forget(&self) {
         self.service.generation.fetch_add(1, Ordering::Relaxed);
         if let Some(cache) = &self.cache {
@@ -166,10 +166,10 @@ impl HttpAuthBackend {
         }
     }
 
-    /// Asks about a login; returns the user's tags.
+    /// Authenticates a login; returns the user's tags.
     ///
     /// # Errors
-    /// The service refuses it, or gives no answer.
+    /// The service refuses it, or does not answer.
     pub(crate) async fn check_login(&self, attempt: &LoginAttempt) -> Result<Vec<String>, LoginRefused> {
         let backend = self.name();
         let refused = |why: &str| LoginRefused::Elsewhere { backend, why: why.into() };
@@ -187,7 +187,7 @@ impl HttpAuthBackend {
             HttpAuthBackendError::Denied(why) => refused(&why),
             error => LoginRefused::Unanswered { backend, why: error.to_string().into() },
         })?;
-        // As RabbitMQ's default `loopback_users` have it, whoever lets the user in.
+        // As with RabbitMQ's default `loopback_users`, whichever backend accepts the user.
         if attempt.user == GUEST && !attempt.is_loopback {
             return Err(LoginRefused::LoopbackOnly);
         }
@@ -290,7 +290,7 @@ impl HttpService {
         Answer::parse(&body).ok_or(HttpAuthBackendError::NoAnswer)
     }
 
-    /// Logs periodically that the service does not answer.
+    /// Logs, at most once per interval, that the service does not answer.
     fn log_unreachable(&self, path: &str, error: &HttpAuthBackendError) -> AuthzDecision {
         let now = Instant::now();
         let mut complained = self.complained.lock();
@@ -303,7 +303,7 @@ impl HttpService {
 }
 
 impl Answer {
-    /// The body of a response. RabbitMQ compares it without regard to case, and takes tags in lower case.
+    /// Parses the body of a response. Like RabbitMQ, ignores the case of the word, and lowercases tags.
     fn parse(body: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(body).ok()?.trim();
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));

@@ -1,4 +1,4 @@
-//! The public keys of an authorization server (RFC 7517), and which algorithms each of them is for.
+//! The public keys of an authorization server (RFC 7517), with the algorithms of each.
 
 use std::str::FromStr as _;
 
@@ -8,19 +8,19 @@ use serde_json::Value;
 
 use crate::error::KeySetError;
 
-/// Keys of one set: authorization servers have a few, and large ones some dozens.
+/// The most keys of one set: authorization servers have a few, and large ones some dozens.
 const MAX_KEYS: usize = 256;
 
-/// Keys that a token without a key identifier is tried with, which bounds the time that a forged one takes: while keys are
-/// exchanged, an authorization server has the one before, the one of now and the next.
+/// The most keys tried for a token without a key identifier, which bounds the cost of a forged one: during rotation an
+/// authorization server has the previous, the current and the next key.
 const MAX_TRIED: usize = 3;
 
-/// Where a set comes from.
+/// The origin of a set of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyOrigin {
     /// The operator's own file, which may have symmetric keys.
     File,
-    /// A service, whose keys anybody can read: a symmetric key among them would let anybody sign.
+    /// A service, whose keys are public: with a symmetric key among them, anybody could sign.
     Network,
 }
 
@@ -40,20 +40,20 @@ pub(crate) struct VerifyingKey {
 }
 
 impl KeySet {
-    /// No keys, until those of this origin have been read.
+    /// An empty set, until keys of this origin have been read.
     pub(crate) fn empty(origin: KeyOrigin) -> Self {
         Self { keys: Vec::new(), origin }
     }
 
-    /// Whether keys for this algorithm can come from its origin at all.
+    /// Whether keys from this origin may use this algorithm.
     pub(crate) fn may_have(&self, algorithm: Algorithm) -> bool {
         self.origin == KeyOrigin::File || !matches!(algorithm.family(), AlgorithmFamily::Hmac)
     }
 
-    /// Reads a JSON Web Key Set. Keys for other purposes, and of kinds that are not known, are left out.
+    /// Parses a JSON Web Key Set. Keys for other purposes and of unknown types are skipped.
     ///
     /// # Errors
-    /// It is no such set, or has no key that is of use.
+    /// The input is not such a set, or has no usable key.
     pub(crate) fn parse(json: &[u8], origin: KeyOrigin) -> Result<Self, KeySetError> {
         let set: Value = serde_json::from_slice(json).map_err(KeySetError::Json)?;
         let listed = set.get("keys").and_then(Value::as_array).ok_or(KeySetError::NoKeys)?;
@@ -64,7 +64,7 @@ impl KeySet {
         if keys.is_empty() { Err(KeySetError::NoUsableKey) } else { Ok(Self { keys, origin }) }
     }
 
-    /// The keys that a token with this header may be signed with.
+    /// The candidate keys for a token with this header.
     pub(crate) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> impl Iterator<Item = &VerifyingKey> {
         let fits = move |key: &&VerifyingKey| {
             key.algorithms.contains(&algorithm) && (id.is_none() || key.id.as_deref() == id)
@@ -74,7 +74,7 @@ impl KeySet {
 }
 
 impl VerifyingKey {
-    /// Reads a key; `None` if it verifies no signatures.
+    /// Parses a key; `None` if it is not for verifying signatures.
     fn new(value: &Value, origin: KeyOrigin) -> Option<Self> {
         let jwk: Jwk = serde_json::from_value(value.clone()).ok()?;
         let common = &jwk.common;

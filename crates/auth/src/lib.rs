@@ -2,17 +2,17 @@
 //!
 //! # Parts
 //!
-//! - [`AuthChain`]: asks one auth backend after the other, the broker's own list of users among them.
-//! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plugin rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
-//!   says what a token means, and [`KeySource`] where the keys are that verify it.
+//! - [`AuthChain`]: tries one auth backend after the other, including the internal user list.
+//! - [`OAuth2`]: users with a JSON Web Token, as in RabbitMQ's plugin rabbitmq_auth_backend_oauth2. [`TokenPolicy`] defines
+//!   the meaning of tokens, and [`KeySource`] the origin of the keys that verify them.
 //! - [`HttpAuthBackend`]: users whom a service authenticates and authorizes over HTTP, as with rabbitmq_auth_backend_http; its
 //!   answers are cached if the operator configures that ([`CacheSettings`]).
-//! - [`ServiceClient`]: requests to the services of others, with bounds on time and bytes.
+//! - [`ServiceClient`]: requests to external services, with limits on time and bytes.
 //!
 //! # Invariants
 //!
-//! - No token counts before its signature is verified, with an algorithm that its key is for, and never with `none`.
-//! - Nothing here decides what a user may do: that is the broker's, by the scopes that a token brings, or the service's.
+//! - No token is accepted before its signature is verified, with an algorithm of its key, and never with `none`.
+//! - This crate does not authorize operations: the broker does, by the scopes of a token, or the HTTP service does.
 //! - A service that is unreachable, or answers anything but `allow`, denies the login.
 //! - No token, password or key is logged.
 //!

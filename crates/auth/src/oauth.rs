@@ -1,4 +1,4 @@
-//! Users who come with a token of an authorization server.
+//! Users who log in with a token of an authorization server.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -22,20 +22,21 @@ pub struct OAuth2 {
     clock: BrokerClock,
 }
 
-/// The time of the broker, by which its sessions see when a token ends. It does not follow when the wall clock is set.
+/// The broker's clock, by which its sessions notice that a token has expired. Adjustments of the wall clock do not affect
+/// it.
 pub type BrokerClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 impl OAuth2 {
-    /// Tokens that `keys` verify, and that mean what `policy` says. They begin and end by the wall clock, and identities end
-    /// at the same instant by `clock`.
+    /// Accepts tokens that `keys` verify, interpreted by `policy`. Tokens are valid by the wall clock, and identities
+    /// expire at the same instant by `clock`.
     ///
     /// # Errors
-    /// The keys are in a file, and it cannot be used.
+    /// The keys come from a file that cannot be used.
     pub fn new(policy: TokenPolicy, keys: KeySource, clock: BrokerClock) -> Result<Self, KeySetError> {
         Ok(Self { policy: Arc::new(policy), keys: Arc::new(CachedKeys::new(keys)?), clock })
     }
 
-    /// Reads keys at other times than usual, by the wall clock.
+    /// Reads keys at intervals other than the defaults, by the wall clock.
     #[cfg(test)]
     pub(crate) fn with_times(policy: TokenPolicy, keys: KeySource, times: KeyTimes) -> Self {
         let keys = CachedKeys::with_times(keys, times).unwrap();
@@ -45,12 +46,12 @@ impl OAuth2 {
     /// Reads the file of keys again.
     ///
     /// # Errors
-    /// The file cannot be used, and the keys stay as they were.
+    /// The file cannot be used; the keys are unchanged then.
     pub fn reload(&self) -> Result<(), KeySetError> {
         self.keys.reload()
     }
 
-    /// Verifies a token. If its key is not known, the keys are read again first.
+    /// Verifies a token. If its key is unknown, the keys are read again first.
     pub(crate) fn verify(&self, token: &[u8]) -> LoginAnswer {
         self.verify_for(token, None)
     }

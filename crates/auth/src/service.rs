@@ -1,4 +1,4 @@
-//! Requests to the HTTP services of others, each within a time and a number of bytes.
+//! Requests to external HTTP services, each with limits on time and bytes.
 
 use std::error::Error as _;
 use std::io;
@@ -17,18 +17,18 @@ use transport::{ConnectOptions, DescriptorShare, Stream};
 use crate::error::ServiceError;
 use crate::url::ServiceUrl;
 
-/// Connections that stay open between requests. More are only opened while as many requests are under way.
+/// The most idle connections. More are opened only while as many requests are in progress.
 const MAX_IDLE: usize = 8;
 
-/// Time without a word after which the other side is probed, and time between two probes: systems take no less.
+/// Idle time before a TCP keepalive probe, and interval of probes: the shortest that systems support.
 const MIN_KEEPALIVE: Duration = Duration::from_secs(1);
 
-/// How long a service may take.
+/// Timeouts of requests to a service.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceTimes {
-    /// To accept a connection.
+    /// For establishing the connection.
     pub connect: Duration,
-    /// For the whole request, the connection included.
+    /// For the whole request, including the connection.
     pub request: Duration,
 }
 
@@ -38,20 +38,20 @@ pub struct ServiceClient {
     /// `None` without TLS.
     tls: Option<Arc<ClientTls>>,
     times: ServiceTimes,
-    /// Connections whose last answer has been read; `None` if they are not used again.
+    /// Idle connections whose last response has been read; `None` if connections are not reused.
     idle: Option<Box<Mutex<Vec<Connection>>>>,
-    /// The statuses of good answers.
+    /// The statuses of successful responses.
     accepted: &'static [u16],
 }
 
-/// A connection that takes one request after the other.
+/// A connection that serves one request after the other.
 struct Connection {
     sender: SendRequest<Full<Bytes>>,
     _task: Abort,
 }
 
 impl ServiceClient {
-    /// A client that trusts the CA certificates in `files` if the URL is `https`. It makes a connection for each request.
+    /// A client that trusts the CA certificates in `files` if the URL is `https`. It opens a connection for each request.
     ///
     /// # Errors
     /// A file cannot be used.
@@ -60,20 +60,20 @@ impl ServiceClient {
         Ok(Self::with_tls(url, tls, times))
     }
 
-    /// As [`Self::new`], with the TLS of several clients, which [`load_tls`] has made for all of their URLs.
+    /// Like [`Self::new`], with the TLS that several clients share, created by [`load_tls`] for all of their URLs.
     pub(crate) fn with_tls(url: ServiceUrl, tls: Option<Arc<ClientTls>>, times: ServiceTimes) -> Self {
         let tls = tls.filter(|_| url.tls);
         assert_eq!(tls.is_some(), url.tls, "an https URL needs TLS");
         Self { url, tls, times, idle: None, accepted: &[200] }
     }
 
-    /// Uses connections again, for a service that is asked often.
+    /// Reuses connections, for a service with frequent requests.
     #[must_use]
-    pub(crate) fn keeping_connections(self) -> Self {
+    pub(crate) fn reusing_connections(self) -> Self {
         Self { idle: Some(Box::default()), ..self }
     }
 
-    /// Takes answers with these statuses, instead of 200 alone.
+    /// Accepts responses with these statuses, instead of only 200.
     #[must_use]
     pub(crate) fn accepting(self, accepted: &'static [u16]) -> Self {
         Self { accepted, ..self }
@@ -84,15 +84,15 @@ impl ServiceClient {
         self.tls.as_ref()
     }
 
-    /// Whether nobody on the way can change the service's answers.
+    /// Whether TLS protects the service's responses.
     pub fn is_over_tls(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// Requests the URL itself; returns a body of at most `most` bytes. Redirections are not followed.
+    /// Requests the URL itself; returns a body of at most `most` bytes. Redirects are not followed.
     ///
     /// # Errors
-    /// The service does not answer in time, or with another status than those that are accepted.
+    /// The service does not answer in time, or not with an accepted status.
     pub(crate) async fn get(&self, most: usize) -> Result<Bytes, ServiceError> {
         self.request(Method::GET, &self.url.path, None, most).await
     }
@@ -137,7 +137,7 @@ impl ServiceClient {
         most: usize,
     ) -> Result<Bytes, ServiceError> {
         let form = form.map(Bytes::from);
-        // One that the service has closed meanwhile does not count: its request was not read.
+        // A connection that the service has closed meanwhile does not count as a failure: its request was not read.
         while let Some(connection) = self.take_idle() {
             match self.exchange_on(connection, self.message(&method, target, form.clone())?, most).await {
                 Err(ServiceError::Http(error)) if is_stale(&error) => {}
@@ -196,7 +196,7 @@ impl ServiceClient {
         Ok(body)
     }
 
-    /// An open connection that waits for a request.
+    /// An idle connection that is still open.
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.as_ref()?.lock();
         while let Some(connection) = idle.pop() {
@@ -227,7 +227,7 @@ impl ServiceClient {
     }
 }
 
-/// Reads the `files` of clients for these URLs, if one of them is `https`.
+/// Loads the TLS of clients for these URLs, if one of them is `https`.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -242,7 +242,7 @@ pub(crate) fn load_tls(
     Ok(Some(Arc::new(tls)))
 }
 
-/// Whether a connection that was idle had been closed before its request was read.
+/// Whether an idle connection was closed before its request was read.
 fn is_stale(error: &hyper::Error) -> bool {
     let broken = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     let broken = broken.is_some_and(|error| {
@@ -262,7 +262,7 @@ fn explained(error: ServiceError) -> ServiceError {
     }
 }
 
-/// Ends the task of a connection when its last request has ended, or is given up.
+/// Ends the task of a connection when its last request has ended or is cancelled.
 struct Abort(tokio::task::JoinHandle<hyper::Result<()>>);
 
 impl Drop for Abort {

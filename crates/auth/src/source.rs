@@ -1,4 +1,4 @@
-//! Where keys come from, and when they are read again.
+//! The sources of keys, and when they are read again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,28 +11,27 @@ use crate::error::KeySetError;
 use crate::keys::{KeyOrigin, KeySet};
 use crate::service::ServiceClient;
 
-/// Bytes of a set of keys: a certificate chain with each of 100 keys takes no more.
+/// The most bytes of a set of keys: enough for 100 keys with a certificate chain each.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Time between two requests for keys, so that tokens with invented key identifiers load nobody.
+/// Interval between two requests for keys, so that tokens with invented key identifiers cause no load.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Age of keys from a service from which a token waits until they have been requested again, so that one that the service
-/// has withdrawn does not stay.
+/// Age of a service's keys at which tokens wait for a new request, so that a withdrawn key does not stay in use.
 const MAX_AGE: Duration = Duration::from_mins(10);
 
-/// Age of keys from a service at which the next token has them requested again in the background, so that tokens which come
-/// often wait for nobody.
+/// Age of a service's keys at which the next token triggers a request in the background, so that frequent tokens need not
+/// wait.
 const RENEWAL_AGE: Duration = Duration::from_mins(5);
 
-/// When keys are read.
+/// Intervals and ages for reading keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeyTimes {
     /// Time between two reads.
     pub(crate) interval: Duration,
     /// Age at which they are read in the background.
     pub(crate) renewal_age: Duration,
-    /// Age from which tokens wait for them to be read.
+    /// Age at which tokens wait for them to be read again.
     pub(crate) max_age: Duration,
 }
 
@@ -50,11 +49,11 @@ pub enum KeySource {
     Service(Box<ServiceClient>),
 }
 
-/// A set of keys, read when they are needed.
+/// A set of keys, read on demand.
 pub(crate) struct CachedKeys {
     source: KeySource,
     times: KeyTimes,
-    /// Empty until they have been read once.
+    /// Empty until the first successful read.
     current: ArcSwap<KeySet>,
     reading: tokio::sync::Mutex<()>,
     reads: Mutex<Reads>,
@@ -65,11 +64,11 @@ pub(crate) struct CachedKeys {
 struct Reads {
     /// Number of attempts that have ended.
     done: u64,
-    /// The end of the last attempt.
+    /// When the last attempt ended.
     last: Option<Instant>,
-    /// The end of the last attempt that has found keys: they are as old as that.
+    /// When the last successful attempt ended, from which the keys' age counts.
     last_success: Option<Instant>,
-    /// A task in the background is about to read, or does.
+    /// A background task is about to read the keys, or does so.
     renewing: bool,
 }
 
@@ -100,7 +99,7 @@ fn read_file(path: PathBuf) -> Result<KeySet, KeySetError> {
 }
 
 impl CachedKeys {
-    /// Reads a file at once, and a service when the first token comes: it may start after this server.
+    /// Reads a file at once, but a service only for the first token: it may start after this server.
     ///
     /// # Errors
     /// The file cannot be used.
@@ -127,10 +126,10 @@ impl CachedKeys {
         self.current.load_full()
     }
 
-    /// Reads a file again; a service is asked again when a token needs it.
+    /// Reads a file again; a service is queried again when a token needs it.
     ///
     /// # Errors
-    /// The file cannot be used, and the keys stay as they were.
+    /// The file cannot be used; the keys are unchanged then.
     pub(crate) fn reload(&self) -> Result<(), KeySetError> {
         if let KeySource::File(path) = &self.source {
             self.current.store(Arc::new(read_file(path.clone())?));
@@ -143,14 +142,14 @@ impl CachedKeys {
         self.reads.lock().done
     }
 
-    /// Whether reading them again may be worth it now.
+    /// Whether enough time has passed to read them again.
     pub(crate) fn may_read(&self, now: Instant) -> bool {
         let last = self.reads.lock().last;
         last.is_none_or(|last| now.saturating_duration_since(last) >= self.times.interval)
     }
 
-    /// Reads them, unless that has been done since `seen` reads, or too lately. A failure is logged, and the keys then stay
-    /// as they were.
+    /// Reads them, unless that happened after read number `seen`, or too recently. A failure is logged and leaves the keys
+    /// unchanged.
     pub(crate) async fn read_after(&self, seen: u64) {
         let _turn = self.reading.lock().await;
         if self.reads() != seen || !self.may_read(Instant::now()) {
@@ -169,7 +168,7 @@ impl CachedKeys {
         }
     }
 
-    /// Whether the keys of a service are so old that they are not to be relied on unless the service does not answer.
+    /// Whether a service's keys are so old that they may be used only if the service does not answer.
     pub(crate) fn are_outdated(&self, now: Instant) -> bool {
         self.are_older_than(self.times.max_age, self.reads.lock().last_success, now)
     }
@@ -179,7 +178,7 @@ impl CachedKeys {
             && read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) >= age)
     }
 
-    /// Starts to read the keys of a service again in the background once they are old.
+    /// Starts to read a service's keys in the background once they are old.
     pub(crate) fn renew_old(self: &Arc<Self>, now: Instant) {
         if !self.may_read(now) {
             return;
@@ -195,7 +194,7 @@ impl CachedKeys {
     }
 }
 
-/// A task that reads keys in the background. However it ends, another one may then begin.
+/// A background task that reads keys. However it ends, it allows the next one to start.
 struct Renewal(Arc<CachedKeys>);
 
 impl Drop for Renewal {

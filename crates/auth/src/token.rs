@@ -1,4 +1,4 @@
-//! Verifies a token: its signature, then its claims. The time comes in.
+//! Verifies a token: its signature, then its claims. The caller passes the time.
 
 use std::collections::BTreeMap;
 
@@ -13,29 +13,29 @@ use crate::claims::{audience_contains, numeric_date, tags_of};
 use crate::error::TokenError;
 use crate::keys::KeySet;
 
-/// Bytes of a token: those with many scopes have a few thousand.
+/// The most bytes of a token: those with many scopes have a few thousand.
 pub(crate) const MAX_TOKEN: usize = 32 << 10;
 
-/// Bytes of a user's name, as of the broker's own users.
+/// The most bytes of a user's name, the same as for internal users.
 const MAX_NAME: usize = 255;
 
-/// Seconds after which a connection's token ends at the latest: timers reach no further than some decades.
+/// Seconds after which a connection's token expires at the latest: timers reach only some decades ahead.
 const MAX_LIFETIME: u64 = 10 * 365 * 86_400;
 
 /// Cost of verifying a token's signature, in nanoseconds: that of the slowest algorithm.
 const VERIFICATION: u32 = 200_000;
 
-/// The name of a user whose token has none, as in RabbitMQ.
+/// The name of a user whose token names none, as in RabbitMQ.
 const UNKNOWN_USER: &str = "unknown";
 
 /// The meaning of tokens: the settings of RabbitMQ's plugin, by its names (`auth_oauth2.*`).
 #[derive(Debug, Clone, Default)]
 pub struct TokenPolicy {
-    /// `resource_server_id`: has to be in a token's `aud`.
+    /// `resource_server_id`: must be in a token's `aud`.
     pub resource_server_id: String,
-    /// `scope_prefix`: only scopes that begin with it count, without it.
+    /// `scope_prefix`: only scopes with this prefix count; it is removed.
     pub scope_prefix: String,
-    /// `verify_aud`: whether `aud` is looked at.
+    /// `verify_aud`: whether to check `aud`.
     pub verify_aud: bool,
     /// `preferred_username_claims`: the claims that may name the user, in front of `sub` and `client_id`.
     pub username_claims: Vec<String>,
@@ -49,7 +49,7 @@ impl TokenPolicy {
     /// Verifies a token at `now`, in seconds since 1970.
     ///
     /// # Errors
-    /// The first reason to refuse it; [`TokenError::UnknownKey`] if newer keys might help.
+    /// The first reason to refuse it; [`TokenError::UnknownKey`] if reading the keys again might help.
     pub(crate) fn verify(&self, token: &[u8], keys: &KeySet, now: u64) -> Result<Identity, TokenError> {
         let claims = verified_claims(token, keys)?;
         if self.verify_aud && !audience_contains(&claims, &self.resource_server_id) {
@@ -80,7 +80,7 @@ impl TokenPolicy {
     }
 }
 
-/// Whether a secret has the form of a token: such a guess at a password is none.
+/// Whether a secret has the form of a token: such a secret does not count as a guessed password.
 pub(crate) fn looks_like_token(secret: &[u8]) -> bool {
     Parts::of(secret).is_ok_and(|parts| parts.header.contains_key("alg"))
 }
@@ -122,7 +122,7 @@ fn verified_claims(token: &[u8], keys: &KeySet) -> Result<Map<String, Value>, To
         None => None,
         Some(id) => Some(id.as_str().ok_or(TokenError::KeyId)?),
     };
-    // The claims are looked at here, with a time that comes in; the library verifies the signature alone.
+    // The claims are checked here, with the caller's time; the library verifies only the signature.
     let mut validation = Validation::new(algorithm);
     validation.required_spec_claims.clear();
     (validation.validate_exp, validation.validate_nbf, validation.validate_aud) = (false, false, false);

@@ -15,19 +15,19 @@ pub struct ServiceUrl {
     pub(crate) path: String,
 }
 
-/// The reason why a text is no such URL. It quotes nothing, since a URL may hold a password.
+/// The reason why a text is not such a URL. It quotes nothing, since a URL may contain a password.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceUrlError {
-    /// Another scheme.
+    /// The scheme is not `http` or `https`.
     #[error("must be a URL that begins with http:// or https://")]
     Scheme,
-    /// A user in front of the host.
+    /// There is a user before the host.
     #[error("must not hold a user or password")]
     User,
-    /// No host, or a wrong port.
+    /// The host is missing, or the port invalid.
     #[error("has no valid host and port")]
     Host,
-    /// Characters that have to be escaped, or a fragment.
+    /// Characters that must be escaped, or a fragment.
     #[error("has characters that must be escaped")]
     Characters,
 }
@@ -36,7 +36,7 @@ impl ServiceUrl {
     /// Reads a URL.
     ///
     /// # Errors
-    /// The first fault in it.
+    /// The first error in it.
     pub fn parse(text: &str) -> Result<Self, ServiceUrlError> {
         let (tls, rest) = if let Some(rest) = text.strip_prefix("https://") {
             (true, rest)
@@ -61,7 +61,7 @@ impl ServiceUrl {
         Ok(Self { tls, host: host.to_owned(), port, path })
     }
 
-    /// Host and port as the header Host has them.
+    /// Host and port as in the Host header.
     pub(crate) fn authority(&self) -> String {
         HostAndPort(&self.host, self.port).to_string()
     }

@@ -43,7 +43,7 @@ impl QueueKind {
         }
     }
 
-    /// The kind that a declaration with these arguments asks for.
+    /// The kind of queue that these arguments declare.
     pub(crate) fn of(arguments: &FieldTable) -> Self {
         match arguments.get("x-queue-type").and_then(FieldValue::as_text) {
             Some("quorum") => Self::Quorum,
@@ -51,7 +51,7 @@ impl QueueKind {
         }
     }
 
-    /// The position of an argument that this type knows among those that a redeclaration compares.
+    /// The position of an argument among those that a redeclaration compares; `None` if this type does not support it.
     fn position(self, spec: &ArgumentSpec, compatibility: Compatibility) -> Option<u8> {
         match (compatibility, self) {
             _ if !compatibility.knows(spec) => None,
@@ -61,7 +61,7 @@ impl QueueKind {
         }
     }
 
-    /// Whether other types know this argument, and this one does not.
+    /// Whether other types support this argument, and this one does not.
     pub(crate) fn refuses(self, spec: &ArgumentSpec, compatibility: Compatibility) -> bool {
         let known_to_any = spec.classic.is_some() || spec.quorum.is_some() || spec.stream;
         known_to_any && compatibility.knows(spec) && self.position(spec, compatibility).is_none()
@@ -71,7 +71,7 @@ impl QueueKind {
 /// The reaction to a publish when the queue is full (`x-overflow`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overflow {
-    /// The oldest message is dropped to make room.
+    /// The oldest message is dropped to make space.
     #[default]
     DropHead,
     /// The new message is refused.
@@ -131,7 +131,7 @@ impl QueueArguments {
         Ok(Self::read(table, &[]))
     }
 
-    /// Reads checked arguments: a queue's own, then those of its policies. Of several numbers the lowest is in effect,
+    /// Reads validated arguments: a queue's own, then those of its policies. The lowest of several numbers applies, and
     /// otherwise the first value.
     pub(crate) fn read(own: &FieldTable, policies: &[&FieldTable]) -> Self {
         let values = |key: &'static str| {
@@ -165,8 +165,8 @@ impl QueueArguments {
         }
     }
 
-    /// These arguments of a queue that keeps no more than `capacity`. It drops the oldest messages: a publisher is not to be
-    /// refused because of one slow client.
+    /// These arguments of a queue that holds at most `capacity`. It drops the oldest messages, so that one slow client does
+    /// not cause a publisher to be refused.
     pub(crate) fn within(mut self, capacity: QueueCapacity) -> Self {
         let lower = |own: Option<u64>, most: u64| Some(own.map_or(most, |own| own.min(most)));
         self.max_length = lower(self.max_length, capacity.messages);

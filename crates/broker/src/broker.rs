@@ -35,9 +35,9 @@ pub struct BrokerConfig {
     pub paging_watermark: u64,
     /// Woken when [`Broker::page`] has work to do.
     pub paging_waker: Option<Arc<dyn Waiter>>,
-    /// The release of RabbitMQ whose answers it gives.
+    /// The RabbitMQ release whose behaviour it follows.
     pub compatibility: Compatibility,
-    /// How far the times that it is given are ahead of the wall clock, which clients are shown.
+    /// Offset of the times that it is given from the wall clock, which clients see.
     pub wall: &'static WallOffset,
 }
 
@@ -69,10 +69,10 @@ pub struct Broker {
     paging: Arc<Paging>,
     compatibility: Compatibility,
     wall: &'static WallOffset,
-    /// Where durable things are stored, if anywhere.
+    /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
-    /// The auth backends that are asked about logins; without them, the broker's own list of users is.
+    /// The auth backends for logins; unset means the internal list of users.
     auth_backends: OnceLock<Arc<dyn AuthBackends>>,
 }
 
@@ -80,7 +80,7 @@ pub struct Broker {
 type VhostWatcher = Box<dyn Fn(&str) + Send + Sync>;
 
 impl Broker {
-    /// Creates a broker, with its default users and virtual hosts if [`BrokerConfig::defaults`] is set.
+    /// Creates a broker, with the default user and virtual host if [`BrokerConfig::defaults`] is set.
     pub fn new(config: BrokerConfig) -> Arc<Self> {
         let broker = Arc::new(Self {
             node: config.node.into(),
@@ -103,12 +103,12 @@ impl Broker {
         broker
     }
 
-    /// The release of RabbitMQ whose answers it gives.
+    /// The RabbitMQ release whose behaviour it follows.
     pub fn compatibility(&self) -> Compatibility {
         self.compatibility
     }
 
-    /// Adds a user, or changes one. Open connections stay open.
+    /// Adds or changes a user. Open connections are not closed.
     pub fn put_user(&self, user: UserSpec) {
         self.users.put(user);
     }
@@ -196,8 +196,8 @@ impl Broker {
         Ok(authorised)
     }
 
-    /// As [`Broker::authorised`], at the beginning of a client's session: to open the virtual host is an operation of its own,
-    /// which began with [`Broker::authorise_vhost`], and is now over.
+    /// Like [`Broker::authorised`], at the start of a client's session. Opening the virtual host is an operation of its
+    /// own, which began with [`Broker::authorise_vhost`] and ends here.
     ///
     /// # Errors
     /// As [`Broker::authorised`].
@@ -212,7 +212,7 @@ impl Broker {
         self.vhosts.read().get(name).cloned()
     }
 
-    /// Adds a virtual host; an existing one stays as it is.
+    /// Adds a virtual host; an existing one is not changed.
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
         let new = || {
@@ -228,7 +228,7 @@ impl Broker {
         vhosts.entry_ref(name).or_insert_with(new).clone()
     }
 
-    /// From now on, stores what is durable. Everything that exists already has been read from the store.
+    /// Starts to store durable objects and messages. Everything that exists already has been read from the store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let vhosts = self.vhosts.write();
         let _ = self.store.set(store.clone());
@@ -236,7 +236,7 @@ impl Broker {
         vhosts.values().for_each(|vhost| vhost.keep(store));
     }
 
-    /// Where durable things are stored, if anywhere.
+    /// The store for durable objects and messages, if any.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
     }
@@ -255,8 +255,8 @@ impl Broker {
         &self.metrics
     }
 
-    /// The time at which [`Broker::expire`] next has work to do, which may have passed. Dead letters that wait for room in the
-    /// store count once there is room: then the waker is called.
+    /// The time at which [`Broker::expire`] next has work to do, possibly in the past. Dead letters that wait for capacity
+    /// in the store are due once there is some: then the waker is called.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         if self.deadlines.has_awaiting_capacity() {
             if self.paging.has_capacity() {
@@ -267,7 +267,7 @@ impl Broker {
         self.deadlines.earliest()
     }
 
-    /// Does everything that has fallen due, as a timer would.
+    /// Handles everything that is due, as a timer would.
     #[cfg(test)]
     pub(crate) fn expire_all(&self, now: Timestamp) {
         while self.next_deadline().is_some_and(|due| due <= now) {
@@ -275,9 +275,9 @@ impl Broker {
         }
     }
 
-    /// Expires the messages and queues that have fallen due, and sends dead letters, as long as the store has room. If there
-    /// are very many, it handles only some of them: the rest has a deadline no later than `now`, so a timer that yields to
-    /// others in between comes back for it at once.
+    /// Expires the messages and queues that are due, and sends dead letters while the store has capacity. If there are very
+    /// many, it handles only some of them: the rest has a deadline no later than `now`, so a timer that yields to others in
+    /// between continues at once.
     pub fn expire(&self, now: Timestamp) {
         let mut dropped = 0;
         for _ in 0..EXPIRED_QUEUES {

@@ -1,11 +1,11 @@
-//! The release of RabbitMQ whose answers the broker gives.
+//! The RabbitMQ release whose behaviour the broker follows.
 
 use amqp::{ArgumentSpec, ReplyCode};
 
 use crate::arguments::{QueueArguments, QueueKind};
 use crate::message::Message;
 
-/// A release of RabbitMQ, as far as clients can tell it from another. All else is the same in both.
+/// A release of RabbitMQ, as far as clients can distinguish it from another. Everything else is the same in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compatibility {
     /// RabbitMQ 3.10.8.
@@ -16,7 +16,7 @@ pub enum Compatibility {
 }
 
 impl Compatibility {
-    /// The version that clients, tools and scripts read to learn which features they may use.
+    /// The version by which clients, tools and scripts decide which features they may use.
     pub fn version(self) -> &'static str {
         match self {
             Self::V3_10 => "3.10.8",
@@ -24,8 +24,7 @@ impl Compatibility {
         }
     }
 
-    /// How often a message may be returned as a failure to a quorum queue with this `x-delivery-limit`; `None` for any
-    /// number of times.
+    /// How often a message may return to a quorum queue as a failure with this `x-delivery-limit`; `None` for no limit.
     pub(crate) fn delivery_limit(self, argument: Option<i64>) -> Option<u64> {
         match (self, argument) {
             (Self::V3_10, None) | (Self::V4, Some(..0)) => None,
@@ -38,51 +37,51 @@ impl Compatibility {
     pub(crate) fn delivery_order(self, arguments: &QueueArguments) -> DeliveryOrder {
         let (highest, unset, returned_first) = match (self, arguments.kind, arguments.max_priority) {
             (Self::V4, QueueKind::Quorum, _) => (31, 4, true),
-            // Messages with a priority pass those without.
+            // Messages with a priority precede those without.
             (Self::V4, QueueKind::Classic, Some(0)) => (1, 0, false),
             (_, _, max_priority) => (max_priority.unwrap_or(0), 0, false),
         };
         DeliveryOrder { highest, unset, returned_first }
     }
 
-    /// Whether a message that a client gives back without fault (basic.nack and basic.recover with requeue) counts as
-    /// little as if it had not been delivered (quorum queues).
+    /// Whether a message that a client requeues without a failure (basic.nack and basic.recover with requeue) does not
+    /// count towards the delivery limit of quorum queues.
     pub(crate) fn requeue_ignores_delivery_limit(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether the history of a dead letter is the broker's own, and headers of that name that a client has set are not
-    /// taken for it; its last death is in headers of its own, and CC stays.
+    /// Whether only the broker itself writes the history of a dead letter, so that headers of that name set by a client are
+    /// not part of it. The last death is then in separate headers, and CC stays.
     pub(crate) fn protects_x_death(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether a connection ends when its token does; otherwise it stays, without rights.
+    /// Whether a connection ends when its token expires; otherwise it stays open without permissions.
     pub fn closes_on_token_expiry(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether a refusal names which permission is missing.
+    /// Whether a refusal names the missing permission.
     pub(crate) fn refusal_names_permission(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether the type of a queue that the server is to name is looked for before all else, and refused in other words.
+    /// Whether the type of a server-named queue is checked before everything else, with other error texts.
     pub(crate) fn checks_queue_type_first(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether a passive declaration is refused to those who have no permission for what it asks after.
+    /// Whether a passive declaration requires a permission on the queue or exchange.
     pub(crate) fn passive_declare_needs_permission(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether a queue that was declared without a type has the argument `x-queue-type`, too.
+    /// Whether a queue that was declared without a type gets the argument `x-queue-type`.
     pub(crate) fn stores_queue_type_argument(self) -> bool {
         self == Self::V4
     }
 
-    /// How the refusal of a channel writes the limit of its user.
+    /// The user's channel limit as the refusal of a channel formats it.
     pub(crate) fn channel_limit(self, limit: u64) -> String {
         match self {
             Self::V3_10 => format!("({limit})"),
@@ -90,7 +89,7 @@ impl Compatibility {
         }
     }
 
-    /// How the refusal of a basic.get names the type of the queue.
+    /// The name of the queue type in the refusal of a basic.get.
     pub fn quorum_queue_error_label(self) -> &'static str {
         match self {
             Self::V3_10 => "quorum",
@@ -99,8 +98,8 @@ impl Compatibility {
         }
     }
 
-    /// Whether the right to publish with a routing key, also one in CC or BCC, and then to be called by user_id, is looked at
-    /// behind all other properties; otherwise before them, and only that of the message's own key.
+    /// Whether the permissions for routing keys (including CC and BCC) and for `user_id` are checked after all other
+    /// properties. Otherwise they are checked before them, and only for the message's own routing key.
     pub(crate) fn checks_topic_permission_last(self) -> bool {
         self == Self::V4
     }
@@ -110,7 +109,7 @@ impl Compatibility {
         self == Self::V3_10
     }
 
-    /// Why an exchange of an unknown type is refused.
+    /// The reply code that refuses an exchange of an unknown type.
     pub(crate) fn unknown_exchange_type(self) -> ReplyCode {
         match self {
             Self::V3_10 => ReplyCode::CommandInvalid,
@@ -118,21 +117,23 @@ impl Compatibility {
         }
     }
 
-    /// Whether a reply queue (RabbitMQ, "Direct Reply-to") is said to be one to whoever gets from it or binds it, instead of
-    /// not to exist; a message to one is never returned as unroutable, and a request that is returned has its name.
+    /// Whether operations on a reply queue (RabbitMQ, "Direct Reply-to"), such as basic.get and queue.bind, are refused as
+    /// on a reply queue instead of a missing queue; a message to one is then never returned as unroutable, and a returned
+    /// request contains its name.
     pub fn reveals_reply_queues(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether AMQP clients see nothing in an MQTT message's headers but its user properties and the parts that an answer
-    /// needs, and MQTT clients see an AMQP message's headers likewise; otherwise `x-mqtt-` headers tell how it was published.
+    /// Whether AMQP clients see only the user properties and the request/response properties of an MQTT message in its
+    /// headers, and MQTT clients see an AMQP message's headers likewise. Otherwise `x-mqtt-` headers describe how it was
+    /// published.
     pub fn annotates_mqtt(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether the queues of an MQTT session, also that of QoS 0, last as long as the session, and are its connection's alone
-    /// if that is no longer; otherwise messages of QoS 0 do not wait for clients that are away, and all clients may use its
-    /// queues.
+    /// Whether all queues of an MQTT session, including the one for QoS 0, live as long as the session, and are exclusive
+    /// to its connection if the session lives no longer. Otherwise messages of QoS 0 do not wait for disconnected clients,
+    /// and all clients may use its queues.
     pub fn mqtt_queues_follow_session(self) -> bool {
         self == Self::V4
     }
@@ -142,18 +143,18 @@ impl Compatibility {
         (self == Self::V4).then_some("mqtt")
     }
 
-    /// Whether an MQTT 5.0 client is sent its session's expiry even if it has got what it asked for.
+    /// Whether a CONNACK to an MQTT 5.0 client always has the session expiry, even if it equals the requested one.
     pub fn always_sends_session_expiry(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether the queue of a STOMP subscription to `/topic` or `/exchange` is its connection's alone, unless it is durable or
-    /// the client wants it otherwise.
+    /// Whether the queue of a STOMP subscription to `/topic` or `/exchange` is exclusive to its connection, unless it is
+    /// durable or the client requests otherwise.
     pub fn has_exclusive_stomp_subscriptions(self) -> bool {
         self == Self::V4
     }
 
-    /// The last characters of the text that refuses a STOMP client's login.
+    /// The end of the text that refuses a STOMP client's login.
     pub fn stomp_login_error_suffix(self) -> &'static str {
         match self {
             Self::V3_10 => "\n",
@@ -161,7 +162,7 @@ impl Compatibility {
         }
     }
 
-    /// Whether it knows this argument of queues, or the policy key that sets it.
+    /// Whether the release supports this queue argument, or the policy key that sets it.
     pub(crate) fn knows(self, spec: &ArgumentSpec) -> bool {
         self == Self::V4 || !spec.is_since_4
     }
@@ -171,37 +172,37 @@ impl Compatibility {
         self == Self::V4
     }
 
-    /// Whether metrics tell the sizes of messages.
+    /// Whether metrics include the sizes of messages.
     pub fn has_message_size_metrics(self) -> bool {
         self == Self::V4
     }
 
-    /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.
+    /// Whether basic.qos with `global` limits a whole channel; otherwise it limits each consumer.
     pub fn has_global_qos(self) -> bool {
         self == Self::V3_10
     }
 }
 
-/// The order in which a queue delivers messages: those of the highest rank first. The rank of a message is its priority,
-/// or, if returned messages come first, one that is above all priorities.
+/// The order in which a queue delivers messages: the highest rank first. The rank of a message is its priority, or a rank
+/// above all priorities if returned messages come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeliveryOrder {
-    /// A higher priority counts as this one.
+    /// Higher priorities are reduced to this one.
     pub(crate) highest: u8,
     /// The priority of messages that have none.
     pub(crate) unset: u8,
-    /// Whether returned messages precede all others, in the order in which they returned. Otherwise they return to
-    /// their positions among those of their priority.
+    /// Whether returned messages precede all others, in the order of their return. Otherwise they return to their positions
+    /// within their priority.
     pub(crate) returned_first: bool,
 }
 
 impl DeliveryOrder {
-    /// Whether messages of several ranks may be in the queue.
+    /// Whether messages in the queue can have different ranks.
     pub(crate) fn has_priorities(self) -> bool {
         self.highest > 0
     }
 
-    /// The rank of a message that has not been delivered.
+    /// The rank of a message that has not been delivered yet.
     #[inline]
     pub(crate) fn priority_of(self, message: &Message) -> u8 {
         message.broker_properties().priority.unwrap_or(self.unset).min(self.highest)
@@ -212,8 +213,8 @@ impl DeliveryOrder {
         if self.returned_first { self.highest.saturating_add(1) } else { self.priority_of(message) }
     }
 
-    /// The rank of a message that a restart has found, and that was delivered so often before. If returned messages come
-    /// first, those that a restart gives back precede later ones, in the order in which they had been delivered.
+    /// The rank of a message recovered after a restart, with its number of deliveries. If returned messages come first,
+    /// those returned by the restart precede later ones, in the order in which they had been delivered.
     pub(crate) fn restored_rank(self, message: &Message, deliveries: u32) -> u8 {
         let priority = self.priority_of(message);
         match deliveries {

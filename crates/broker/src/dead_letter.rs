@@ -23,7 +23,7 @@ pub(crate) struct DeadLetterPublish {
 }
 
 impl DeadLetterPublish {
-    /// Writes the letter that `queue` sends to its dead-letter exchange. `at` is the wall clock's time.
+    /// Creates the dead letter that `queue` sends to its dead-letter exchange. `at` is the wall clock's time.
     pub(crate) fn write(
         queue: &Queue,
         exchange: &ExchangeName,
@@ -76,8 +76,8 @@ impl DeadLetterPublish {
         properties.headers.map(|headers| headers.decode()).unwrap_or_default()
     }
 
-    /// Whether the letter has been in `queue` before and no client has rejected it since: such a letter would
-    /// cycle forever and is dropped.
+    /// Whether the letter has been in `queue` before and no client has rejected it since: such a letter would cycle
+    /// forever, so it is dropped.
     pub(crate) fn would_cycle(&self, queue: &str) -> bool {
         if self.reason == DeathReason::Rejected {
             return false;
@@ -156,7 +156,7 @@ fn record(
         None => info,
         Some(at) => match deaths.remove(at) {
             FieldValue::Table(mut again) => {
-                // If it is the only entry, RabbitMQ takes a missing count as zero.
+                // For the only entry, RabbitMQ takes a missing count as zero.
                 let count = again.get("count").and_then(FieldValue::as_integer).unwrap_or(0);
                 again.insert("count", FieldValue::I64(count.saturating_add(1)));
                 again
@@ -171,10 +171,9 @@ fn record(
     deaths
 }
 
-/// Merges the deaths of the header `x-death`, so that each queue and reason occurs once. Brokers before
-/// RabbitMQ 3.5 wrote one entry for each death, without a count, and publishers send such headers back: an
-/// entry without a count stands for the number of entries that are like it. The first of them is used, which
-/// is the newest; if it has a count, that count is used.
+/// Merges the deaths of the header `x-death`, so that each queue and reason occurs once. Brokers before RabbitMQ 3.5 wrote
+/// one entry for each death, without a count, and publishers send such headers back: entries without a count are counted.
+/// The first of equal entries, the newest, is retained, with its count if it has one.
 fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
     if deaths.len() < 2 {
         return deaths.to_vec();

@@ -1,4 +1,4 @@
-//! The deadlines of a broker's queues, and the queues that wait for the store before they send dead letters.
+//! The deadlines of a broker's queues, and the queues whose dead letters wait for the store.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -16,15 +16,15 @@ pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
-    /// Queues for [`Queue::dead_letter_some`], in turn.
+    /// Queues for [`Queue::dead_letter_some`], in order.
     awaiting_capacity: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
     capacity: Arc<AwaitedCapacity>,
 }
 
-/// The room in the store that dead letters wait for.
+/// The capacity of the store that dead letters wait for.
 struct AwaitedCapacity {
     is_awaited: AtomicBool,
-    /// Woken when the earliest deadline has become earlier, or a queue has dead letters, or there is room for them.
+    /// Woken when the earliest deadline moves forward, when a queue has dead letters, or when there is capacity for them.
     waker: Option<Arc<dyn Waiter>>,
 }
 
@@ -55,7 +55,7 @@ impl Deadlines {
         }
     }
 
-    /// Adds a queue for which [`Queue::dead_letter_some`] is to be called.
+    /// Adds a queue for [`Queue::dead_letter_some`].
     pub(crate) fn await_capacity(&self, queue: Weak<Queue>) {
         self.awaiting_capacity.lock().push_back(queue);
         self.capacity.wake_timer();
@@ -71,7 +71,7 @@ impl Deadlines {
         !self.awaiting_capacity.lock().is_empty()
     }
 
-    /// Wakes the timer when there may be room for dead letters again.
+    /// Wakes the timer when there may be capacity for dead letters again.
     pub(crate) fn wait_for_capacity(&self, paging: &Paging) {
         if !self.capacity.is_awaited.swap(true, Ordering::AcqRel) {
             paging.wait_for_capacity(Arc::<AwaitedCapacity>::clone(&self.capacity));

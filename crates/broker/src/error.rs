@@ -45,8 +45,8 @@ pub enum BrokerError {
         /// The name of the user.
         user: String,
     },
-    /// 403: another auth backend decides, and has not been asked yet. Sessions take the question
-    /// ([`crate::Identity::take_authz_request`]) and repeat the operation; a client sees this of no operation.
+    /// 403: another auth backend authorizes the operation, and has not been queried yet. Sessions send the request
+    /// ([`crate::Identity::take_authz_request`]) and repeat the operation; clients never see this error.
     #[error("authorization pending")]
     Unasked,
     /// 502: the message's properties cannot be decoded.

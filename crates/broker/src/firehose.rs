@@ -81,8 +81,8 @@ impl Tracer {
         }
     }
 
-    /// Whether the firehose reports a delivery: neither those of its own messages, nor replies to a
-    /// requester, which come from no queue (RabbitMQ, "Direct Reply-to").
+    /// Whether the firehose reports a delivery: neither those of its own messages, nor direct replies, which come from no
+    /// queue (RabbitMQ, "Direct Reply-to").
     pub fn reports(queue: &Queue, delivery: &Delivery) -> bool {
         delivery.message().exchange() != TRACE_EXCHANGE && !is_reply_name(queue.name())
     }
@@ -119,7 +119,7 @@ impl Tracer {
         self.publish(&event, now);
     }
 
-    /// Publishes the report of a message. It waits in a batch until [`Tracer::flush`].
+    /// Publishes the report of a message. It stays in a batch until [`Tracer::flush`].
     pub(crate) fn publish(&mut self, event: &TracedEvent<'_>, now: Timestamp) {
         work::charge(TRACE, 1);
         let (prefix, name) = match event.kind {
@@ -135,12 +135,12 @@ impl Tracer {
             properties: &properties,
             body: event.body,
         };
-        // Refused only once the virtual host, and the exchange with it, has been deleted.
+        // Fails only if the virtual host, and the exchange with it, has been deleted.
         let _ = self.publisher.publish(publish, now);
     }
 
-    /// Hands the batch over: see [`Publisher::flush`]. Only `full` and `unfinished` of the result matter,
-    /// since no confirm is pending.
+    /// Flushes the batch: see [`Publisher::flush`]. Only `full` and `unfinished` of the result matter, since no confirm is
+    /// pending.
     pub fn flush(&mut self, now: Timestamp) -> Flushed {
         self.publisher.flush(now)
     }
@@ -150,14 +150,13 @@ impl Tracer {
         self.publisher.flush_all(now)
     }
 
-    /// Like [`Tracer::flush`], up to the end of the turn; returns whether all queues have their messages.
+    /// Like [`Tracer::flush`], until the end of the turn; returns whether all queues have their messages.
     pub(crate) fn hand_over(&mut self) -> bool {
         self.publisher.hand_over()
     }
 
-    /// Encodes the properties of the message that reports `event`. They have to fit into one frame: if the
-    /// event has very many queues only the first of them are listed, and if its own headers are too large, or
-    /// nested too deeply, they are left out.
+    /// Encodes the properties of the message that reports `event`. They have to fit into one frame: of very many queues
+    /// only the first are listed, and the event's own headers are omitted if they are too large or nested too deeply.
     fn properties_about(&self, event: &TracedEvent<'_>) -> Vec<u8> {
         let properties = Properties::decode(event.properties).unwrap_or_default();
         let whole = self.headers_about(event, &properties).encode();

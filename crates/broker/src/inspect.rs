@@ -23,7 +23,7 @@ pub(crate) struct Inspected<'a> {
     pub(crate) blind_copies: SmallVec<[&'a str; 2]>,
     /// The properties without BCC, if it was present: receivers must not see it.
     pub(crate) rewritten: Option<Vec<u8>>,
-    /// Why the property user_id has to be refused, if that is to be done behind other checks.
+    /// The error text for the property user_id, if that has to be refused after other checks.
     pub(crate) foreign_user: Option<String>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn inspect<'a>(
     Ok(inspected)
 }
 
-/// The values that the broker needs of properties that were validated when they were published; `None` if they were not.
+/// The values of validated properties that the broker needs; `None` if they were not validated.
 pub(crate) fn broker_properties_of(bytes: &[u8]) -> Option<BrokerProperties> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
@@ -90,8 +90,8 @@ pub(crate) fn broker_properties_of(bytes: &[u8]) -> Option<BrokerProperties> {
     })
 }
 
-/// The properties as others may see them: without the header BCC. A returned message is stripped of it too,
-/// since it may be passed on. Properties that were not inspected may be malformed, and are left as they are.
+/// The properties without the header BCC, as others may see them. A returned message is stripped of it too, since it may be
+/// forwarded. Malformed properties, which were not inspected, are returned unchanged.
 pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
     let Ok(properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
     match properties.headers {
@@ -102,7 +102,7 @@ pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// The properties of an annotated message as all clients but those of its front end see them.
+/// The properties of an annotated message as clients of other front ends see them.
 pub(crate) fn without_annotation(bytes: &[u8]) -> Vec<u8> {
     let properties = Properties::decode(bytes).unwrap_or_default();
     let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();

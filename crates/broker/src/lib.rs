@@ -19,11 +19,10 @@
 //!
 //! # How to use it
 //!
-//! Use one [`SessionId`] for each connection and one [`Publisher`] for each channel. The session stores each
-//! message that a consumer or `get` has taken ([`Delivery`]) until it is settled, and gives it back with
-//! [`Queue::ack`], [`Queue::requeue`] or [`Queue::reject`]; the queue only counts it. At its end a session
-//! cancels its consumers, requeues its unacknowledged deliveries, and calls [`VirtualHost::end_session`]. A
-//! timer calls [`Broker::expire`] at [`Broker::next_deadline`].
+//! Use one [`SessionId`] for each connection and one [`Publisher`] for each channel. The session stores each message that a
+//! consumer or `get` has taken ([`Delivery`]) until it settles it with [`Queue::ack`], [`Queue::requeue`] or
+//! [`Queue::reject`]; the queue only counts it. At its end a session cancels its consumers, requeues its unacknowledged
+//! deliveries, and calls [`VirtualHost::end_session`]. A timer calls [`Broker::expire`] at [`Broker::next_deadline`].
 //!
 //! # Invariants
 //!
@@ -31,8 +30,8 @@
 //!   lock held.
 //! - No input causes a panic, and no lock is held across anything that waits.
 //! - Creating or deleting costs time in proportion to what is created or deleted, whatever else exists; very
-//!   large deletions yield to others in between.
-//! - The order within a queue is that of publishing; requeued messages take their old positions.
+//!   large deletions let other threads continue in between.
+//! - The order within a queue is that of publishing; requeued messages return to their old positions.
 //! - A cached route is used only as long as the topology is unchanged.
 //!
 //! # Out of scope

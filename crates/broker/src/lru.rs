@@ -1,9 +1,9 @@
-//! The values used last, to be shared by those who need an equal one.
+//! The most recently used values, shared by callers that need an equal one.
 
-/// Number of values that are at hand: those that are alike usually come together.
+/// Number of cached values: equal ones are usually requested together.
 const MAX_VALUES: usize = 16;
 
-/// The last values, the latest first.
+/// The cached values, the most recently used first.
 #[derive(Debug)]
 pub(crate) struct LruList<T>(Vec<T>);
 
@@ -14,7 +14,7 @@ impl<T> Default for LruList<T> {
 }
 
 impl<T> LruList<T> {
-    /// The value that `matches`, or a new one, which takes the place of the one that was not used for the longest time.
+    /// The cached value that `matches`, or a new one, which replaces the least recently used one.
     pub(crate) fn get_or_insert_with(
         &mut self,
         matches: impl FnMut(&T) -> bool,
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn the_values_used_last_are_at_hand() {
         let mut recent = LruList::default();
-        // Whether the value had to be made.
+        // Whether the value had to be created.
         let mut is_new = |value: usize| {
             let mut made = false;
             let found = recent.get_or_insert_with(

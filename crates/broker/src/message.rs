@@ -4,13 +4,12 @@ use bytes::Bytes;
 
 use crate::names::ExchangeName;
 
-/// Bodies up to this size in bytes are copied next to the key and the properties; larger ones stay in the
-/// chunks they arrived in. Below it the copy costs less than the bookkeeping, and does not keep a whole read
-/// buffer alive.
+/// Bodies up to this size in bytes are copied next to the key and the properties; larger ones stay in the chunks in which
+/// they arrived. For small bodies a copy is cheaper than that, and does not keep a whole read buffer alive.
 pub const MAX_INLINE_BODY: usize = 1024;
 
 /// Bytes stored inside the message itself, for key, properties and small body. A body of 16 bytes fits with the key of a
-/// usual queue, so that such a message is one allocation of 64 bytes.
+/// typical queue, so such a message is one allocation of 64 bytes.
 const INLINE_BYTES: usize = 29;
 
 /// The weight of a message with `outside` bytes of content in other allocations that is shared by `queues` queues.
@@ -18,16 +17,16 @@ fn weight(outside: usize, queues: usize) -> u32 {
     u32::try_from((outside + OWN_BYTES) / queues + PLACE_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Bytes of a message, with the counts of its references.
+/// Bytes of a message, including its reference counts.
 const OWN_BYTES: usize = size_of::<Message>() + 2 * size_of::<usize>();
 
-/// Bytes of an allocation at least.
+/// The smallest allocation, in bytes.
 const MIN_ALLOCATION: usize = 16;
 
-/// Bytes of one entry in a queue, with some of the room that queues have for more of them.
+/// Bytes of one entry in a queue, including spare capacity.
 const PLACE_BYTES: usize = 32;
 
-/// The weight of a message that is in one queue without its body, if key and properties are as long as most.
+/// The weight of a message in one queue without its body, with key and properties of typical length.
 pub(crate) const USUAL_WEIGHT_WITHOUT_BODY: u64 = (OWN_BYTES + PLACE_BYTES + 32) as u64;
 
 /// The body of a message to be published.
@@ -93,13 +92,13 @@ impl BodyView<'_> {
 /// The properties that the broker itself needs, read once when the message is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BrokerProperties {
-    /// Whether delivery_mode is 2.
+    /// Whether delivery_mode is 2 (persistent).
     pub persistent: bool,
     /// The priority property, if set.
     pub priority: Option<u8>,
     /// The expiration property in milliseconds, if set.
     pub expiration: Option<u64>,
-    /// Whether the header x-death is the broker's own, and not a client's ([`Compatibility::V4`] tells them apart).
+    /// Whether the broker, not a client, wrote the header x-death (only [`Compatibility::V4`] distinguishes them).
     ///
     /// [`Compatibility::V4`]: crate::Compatibility::V4
     pub is_dead_letter: bool,
@@ -112,24 +111,24 @@ pub struct BrokerProperties {
     pub failures: u32,
 }
 
-/// The name of the header in which a front end keeps what only its own clients are to see of a message. Of a
-/// [publisher](crate::Publisher::with_mqtt_annotation) of that front end alone: from others it is a header like any other.
+/// The name of the header in which a front end stores data for its own clients only. It has this meaning only for a
+/// [publisher](crate::Publisher::with_mqtt_annotation) of that front end; from others it is an ordinary header.
 pub const ANNOTATION: &str = "\0";
 
 /// A published message: immutable, shared by all queues it was routed to.
 ///
-/// Very many of them may be ready at a time, and most of those are small: every field has its least size, and what few
-/// messages have is boxed (`Rare`).
+/// Very many of them may be ready at a time, and most of those are small: every field has its minimal size, and rarely used
+/// ones are boxed (`Rare`).
 #[derive(Debug)]
 pub struct Message {
     exchange: ExchangeName,
     content: Content,
     /// Bytes of memory charged to each of its queues.
     weight: u32,
-    /// The length of the routing key, unless the content is [`Content::Rare`], which has it.
+    /// The length of the routing key, unless the content is [`Content::Rare`], which stores it.
     key_len: u8,
     marks: u8,
-    /// The priority property, if [`HAS_PRIORITY`] is among the marks.
+    /// The priority property, if the marks include [`HAS_PRIORITY`].
     priority: u8,
 }
 
@@ -138,13 +137,13 @@ pub struct Message {
 enum Content {
     /// Up to [`INLINE_BYTES`].
     Inline { properties_end: u8, len: u8, bytes: [u8; INLINE_BYTES] },
-    /// More, or with an expiration in milliseconds, which is [`NO_EXPIRATION`] without one.
+    /// Longer content, or content with an expiration in milliseconds; without one that is [`NO_EXPIRATION`].
     Boxed { properties_end: u32, expiration: u64, bytes: Box<[u8]> },
-    /// With something that few messages have.
+    /// Content with rarely used fields.
     Rare(Box<Rare>),
 }
 
-/// The expiration of a message that has none. No property is as large: RabbitMQ's longest is 2^32 - 1.
+/// The expiration of a message without one. No property is that large: RabbitMQ's maximum is 2^32 - 1.
 const NO_EXPIRATION: u64 = u64::MAX;
 
 /// Flags of [`Message::marks`], for [`BrokerProperties`].
@@ -155,7 +154,7 @@ const HAS_PRIORITY: u8 = 8;
 
 #[derive(Debug, Default)]
 struct Rare {
-    /// The content as in [`Content::Boxed`].
+    /// The same bytes as in [`Content::Boxed`].
     bytes: Box<[u8]>,
     key_len: u32,
     properties_end: u32,
@@ -246,7 +245,7 @@ impl Message {
         Self { content, ..self }.weighed(1)
     }
 
-    /// Sets the number of queues that will share it.
+    /// Sets the number of queues that share it.
     #[inline]
     pub(crate) fn share(&mut self, queues: usize) {
         if queues > 1 {
@@ -281,7 +280,7 @@ impl Message {
         self.rare().into_iter().flat_map(|rare| rare.blind_copies.iter().map(|key| &**key))
     }
 
-    /// The exchange, as it is shared by the messages that it has.
+    /// The exchange name, shared by its messages.
     pub(crate) fn shared_exchange(&self) -> &ExchangeName {
         &self.exchange
     }
@@ -352,7 +351,7 @@ impl Message {
         self.rare().map_or(usize::from(self.key_len), |rare| rare.key_len as usize)
     }
 
-    /// Where the properties end in [`Message::bytes`], and the body begins.
+    /// The end of the properties in [`Message::bytes`], where the body starts.
     fn properties_end(&self) -> usize {
         match &self.content {
             Content::Inline { properties_end, .. } => usize::from(*properties_end),
@@ -414,7 +413,7 @@ mod tests {
             BrokerProperties::default(),
         );
         assert!(matches!(message.content, Content::Inline { .. }));
-        // With the two counts of its `Arc`, one of the allocator's sizes.
+        // With the two counters of its `Arc`, one of the allocator's size classes.
         assert_eq!(size_of::<Message>() + 2 * size_of::<usize>(), 64);
     }
 

@@ -99,7 +99,7 @@ counters! {
     consumers: SharedGauge,
 }
 
-/// The protocol of a client, by which publish metrics are split.
+/// The protocol of a client, by which publish metrics are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FrontEnd {
     /// AMQP 0-9-1.
@@ -127,7 +127,7 @@ pub struct Published {
     pub dropped: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedGauge,
-    /// Sizes of the bodies of all of them, counted only where the release that is followed reports them.
+    /// Sizes of the bodies of all of them, counted only if the followed release reports them.
     pub sizes: MessageSizes,
 }
 
@@ -138,12 +138,12 @@ pub struct MessageSizes {
     bytes: SharedCounter,
 }
 
-/// Upper bounds in bytes of the sizes that are told apart, as RabbitMQ 4 has them.
+/// Upper bounds of the size buckets in bytes, as in RabbitMQ 4.
 pub const MESSAGE_SIZES: [u64; 8] =
     [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000];
 
 impl MessageSizes {
-    /// Messages of each bucket alone; the last one is of those above all bounds.
+    /// The number of messages in each bucket; the last one is for sizes above all bounds.
     pub fn counts(&self) -> [u64; MESSAGE_SIZES.len() + 1] {
         self.buckets.each_ref().map(SharedCounter::get)
     }
@@ -161,7 +161,7 @@ impl MessageSizes {
     }
 }
 
-/// Sizes of some messages of one publisher, which has them added at once: other threads update the same counters.
+/// Message sizes of one publisher, added in batches, since other threads update the same counters.
 #[derive(Debug, Default)]
 pub(crate) struct SizesOfBatch {
     buckets: [usize; MESSAGE_SIZES.len() + 1],
@@ -188,8 +188,8 @@ impl Metrics {
     }
 }
 
-/// A counter that only grows. All connections add to the same few, from all cores: each of the busy ones is split among
-/// threads, and shares no line of the caches with another.
+/// A monotonic counter. All connections add to the same few, from all cores: busy ones are split among threads, and share
+/// no cache line with another.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct SharedCounter(ShardedCounters<1>);
@@ -205,12 +205,12 @@ impl SharedCounter {
     }
 }
 
-/// A number of objects that exist now.
+/// The current number of objects.
 #[derive(Debug, Default)]
 pub struct SharedGauge(AtomicU64);
 
 impl SharedGauge {
-    /// Objects at this moment.
+    /// The number of objects at this moment.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

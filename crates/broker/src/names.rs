@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::BrokerError;
 
-/// The name of an exchange, shared by its messages: one word in each of them, where an `Arc<str>` is two.
+/// The name of an exchange, shared by its messages: one word per message, where an `Arc<str>` takes two.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExchangeName(Arc<Arc<str>>);
 
 impl ExchangeName {
-    /// The name, to be shared by what outlives its exchange.
+    /// The name, for values that outlive its exchange.
     pub(crate) fn text(&self) -> &Arc<str> {
         &self.0
     }
@@ -102,7 +102,7 @@ pub fn generated_name(prefix: &str) -> String {
     name
 }
 
-/// Whether this is what [`generated_name`] puts behind its prefix.
+/// Whether `digits` may come from [`generated_name`].
 pub(crate) fn is_generated(digits: &str) -> bool {
     digits.len() == RANDOM_DIGITS && digits.bytes().all(|digit| BASE64_URL.contains(&digit))
 }

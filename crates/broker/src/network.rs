@@ -1,9 +1,9 @@
-//! The unit in which clients are counted by address.
+//! The unit by which clients are counted per address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The addresses that count as one: an IPv4 address, also one that came as an IPv6 one, or the /64 network of an IPv6 address.
-/// A client with one IPv6 address has the 2^64 addresses of its network.
+/// The addresses that count as one: an IPv4 address, also when mapped to IPv6, or the /64 network of an IPv6 address. A
+/// client with one IPv6 address can use the 2^64 addresses of its network.
 pub fn network_of(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.into(),

@@ -1,9 +1,9 @@
-//! Accounts for the queues' memory, and for the queues that have work to do on disk.
+//! Accounts for the queues' memory, and schedules their disk work.
 //!
-//! Queues report their memory here, a batch at a time. Above the watermark long queues are asked to page out
-//! messages, until an eighth less is in memory; if that is not enough, all others are, too ([`sweep`]). The disk
-//! reads and writes are done by the callers of [`Broker::page`]: threads, in a server; no queue is locked
-//! meanwhile. A publisher that fills a long queue faster than that [waits](crate::VirtualHost::wait_for_capacity).
+//! Queues report their memory here, once per batch. Above the watermark, long queues are asked to page out messages until
+//! an eighth less is in memory; if that is not enough, all others are, too ([`sweep`]). The callers of [`Broker::page`]
+//! (threads, in a server) read and write the disk; no queue is locked meanwhile. A publisher that fills a long queue faster
+//! than that [waits](crate::VirtualHost::wait_for_capacity).
 
 mod memory;
 mod sweep;
@@ -29,7 +29,7 @@ pub struct PagingStatus {
     pub resident: u64,
     /// Ready messages that are on disk only.
     pub paged_messages: u64,
-    /// Bytes of the bodies of those messages.
+    /// Bytes of the bodies of these messages.
     pub paged_bytes: u64,
     /// Bytes of memory above which queues page out messages; `u64::MAX` for never.
     pub watermark: u64,
@@ -42,37 +42,37 @@ pub(crate) struct Paging {
     paged_bytes: AtomicU64,
     to_page_out: AtomicU64,
     watermark: u64,
-    /// More is in memory than should be, as the queues count it.
+    /// The queues' count exceeds the watermark.
     is_over_watermark: AtomicBool,
-    /// The process uses so much memory that messages are to leave it, whatever the queues count.
+    /// The process uses so much memory that messages have to be paged out, whatever the queues' count.
     is_under_pressure: AtomicBool,
-    /// Bytes that the process used when the queues were last asked because of that, or the least since.
+    /// Memory of the process when that last made queues page out, or the minimum since.
     relieved_at: AtomicU64,
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
-    /// Pages out what is in short queues.
+    /// Pages out messages of short queues.
     sweep: Sweep,
-    /// Queues that are, or were, long.
+    /// Queues that are or were long.
     long: Mutex<LongQueues, { Rank::Leaf as u8 }>,
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
-    /// Messages of purged and deleted queues whose memory is still to be freed.
+    /// Messages of purged and deleted queues whose memory has yet to be freed.
     to_free: Mutex<Vec<ReadyStore>, { Rank::Leaf as u8 }>,
-    /// Publishers, and the broker's timer, that wait until enough has left memory.
+    /// Publishers and the broker's timer, while they wait for memory to be paged out.
     for_capacity: Mutex<WaitList, { Rank::Leaf as u8 }>,
     waker: Option<Arc<dyn Waiter>>,
     store: OnceLock<Arc<Store>>,
 }
 
-/// Queues that are, or were, long. Those that have been deleted keep their memory until they are removed here.
+/// Queues that are or were long. Deleted ones stay in memory until they are removed here.
 #[derive(Debug, Default)]
 struct LongQueues {
     queues: Vec<Weak<Queue>>,
-    /// How many there were when the deleted ones were last removed.
+    /// Their number when the deleted ones were last removed.
     live_after_sweep: usize,
 }
 
 impl LongQueues {
-    /// Adds a queue, and removes the deleted ones each time that there are twice as many as were left before.
+    /// Adds a queue. Removes the deleted ones whenever the list has doubled since the last removal.
     fn add(&mut self, queue: Weak<Queue>) {
         if self.queues.len() >= MAX_LONG_QUEUES.max(2 * self.live_after_sweep) {
             self.queues.retain(|queue| queue.strong_count() > 0);
@@ -93,8 +93,8 @@ pub(crate) struct Counted {
 }
 
 impl Broker {
-    /// Does one step of paging: reads or writes messages of one queue, or frees those of a purged or deleted one. It blocks
-    /// on the disk. Returns false if there is nothing to do.
+    /// Performs one step of paging: reads or writes messages of one queue, or frees those of a purged or deleted one.
+    /// Blocks on the disk. Returns false if there is nothing to do.
     pub fn page(&self, now: Timestamp) -> bool {
         let paging = self.paging();
         if paging.free_next() {
@@ -106,9 +106,9 @@ impl Broker {
         true
     }
 
-    /// Receives the bytes of memory that the process uses, and those at which publishers are blocked. From half-way between the
-    /// paging watermark and that `limit` on, queues page out as if they had more than the watermark in memory. Their own count
-    /// misses what only the allocator knows; and of a message in several queues each counts a share, even the last that has it.
+    /// Reports the memory of the process, and the `limit` at which publishers are blocked. From half-way between the paging
+    /// watermark and that limit on, queues page out as if the watermark were exceeded. Their own count does not include the
+    /// allocator's overhead; and each queue counts only a share of a shared message, even if it is the last one with it.
     pub fn memory_used(&self, used: u64, limit: Option<u64>) {
         self.paging().memory_used(used, limit.unwrap_or(u64::MAX));
     }
@@ -141,14 +141,14 @@ impl Paging {
         }
     }
 
-    /// Enables paging, to the disk of this store.
+    /// Enables paging to the disk of this store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let _ = self.store.set(store.clone());
-        // The threads that have restored messages before may change nothing any more.
+        // The threads that have restored messages may not change anything any more.
         self.compare_with_watermark(self.resident.exact());
     }
 
-    /// The store, without which nothing can be paged out.
+    /// The store, without which paging is off.
     pub(crate) fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
     }
@@ -157,7 +157,7 @@ impl Paging {
         self.watermark
     }
 
-    /// Whether more is in memory than should be.
+    /// Whether memory exceeds the watermark.
     #[inline]
     pub(crate) fn is_over_watermark(&self) -> bool {
         self.counts_too_much() || self.is_under_pressure()
@@ -210,8 +210,7 @@ impl Paging {
         let has_capacity =
             resident.is_some_and(|reported| reported.before > self.limit() && reported.now <= self.limit());
         if paid || has_capacity {
-            // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
-            // set.
+            // Exactly one thread sees each edge; a later waiter sees the counts that this thread has set.
             let waiting = self.for_capacity.lock().take();
             waiting.wake();
             if paid && self.sweep.is_wanted() {
@@ -238,22 +237,22 @@ impl Paging {
         }
     }
 
-    /// Whether far more is in memory than should be, and some of it can be paged out.
+    /// Whether memory is far above the watermark, and some of it can be paged out.
     pub(crate) fn is_behind(&self) -> bool {
         self.is_over_watermark() && self.resident.known() > self.limit() && self.has_long_queues()
     }
 
-    /// Whether long queues still have to let go.
+    /// Whether long queues still have to page out.
     fn has_long_queues(&self) -> bool {
         self.to_page_out.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether neither the backlog of unwritten messages and definitions nor the memory of long queues exceeds its limit.
+    /// Whether the backlog of unwritten messages and definitions and the memory of long queues are within their limits.
     pub(crate) fn has_capacity(&self) -> bool {
         self.store().is_none_or(|store| store.has_capacity()) && !self.is_behind()
     }
 
-    /// Wakes `waiter` when it is worth asking again whether there [is capacity](Self::has_capacity); at once if there is.
+    /// Wakes `waiter` when it should check again whether there [is capacity](Self::has_capacity); at once if there is.
     pub(crate) fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
         let mut waiting = self.for_capacity.lock();
         if self.is_behind() {
@@ -282,8 +281,8 @@ impl Paging {
         self.wake();
     }
 
-    /// Frees the memory of messages that nobody can see any more. If they are very many, and there is a store, whose user calls
-    /// [`Broker::page`], that is left to it: a client's thread would be held up for a tenth of a second by a million.
+    /// Frees the memory of messages that nobody can see any more. Very many are left to the callers of [`Broker::page`], if
+    /// there is a store: a million would block a client's thread for a tenth of a second.
     pub(crate) fn free(&self, messages: ReadyStore) {
         if self.waker.is_some() && self.store().is_some() && messages.len() > FREED_AT_ONCE {
             self.to_free.lock().push(messages);
@@ -340,12 +339,11 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     }
 }
 
-/// Messages that are freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
+/// Messages freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
 const FREED_AT_ONCE: usize = 1024;
-/// Long queues among which deleted ones are not worth looking for.
+/// The list of long queues is not checked for deleted ones below this length.
 const MAX_LONG_QUEUES: usize = 64;
-/// Bytes in memory above the watermark beyond which publishers wait: enough to keep the disk busy, and little
-/// above the budget.
+/// Bytes in memory above the watermark at which publishers wait: enough to keep the disk busy, and little above the budget.
 const LEEWAY: u64 = 32 << 20;
 
 #[cfg(test)]

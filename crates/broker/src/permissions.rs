@@ -1,8 +1,8 @@
-//! The rights of users to the queues, exchanges and topics of a virtual host (RabbitMQ, "Access Control").
+//! The permissions of users for the queues, exchanges and topics of a virtual host (RabbitMQ, "Access Control").
 //!
-//! A [`Grant`] holds the compiled permissions of one user in one virtual host, or the answers of an auth backend that is asked
-//! about each of its operations ([`AuthzBackend`]). Sessions and publishers share
-//! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
+//! A [`Grant`] contains the compiled permissions of one user in one virtual host, or the answers of an auth backend that
+//! authorizes each of its operations ([`AuthzBackend`]). Sessions and publishers share it, so that a change applies to them
+//! at once; publishers consult it only when their route cache has no entry.
 
 mod authorised;
 mod client;
@@ -90,9 +90,9 @@ pub(crate) struct Grant {
     vhost: Arc<str>,
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
-    /// The rights that another auth backend decides about. The rules are then never consulted.
+    /// The permissions that an external auth backend decides. The rules are then never consulted.
     asked: Option<Arc<ExternalPermissions>>,
-    /// Number of times that a token's rights have ended or been renewed, both by its session alone.
+    /// Number of times that a token's permissions have expired or been renewed, both by its session only.
     renewals: AtomicU32,
 }
 
@@ -101,7 +101,7 @@ enum Rules {
     Defined(DefinedRules),
     /// The scopes of a token, until it expires.
     Token { scopes: Scopes, may_impersonate: bool },
-    /// The token has expired: nothing is allowed any more.
+    /// The token has expired, so everything is refused.
     Expired(Expiry),
 }
 
@@ -111,7 +111,7 @@ impl Default for Rules {
     }
 }
 
-/// The end of a token, in seconds since 1970.
+/// When a token expired, in seconds since 1970.
 struct Expiry {
     expired_at: u64,
     noticed_at: u64,
@@ -121,7 +121,7 @@ struct Expiry {
 struct DefinedRules {
     /// `None` if the user has no access to the virtual host at all.
     resources: Option<ResourceRules>,
-    /// Keyed by exchange. Exchanges that are not named are not restricted.
+    /// By exchange. Other exchanges are not restricted.
     topics: HashMap<String, TopicRules>,
 }
 
@@ -163,7 +163,7 @@ impl Grants {
 }
 
 impl Grant {
-    /// The rights of a user whom another auth backend has let in; `None` for one of the broker's own.
+    /// The permissions of a user accepted by an external auth backend; `None` for an internal user.
     pub(crate) fn of_external(
         identity: &Identity,
         vhost: &Arc<str>,
@@ -204,7 +204,7 @@ impl Grant {
         }
     }
 
-    /// Whether the user has any permissions in the virtual host, if the auth backend need not be asked.
+    /// Whether the user has any permissions in the virtual host; only for grants that need no request to an auth backend.
     fn may_open(&self) -> bool {
         match &**self.rules.load() {
             Rules::Defined(rules) => rules.resources.is_some(),
@@ -213,7 +213,7 @@ impl Grant {
         }
     }
 
-    /// Whether the user may publish under other users' names: by its token of now, or else as it was at the login.
+    /// Whether the user may publish under other users' names: according to its current token, or else to its login.
     pub(crate) fn may_impersonate(&self, identity: &Identity) -> bool {
         match &**self.rules.load() {
             Rules::Defined(_) => identity.may_impersonate(),
@@ -222,7 +222,7 @@ impl Grant {
         }
     }
 
-    /// The rights of a new token take the place of the old one's.
+    /// Replaces a token's permissions by those of a new one.
     pub(crate) fn renew(&self, identity: &Identity) {
         if let Some(rules) = Rules::of_token(identity, &self.vhost) {
             self.rules.store(Arc::new(rules));
@@ -230,22 +230,22 @@ impl Grant {
         }
     }
 
-    /// Changes whenever the rights of a token do, or all answers of an auth backend are forgotten: routes that its publishers
-    /// have cached are then to be checked again. Rights that the operator defines begin a new generation of the virtual
+    /// Changes whenever a token's permissions change, or all answers of an auth backend become invalid: publishers then
+    /// have to check their cached routes again. Permissions defined by the operator start a new generation of the virtual
     /// host instead.
     pub(crate) fn renewals(&self) -> u32 {
         let asked = self.asked.as_ref().map_or(0, |asked| asked.generation());
         self.renewals.load(Ordering::Relaxed).wrapping_add(asked)
     }
 
-    /// The token's rights end. Both are times of the wall clock.
+    /// Revokes the token's permissions. Both are times of the wall clock.
     pub(crate) fn expire(&self, expired_at: Timestamp, now: Timestamp) {
         let expiry = Expiry { expired_at: expired_at.seconds(), noticed_at: now.seconds() };
         self.rules.store(Arc::new(Rules::Expired(expiry)));
         self.renewals.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Changes the rights that the operator defines; does nothing to a token's.
+    /// Changes the permissions defined by the operator; does nothing for a token.
     fn define(&self, change: impl Fn(&mut DefinedRules)) {
         self.rules.rcu(|rules| match &**rules {
             Rules::Defined(defined) => {
@@ -302,8 +302,8 @@ impl Grant {
         Err(self.refused(access, &what, &rules))
     }
 
-    /// Refuses a routing key of a topic exchange that the user may not publish (`Write`) or bind (`Read`)
-    /// with as this client.
+    /// Refuses a routing key of a topic exchange that the user, as this client, may not publish (`Write`) or bind (`Read`)
+    /// with.
     pub(crate) fn check_topic(
         &self,
         access: Access,
@@ -340,8 +340,8 @@ impl Grant {
         BrokerError::access(text)
     }
 
-    /// Replaces variables with names. Unlike in RabbitMQ the names are taken literally, so that a user named
-    /// `.*` is not allowed everything.
+    /// Replaces variables by names. Unlike in RabbitMQ the names are taken literally, so that a user named `.*` does not
+    /// get all permissions.
     fn expand(&self, pattern: &str) -> Result<TopicRule, PatternError> {
         let expanded = pattern
             .replace("{username}", &fancy_regex::escape(&self.user))

@@ -18,7 +18,7 @@ use crate::queue::Queue;
 pub struct Policy {
     /// Unique in the virtual host, among policies or among operator policies.
     pub name: String,
-    /// Matches the names it applies to.
+    /// Matches the names to which it applies.
     pub pattern: Pattern,
     /// Only the matching policy with the highest priority is applied.
     pub priority: i64,
@@ -44,8 +44,8 @@ pub enum ApplyTo {
     Exchanges,
 }
 
-/// All policies of a virtual host. Matching is not to be done under a lock that others wait for: expressions may take long, and
-/// those who write them need no rights in other virtual hosts.
+/// All policies of a virtual host. Do not match names under a lock that others wait for: expressions may take long, and
+/// their authors need no permissions in other virtual hosts.
 #[derive(Clone, Default)]
 pub(crate) struct PolicyTable {
     policies: Ranking,

@@ -2,8 +2,8 @@
 //!
 //! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and so is the
 //! store (ARCHITECTURE.md, "Lock order"). Effects outside of the queue (dead letters, the queue's own deletion)
-//! follow after the lock is released. Dead letters line up under it, and one thread at a time sends them on, so
-//! that they leave in order.
+//! Effects outside of the queue (dead letters, the queue's own deletion) follow after the lock is released. Dead letters
+//! are queued under it, and one thread at a time sends them, so that they leave in order.
 
 mod consumers;
 mod credit;
@@ -57,7 +57,7 @@ use state::QueueState;
 /// A queue's state, locked.
 type StateGuard<'a> = MutexGuard<'a, QueueState, { Rank::TopologyOrQueue as u8 }>;
 
-/// The parts that all queues of a virtual host share.
+/// The parts shared by all queues of a virtual host.
 pub(crate) struct QueueContext {
     /// The name of the virtual host.
     pub(crate) vhost: Arc<str>,
@@ -66,7 +66,7 @@ pub(crate) struct QueueContext {
     pub(crate) deadlines: Arc<Deadlines>,
     pub(crate) paging: Arc<Paging>,
     pub(crate) compatibility: Compatibility,
-    /// Arguments in effect: of very many queues most have the same as others.
+    /// Arguments in effect: most of very many queues have the same.
     pub(crate) arguments: Mutex<LruList<Arc<QueueArguments>>, { Rank::Leaf as u8 }>,
 }
 
@@ -78,8 +78,7 @@ impl QueueContext {
     }
 }
 
-/// A queue of one virtual host. There may be very many that are idle: what only some of them need is boxed, and what they
-/// have in common is shared.
+/// A queue of one virtual host. There may be very many idle ones: rarely used fields are boxed, and common ones are shared.
 pub struct Queue {
     name: Arc<str>,
     context: Arc<QueueContext>,
@@ -103,12 +102,12 @@ pub struct Queue {
     lazy: AtomicBool,
     /// Set under the lock, read without it.
     deleted: AtomicBool,
-    /// Set under the lock, read without it: of very many queues most have no consumer.
+    /// Set under the lock, read without it: most of very many queues have no consumer.
     has_consumers: AtomicBool,
     state: Mutex<QueueState, { Rank::TopologyOrQueue as u8 }>,
     /// Locked by [`Queue::dead_letters_turn`].
     dead_letters_turn: Mutex<(), { Rank::DeadLettersTurn as u8 }>,
-    /// Held by [`Queue::purge`] until its record is in the log.
+    /// Locked by [`Queue::purge`] until its record is in the log.
     purging: Mutex<(), { Rank::Purges as u8 }>,
 }
 
@@ -123,14 +122,14 @@ pub struct QueueProperties {
     pub owner: Option<SessionId>,
     /// The arguments as they were sent.
     pub arguments: FieldTable,
-    /// The name of its type, if that is not its kind's.
+    /// The name of its type, if it differs from its kind's.
     pub type_name: Option<&'static str>,
-    /// The most that it keeps, if its front end limits it.
+    /// Its maximum size, if its front end limits it.
     pub capacity: Option<Box<QueueCapacity>>,
 }
 
-/// The most ready messages that a queue of a front end keeps, whatever its policies say. It then drops the oldest ones, which
-/// are counted in [`Metrics::mqtt_messages_dropped`].
+/// The maximum number of ready messages in a queue of a front end, regardless of its policies. It drops the oldest ones
+/// beyond that, which are counted in [`Metrics::mqtt_messages_dropped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueCapacity {
     /// Ready messages, delivered ones not included.
@@ -177,7 +176,7 @@ pub struct ConsumerInfo {
 pub(crate) enum DeleteRefused {
     InUse,
     NotEmpty,
-    /// It has been deleted already.
+    /// It is already deleted.
     Gone,
 }
 
@@ -197,7 +196,7 @@ impl Queue {
             own_expires: AtomicU64::new(declared.expires.unwrap_or(0)),
             declared,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            // Numbers begin with 1.
+            // Numbers start at 1.
             number: new.number.and_then(NonZeroU64::new),
             stored: new.stored,
             slot: AtomicU32::new(u32::MAX),
@@ -288,8 +287,7 @@ impl Queue {
         true
     }
 
-    /// Applies new arguments at once: the lease begins again, and messages above the length limits are
-    /// dropped.
+    /// Applies new arguments at once: the `x-expires` lease starts again, and messages above the length limits are dropped.
     pub(crate) fn arguments_changed(&self, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -362,7 +360,7 @@ impl Queue {
         state.consumers.iter().filter(|entry| wanted(entry)).map(info).collect()
     }
 
-    /// Whether it has been deleted. A deleted queue takes no messages and contains none.
+    /// Whether it has been deleted. A deleted queue accepts and contains no messages.
     pub fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
     }
@@ -394,15 +392,15 @@ impl Queue {
         }
     }
 
-    /// Begins or renews the lease of `x-expires`.
+    /// Starts or renews the lease of `x-expires`.
     pub(crate) fn touch(&self, now: Timestamp) {
         let mut state = self.state.lock();
         state.last_used = now;
         self.schedule(&mut state);
     }
 
-    /// Marks the queue as deleted, unless a condition forbids it; the caller takes it out of the topology.
-    /// Returns the number of messages that were ready.
+    /// Marks the queue as deleted, unless a condition forbids it; the caller removes it from the topology. Returns the
+    /// number of ready messages.
     pub(crate) fn delete(&self, if_unused: bool, if_empty: bool) -> Result<u64, DeleteRefused> {
         let state = self.state.lock();
         if state.deleted {
@@ -417,8 +415,8 @@ impl Queue {
         Ok(self.mark_deleted(state))
     }
 
-    /// Handles deadlines that have passed, but only so much that the lock is not held for long; the rest
-    /// falls due again at once. Returns the number of messages that were dropped.
+    /// Handles deadlines that have passed, as far as that does not hold the lock for long; the rest is due again at once.
+    /// Returns the number of dropped messages.
     pub(crate) fn expire(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -446,7 +444,7 @@ impl Queue {
         dropped
     }
 
-    /// Has the broker [continue](Self::dead_letter_some) with this queue when the store has capacity. A deleted one stays
+    /// Schedules a [continuation](Self::dead_letter_some) for when the store has capacity. A deleted queue stays alive
     /// until its dead letters are sent.
     fn dead_letter_later(&self, state: &mut QueueState) {
         if !std::mem::replace(&mut state.awaits_capacity, true) {
@@ -457,15 +455,15 @@ impl Queue {
         }
     }
 
-    /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or are above
-    /// its limits, and serves its consumers. If that was not all, the broker calls this again. Returns the number of dead
-    /// letters.
+    /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or exceed
+    /// its limits, and serves its consumers. The broker calls this again until everything is done. Returns the number of
+    /// dead letters.
     pub(crate) fn dead_letter_some(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.awaits_capacity = false;
         if state.has_dead_letters() || state.has_many_dead_letters() {
-            // Dropping comes after them.
+            // Drop messages after the dead letters.
             self.dead_letter_later(&mut state);
             drop(state);
             return self.send_dead_letters(0, now);
@@ -488,7 +486,7 @@ impl Queue {
         let lease = lease.map(|lease| state.last_used.after(lease));
         let is_later = state.awaits_capacity && self.arguments.load().dead_lettering.is_some();
         let head = state.next_expiry().filter(|_| !is_later);
-        // Messages that the last sweep left over fall due at its time, behind queues that fell due before.
+        // Messages left over by the last sweep are due at its time, after queues that were due before.
         let head = head.map(|at| at.max(state.sweeping.unwrap_or_default()));
         let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();
         let Some(due) = due else { return };
@@ -498,7 +496,7 @@ impl Queue {
         }
     }
 
-    /// Deletes the queue when its lease is over or its last consumer has gone.
+    /// Deletes the queue when its lease has expired or its last consumer has left.
     fn delete_locked(&self, state: StateGuard<'_>) {
         self.mark_deleted(state);
         if let Some(home) = self.context.home.upgrade() {

@@ -1,9 +1,8 @@
-//! Counts and their rates, for very many objects that are rarely looked at.
+//! Counters and their rates, for very many objects that are rarely displayed.
 //!
-//! A rate is the count of the last whole tick of five seconds, divided by its length. Nothing visits all
-//! counters when a tick ends: the next thread that counts or reads finds that it has, and saves the count of
-//! the tick before. An idle counter therefore costs nothing, and its rate is zero once a whole tick has
-//! passed with nothing counted.
+//! A rate is the count of the last whole tick of five seconds, divided by its length. Nothing visits all counters when a
+//! tick ends: the next thread that counts or reads detects it, and saves the count of the previous tick. An idle counter
+//! therefore costs nothing, and its rate is zero after a whole tick without counts.
 
 mod ticks;
 
@@ -78,7 +77,7 @@ impl MessageCounts {
         self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
     }
 
-    /// Adds the counters of messages that left a queue, or went to a channel, in the order of [`DequeueCounts`].
+    /// Adds the counters of messages that left a queue, or were sent to a channel, in the order of [`DequeueCounts`].
     fn add_leaving(&mut self, leaving: [Count; LEAVING]) {
         let [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack] = leaving;
         self.deliver += deliver;
@@ -109,7 +108,7 @@ impl AddAssign for MessageCounts {
     }
 }
 
-/// The amounts that one step adds to the counters of messages leaving a queue.
+/// The increments of one step to the counters of messages leaving a queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DequeueCounts {
     /// Delivered to consumers that acknowledge.
@@ -154,10 +153,10 @@ impl DequeueCounts {
     }
 }
 
-/// Counters of the messages that enter and leave a queue or, without those that enter, that go to a channel.
-/// The owner locks them.
+/// Counters of the messages that enter and leave a queue or, without the entering ones, are sent to a channel. The owner
+/// locks them.
 ///
-/// No memory is allocated until something is counted, since there may be millions of idle ones.
+/// No memory is allocated before the first count, since there may be millions of idle ones.
 #[derive(Debug, Default)]
 pub struct ThroughputCounters(Option<Box<Rated<{ LEAVING + 1 }>>>);
 
@@ -174,7 +173,7 @@ impl ThroughputCounters {
         }
     }
 
-    /// The final counts of something that is gone.
+    /// The final counts of a removed object.
     pub(crate) fn last_read(&self) -> Option<MessageCounts> {
         self.read(Timestamp(u64::MAX))
     }

@@ -1,8 +1,8 @@
 //! Direct reply-to: replies that go straight to the requester (RabbitMQ, "Direct Reply-to").
 //!
-//! A requester consumes from [`REPLY_QUEUE`] and gets a queue of its own, which is in no topology: it cannot
-//! be declared, bound, read or deleted, and publishing to it takes its name, which contains 128 random bits.
-//! Being a queue, it buffers the replies that the requester's connection has no room for.
+//! A requester consumes from [`REPLY_QUEUE`] and gets a queue of its own, which is not in the topology: it cannot be
+//! declared, bound, read or deleted, and publishing to it requires its name, which contains 128 random bits. It buffers the
+//! replies that the requester's connection has no capacity for.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl VirtualHost {
         queue
     }
 
-    /// Forgets a reply queue, after its consumer has been cancelled. Other queues are left alone.
+    /// Removes a reply queue, after its consumer has been cancelled. Does nothing for other queues.
     pub fn close_replies(&self, queue: &Queue) {
         if self.reply_queues().write().remove(&**queue.name()).is_some() {
             // Only this function deletes it, and its messages have no other recipient.
@@ -78,7 +78,7 @@ pub fn is_reply_name(name: &str) -> bool {
     name == REPLY_QUEUE || name.starts_with(REPLY_PREFIX)
 }
 
-/// Whether a reply queue may have had this name: RabbitMQ takes a message to one that is gone for routed, and others for
+/// Whether a reply queue may have had this name: RabbitMQ treats a message to a former reply queue as routed, and others as
 /// unroutable.
 pub(crate) fn may_have_been_reply_queue(name: &str) -> bool {
     name.strip_prefix(REPLY_PREFIX).is_some_and(is_generated)
@@ -111,11 +111,11 @@ const REPLY_PREFIX: &str = "amq.rabbitmq.reply-to.";
 /// The flag of the property reply_to in a content header.
 const REPLY_TO_FLAG: u16 = 1 << 9;
 
-/// Most bytes of replies that wait for a requester that does not read. RabbitMQ has no limit; here the
-/// replier receives a basic.nack, if it uses confirms.
+/// The most bytes of replies that wait for a requester that does not read. RabbitMQ has no limit; here the replier receives
+/// a basic.nack, if it uses confirms.
 const MAX_REPLY_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Most such replies, since empty ones take memory too.
+/// The most such replies, since empty ones use memory too.
 const MAX_REPLIES: u64 = 256 * 1024;
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Milliseconds since 1970-01-01 UTC by the broker's clock. The broker reads none; the caller passes in the current time. It
-/// must not go backwards, not even over a restart on the same store: deadlines are stored as they are.
+/// Milliseconds since 1970-01-01 UTC by the broker's clock. The broker does not read a clock; the caller passes in the
+/// current time. It must not go backwards, not even across a restart on the same store: deadlines are stored unchanged.
 ///
-/// A clock that never goes backwards does not follow when the wall clock is set. Times for clients and operators, and those
-/// that other servers read, are therefore converted by [`WallOffset::wall_time`].
+/// Such a monotonic clock does not follow adjustments of the wall clock. Times for clients and operators, and those that
+/// other servers read, are therefore converted by [`WallOffset::wall_time`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub u64);
 
@@ -27,7 +27,7 @@ impl Timestamp {
 #[derive(Debug, Default)]
 pub struct WallOffset(AtomicI64);
 
-/// Of a broker whose caller passes in the time of the wall clock.
+/// The offset for a broker whose caller passes in wall-clock time.
 pub(crate) static NO_OFFSET: WallOffset = WallOffset::new();
 
 impl WallOffset {
@@ -41,7 +41,7 @@ impl WallOffset {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The wall clock was read, and perhaps set before.
+    /// Sets the offset after the wall clock was read and may have been adjusted.
     pub fn set(&self, millis: i64) {
         self.0.store(millis, Ordering::Relaxed);
     }

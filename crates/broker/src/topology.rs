@@ -119,7 +119,7 @@ struct ExchangeSlot {
     outgoing: HashTable<u32>,
     /// The bindings to this exchange.
     incoming: Vec<u32>,
-    /// It has lost its name, and its bindings are being removed.
+    /// Its name has been removed, and its bindings are being removed.
     doomed: bool,
 }
 
@@ -157,7 +157,8 @@ impl Topology {
         &self.exchanges[slot as usize].exchange
     }
 
-    /// Sets the alternate exchange of an exchange, unless it has been deleted, or changed by others since it was looked up.
+    /// Sets the alternate exchange of an exchange, unless the exchange has been deleted, or changed by others since it was
+    /// looked up.
     pub(crate) fn set_alternate(&mut self, exchange: &Arc<Exchange>, alternate: Option<Arc<str>>) {
         let Some(&slot) = self.exchange_names.get(&*exchange.name) else { return };
         let current = &mut self.exchanges[slot as usize].exchange;
@@ -170,7 +171,7 @@ impl Topology {
         self.queue_names.len()
     }
 
-    /// From now on stores changes. Durable exchanges without a number are stored at once.
+    /// Starts to store changes. Durable exchanges without a number are stored at once.
     pub(crate) fn keep(&mut self, recorder: TopologyRecorder) {
         for (_, slot) in &mut self.exchanges {
             if slot.number.is_none() && slot.exchange.durable {
@@ -245,7 +246,8 @@ impl Topology {
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
         debug_assert!(!self.is_closed, "the virtual host is deleted");
         let name = queue.name().clone();
-        // One that is being deleted and has not lost its name yet loses it now, and with it what is stored under the name.
+        // If one is being deleted and has not lost its name yet, it loses it now, together with the entries stored under
+        // that name.
         let displaced = self.queue_names.get(&*name).map(|&slot| &self.queues[slot as usize].queue);
         if let Some(recorder) = &self.recorder {
             match queue.number() {

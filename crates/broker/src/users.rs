@@ -23,7 +23,7 @@ use crate::permissions::ClientName;
 pub struct Identity {
     name: Arc<str>,
     impersonator: bool,
-    /// Rarely there, and so apart: every publisher has an identity.
+    /// Rarely set, and therefore separate: every publisher has an identity.
     details: Option<Arc<IdentityDetails>>,
 }
 
@@ -31,7 +31,7 @@ pub struct Identity {
 struct IdentityDetails {
     /// The name of an MQTT client.
     client: Option<Arc<ClientName>>,
-    /// `None` for a user of the broker's own list.
+    /// `None` for an internal user.
     external: Option<Arc<ExternalUser>>,
     /// Tags from the auth backend that has checked the password of an internal user.
     added_tags: Vec<String>,
@@ -80,7 +80,7 @@ pub enum LoginRefused {
     /// Too many wrong passwords were tried for the user from the same address.
     #[error("too many failed login attempts")]
     TooManyAttempts,
-    /// Another auth backend could not be asked, which is no fault of the user. `why` has nothing of the secret.
+    /// An external auth backend could not be queried, which is not the user's fault. `why` contains nothing of the secret.
     #[error("{backend} unavailable: {why}")]
     Unanswered {
         /// The name of the auth backend, as the configuration has it.
@@ -88,7 +88,7 @@ pub enum LoginRefused {
         /// The reason.
         why: Box<str>,
     },
-    /// Another auth backend did not let the user in. `why` has nothing of the secret.
+    /// An external auth backend refused the user. `why` contains nothing of the secret.
     #[error("{backend}: {why}")]
     Elsewhere {
         /// The name of the auth backend, as the configuration has it.
@@ -112,7 +112,7 @@ impl LoginRefused {
 pub struct UserSpec {
     /// The name, by which the account is identified.
     pub name: String,
-    /// The password's hash; without one nobody can log in with a password.
+    /// The password's hash; without one a login with a password is impossible.
     pub password: Option<PasswordHash>,
     /// Refuse logins that do not come over the loopback interface.
     pub loopback_only: bool,

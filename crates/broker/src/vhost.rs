@@ -79,7 +79,7 @@ pub struct QueueDeclare<'a> {
     /// The name of its type, if it is a queue of a front end's: a classic queue, whatever the virtual host's default, without
     /// `x-queue-type`.
     pub type_name: Option<&'static str>,
-    /// The most that it keeps, if its front end limits it. Only for queues that are not durable, as it is not stored.
+    /// Its maximum size, if its front end limits it. Only for queues that are not durable, since it is not stored.
     pub capacity: Option<QueueCapacity>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Allowed<'a> {
     pub(crate) routing_key: &'a str,
     /// The generation at which it was granted, or an earlier one.
     pub(crate) at: u64,
-    /// The broker itself publishes, to an exchange of its own, which needs no permission.
+    /// The broker itself publishes to its own exchange, which needs no permission.
     pub(crate) may_be_internal: bool,
 }
 
@@ -139,7 +139,7 @@ pub struct VirtualHost {
     traced: AtomicBool,
     /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
-    /// Publishers that look up a route change its lock; those whose route is known read what lies beside it.
+    /// Publishers that look up a route modify its lock; those with a known route read the fields next to it.
     topology: CachePadded<RwLock<Topology, { Rank::TopologyOrQueue as u8 }>>,
     /// Incremented with every change of the topology, before its lock is released. Routes found at one value
     /// are valid until the next.
@@ -156,11 +156,11 @@ pub struct VirtualHost {
     metrics: Arc<Metrics>,
     paging: Arc<Paging>,
     compatibility: Compatibility,
-    /// How far the times that it is given are ahead of the wall clock.
+    /// Offset of the times that it is given from the wall clock.
     wall: &'static WallOffset,
     /// For the queues in the topology.
     queue_context: Arc<QueueContext>,
-    /// For reply queues, which have no home: they are not in the topology, so nothing has to take them out.
+    /// For reply queues, which are not in the topology, so nothing has to remove them from it.
     reply_context: Arc<QueueContext>,
     /// Whether durable queues are quorum queues unless their declarations say otherwise.
     prefers_quorum: AtomicBool,
@@ -239,7 +239,7 @@ impl VirtualHost {
         &self.name
     }
 
-    /// The release of RabbitMQ whose answers it gives.
+    /// The RabbitMQ release whose behaviour it follows.
     pub fn compatibility(&self) -> Compatibility {
         self.compatibility
     }
@@ -249,7 +249,7 @@ impl VirtualHost {
         self.wall.wall_time(time)
     }
 
-    /// From now on stores what is durable. Existing objects were read from the store, except for the standard
+    /// Starts to store durable objects and messages. Existing objects were read from the store, except for the standard
     /// exchanges of a new virtual host.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         self.topology.write().keep(TopologyRecorder::new(store.catalogue().clone(), self.name.clone()));
@@ -267,8 +267,7 @@ impl VirtualHost {
         self.paging.has_capacity()
     }
 
-    /// Wakes `waiter` when it is worth asking again whether publishers [may proceed](Self::has_capacity); at once
-    /// if they may.
+    /// Wakes `waiter` when it should check again whether publishers [may proceed](Self::has_capacity); at once if they may.
     pub fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
         self.paging.wait_for_capacity(waiter);
     }
@@ -318,8 +317,8 @@ impl VirtualHost {
         &self.node
     }
 
-    /// Counts an unroutable message of an AMQP client or of an HTTP request that is not returned. Their callers know that; in
-    /// the other protocols a publisher counts itself, as these return nothing.
+    /// Counts an unroutable message of an AMQP client or an HTTP request that is not returned. Only their callers know
+    /// that; for other protocols, which return nothing, the publisher counts it.
     pub fn count_dropped(&self) {
         self.metrics().published(FrontEnd::Amqp).dropped.add(1);
     }
@@ -352,7 +351,7 @@ impl VirtualHost {
         self.check_publish_in(&topology, grant, client, exchange, routing_key)
     }
 
-    /// Refuses to publish to an exchange as far as that does not depend on the routing key.
+    /// The checks of publishing to an exchange that do not depend on the routing key.
     pub(crate) fn check_publish_exchange(&self, grant: &Grant, exchange: &str) -> Result<(), BrokerError> {
         grant.check(Access::Write, Resource::Exchange, exchange)?;
         self.publish_slot(&self.topology.read(), exchange, false).map(drop)
@@ -374,9 +373,9 @@ impl VirtualHost {
         }
     }
 
-    /// The name of the exchange, the queues that a message published to it goes to, and the generation for
-    /// which that is valid. If that is not the one at which the user was granted permission, the check is
-    /// repeated: the exchange may be another one by now, with topics that the user may not write.
+    /// The name of the exchange, the queues for a message published to it, and the generation for which these are valid. If
+    /// that differs from the generation at which the user was granted permission, the check is repeated: the exchange may
+    /// be another one by now, with topics that the user may not write.
     pub(crate) fn route(
         &self,
         exchange: &str,
@@ -421,9 +420,8 @@ impl VirtualHost {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes doomed queues and exchanges, with all their bindings, and exchanges that are deleted with
-    /// those. The lock is released now and then, so that other threads do not wait for the removal of very
-    /// many bindings.
+    /// Removes doomed queues and exchanges, with all their bindings, and exchanges that are deleted with those. The lock is
+    /// released now and then, so that the removal of very many bindings does not block other threads.
     fn delete_in_steps(&self, mut doomed: Vec<Destination>) {
         while let Some(what) = doomed.pop() {
             let mut topology = self.topology.write();
@@ -449,7 +447,7 @@ impl fmt::Debug for VirtualHost {
     }
 }
 
-/// Bindings removed in one go, with the topology locked: about a millisecond.
+/// Bindings removed under one lock: about a millisecond.
 const DELETE_CHUNK: usize = 1000;
 
 /// Name, type and `internal` flag of the exchanges that every virtual host has.

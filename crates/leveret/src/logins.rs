@@ -134,7 +134,7 @@ impl Services {
             );
         }
         let cache =
-            CacheSettings { ttl: config.auth_cache_ttl, keeps_refusals: config.auth_cache_refusals.0 };
+            CacheSettings { ttl: config.auth_cache_ttl, caches_refusals: config.auth_cache_refusals.0 };
         let cached = plain.cached(cache).ok_or_else(|| SettingError::new("auth_backends", NoRandomBytes))?;
         Ok(Self { plain: Some(plain), cached: Some(cached) })
     }

@@ -30,7 +30,7 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
             in_flight: config.mqtt_prefetch,
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
-            tells_session_expiry: config.compatibility.always_sends_session_expiry(),
+            always_sends_session_expiry: config.compatibility.always_sends_session_expiry(),
             keep_alive_maximum: u16::try_from(keep_alive).unwrap_or(u16::MAX),
             ..MqttSettings::default()
         }),

@@ -1,6 +1,6 @@
 //! Packets and bytes per second of the codec, and messages per second of a connection: `cargo bench -p mqtt`.
 //!
-//! Decoding borrows the payloads and does not touch them, so messages per second are what counts there.
+//! Decoding borrows the payloads and does not touch them, so the useful figure there is messages per second.
 
 use std::hint::black_box;
 use std::time::Instant;

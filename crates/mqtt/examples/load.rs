@@ -1,4 +1,4 @@
-//! Loads of MQTT clients on any server, for `tests/capacity.py`:
+//! Load generators of MQTT clients for any server, for `tests/capacity.py`:
 //!
 //! - `cargo run --release -p mqtt --example load -- qos1 127.0.0.1:1883 10 1000` prints messages a second of QoS 1 from one
 //!   client to another: for 10 seconds, with 1,000 messages of 16 bytes unacknowledged.
@@ -24,7 +24,7 @@ const USAGE: &str = "qos1 ADDRESS SECONDS UNACKNOWLEDGED, or fan-out ADDRESS SUB
 const READ: usize = 256 * 1024;
 /// The same for a client that receives one message at a time.
 const SMALL_READ: usize = 256;
-/// The rate is that of the time after this one.
+/// Messages during this time do not count towards the rate.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -91,7 +91,7 @@ fn fan_out(address: &str, subscribers: u32, rounds: u32) -> Result<Vec<f64>, Box
     Ok(milliseconds)
 }
 
-/// Ends the process if a client has failed during the measurement, which would otherwise be that of a server without clients.
+/// Exits if a client failed during the measurement, which would otherwise measure a server without clients.
 fn report(outcome: Result<(), Box<dyn Error>>, is_over: &AtomicBool) {
     if let Err(error) = outcome
         && !is_over.load(Ordering::Acquire)
@@ -116,8 +116,8 @@ fn acknowledge(mut client: Client, received: &AtomicU64) -> Result<(), Box<dyn E
     }
 }
 
-/// Publishes until the connection ends, with at most `window` messages unacknowledged. Identifiers are taken in turn: a server
-/// acknowledges in the order of the messages (section 4.6).
+/// Publishes until the connection ends, with at most `window` messages unacknowledged. Packet identifiers are used in turn:
+/// a server acknowledges in the order of the messages (section 4.6).
 fn publish(mut client: Client, window: u16) -> Result<(), Box<dyn Error>> {
     let (mut out, mut unanswered, mut packet_id) = (Vec::new(), 0, 0);
     loop {
@@ -165,7 +165,7 @@ impl Client {
         self.ask(&Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests }))
     }
 
-    /// Sends a packet and waits for the answer, which has to be a success.
+    /// Sends a packet and waits for a successful answer.
     fn ask(&mut self, packet: &Packet<'_>) -> Result<(), Box<dyn Error>> {
         let mut out = Vec::new();
         packet.encode(VERSION, &mut out);
@@ -177,13 +177,13 @@ impl Client {
         })
     }
 
-    /// Waits for a packet, which has to be one that `is_expected`.
+    /// Waits for a packet, and fails if `is_expected` rejects it.
     fn wait_for(&mut self, is_expected: impl Fn(&Packet<'_>) -> bool) -> Result<(), Box<dyn Error>> {
         let mut outcome = None;
         while outcome.is_none() {
             self.read(|packet| outcome = Some(is_expected(&packet)))?;
         }
-        if outcome == Some(true) { Ok(()) } else { Err("the server has sent another packet".into()) }
+        if outcome == Some(true) { Ok(()) } else { Err("unexpected packet from the server".into()) }
     }
 
     /// Waits for input, and passes on the packets that are complete.

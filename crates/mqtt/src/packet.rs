@@ -1,7 +1,7 @@
 //! Control packets (section 3), sent and received by either end, in all versions.
 //!
 //! Decoding borrows: strings, properties and payloads point into the bytes that were read. A decoded packet is well-formed
-//! for its version; whether the peer may send it now depends on the connection's state, which is not known here.
+//! for its version. The connection checks whether the peer may send it in the current state.
 
 mod ack;
 mod connack;
@@ -172,7 +172,7 @@ impl<'a> Packet<'a> {
         }
         let nothing = |packet| match body {
             [] => Ok(packet),
-            _ => Err(MqttFault::malformed("packet that has no body has one")),
+            _ => Err(MqttFault::malformed("body in a packet type that has none")),
         };
         match kind {
             PacketKind::Connect => ConnectPacket::decode(body).map(Box::new).map(Self::Connect),

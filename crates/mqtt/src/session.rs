@@ -33,7 +33,7 @@ pub struct Session {
 pub(crate) enum ReceivedStage {
     /// It waits for its answer.
     Unanswered,
-    /// It is the server's, and is answered again by itself.
+    /// The server has accepted it, and the connection itself acknowledges duplicates.
     Accepted,
     /// It was accepted on an earlier connection. If a message with its identifier comes, the server decides whether it is
     /// the same.
@@ -47,8 +47,8 @@ pub struct Subscription {
     pub options: SubscribeOptions,
     /// The Subscription Identifier, sent along with each message.
     pub identifier: Option<u32>,
-    /// Whether its filter is the `$share/group/filter` of a shared subscription. It stays one when the client comes back with
-    /// 3.1.1, to which such a filter is an ordinary one ([`Session::parse_filter`]).
+    /// Whether its filter is the `$share/group/filter` of a shared subscription. It stays shared if the client reconnects
+    /// with 3.1.1, where such a filter is an ordinary one ([`Session::parse_filter`]).
     pub is_shared: bool,
 }
 
@@ -126,9 +126,9 @@ impl Session {
         shared.filter_map(|(text, subscription)| subscription.filter(text))
     }
 
-    /// Parses the filter of a SUBSCRIBE or UNSUBSCRIBE. `$share/group/filter` is that of a shared subscription if the client
-    /// speaks 5.0 (`is_5`), or if the session has it as one since an earlier connection with 5.0: a client that comes back with
-    /// 3.1.1 and subscribes again stays a member of the group.
+    /// Parses the filter of a SUBSCRIBE or UNSUBSCRIBE. `$share/group/filter` is a shared subscription if the client speaks
+    /// 5.0 (`is_5`), or if the session already has it as one. A client that reconnects with 3.1.1 and subscribes again thus
+    /// stays a member of the group.
     ///
     /// # Errors
     /// As of [`TopicFilter::parse`].
@@ -168,7 +168,7 @@ impl Session {
         self.outgoing.forget(tag);
     }
 
-    /// Gives messages in flight other tags: those that `tag` returns for theirs. Returns whether any has got one.
+    /// Replaces the tags of those messages in flight for which `tag` returns a new one. Returns whether it replaced any.
     pub fn remap_tags(&mut self, tag: impl FnMut(u64) -> Option<u64>) -> bool {
         self.outgoing.remap_tags(tag)
     }
@@ -186,8 +186,8 @@ impl Session {
         }
     }
 
-    /// Replaces what was received by messages of QoS 2 that were accepted on an earlier connection and are not released. A
-    /// PUBLISH with such an identifier is reported: the server compares it with the earlier message.
+    /// Replaces the received identifiers with those of QoS 2 messages that were accepted on an earlier connection and are
+    /// not released. A PUBLISH with such an identifier is reported: the server compares it with the earlier message.
     pub fn set_earlier(&mut self, packet_ids: impl IntoIterator<Item = u16>) {
         self.received = packet_ids.into_iter().map(|packet_id| (packet_id, ReceivedStage::Earlier)).collect();
     }

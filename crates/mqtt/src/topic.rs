@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_stand_alone_in_their_level_and_the_many_one_last() {
+    fn wildcards_fill_a_level_and_the_multi_level_one_is_last() {
         for filter in ["#", "+", "sport/#", "+/tennis/#", "sport/+/player1", "/", "//", "+/+", "/+", "$SYS/#"]
         {
             assert!(TopicFilter::parse(filter, true).is_ok(), "{filter}");

@@ -141,7 +141,7 @@ impl<'a> PacketReader<'a> {
         let bytes = self.binary()?;
         let text = std::str::from_utf8(bytes).map_err(|_| MqttFault::malformed("string is not UTF-8"))?;
         if bytes.contains(&0) {
-            return Err(MqttFault::malformed("string holds U+0000"));
+            return Err(MqttFault::malformed("string contains U+0000"));
         }
         Ok(text)
     }

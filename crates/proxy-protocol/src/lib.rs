@@ -1,13 +1,13 @@
 //! The PROXY protocol: a load balancer names the client it forwards, in a header before the first byte of the
 //! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: bytes in, a [`ProxyHeader`] out, and back.
 //!
-//! - [`parse`]: parses a header, and never consumes a byte behind it.
+//! - [`parse`]: parses a header, and never consumes a byte after it.
 //! - [`write()`]: encodes one.
 //!
 //! Invariants: no input makes the parser panic or ask for more than [`MAX_LENGTH`] bytes in total; an encoded
 //! header is parsed back as it was.
 //!
-//! The caller decides whether a header may be trusted. This crate must never contain sockets or clocks.
+//! The caller decides whether to trust a header. This crate must never contain sockets or clocks.
 
 mod read;
 #[cfg(test)]
@@ -49,7 +49,7 @@ pub enum ProxyVersion {
 pub enum AcceptedVersions {
     /// Only this version.
     Only(ProxyVersion),
-    /// Both; their first bytes tell them apart.
+    /// Both; they are distinguished by their first bytes.
     Any,
 }
 

@@ -1,33 +1,33 @@
-//! Local queues for messages whose destination takes none at present.
+//! Local queues for messages whose destination rejects them at present.
 
 use hashbrown::HashMap;
 
 use crate::envelope::Envelope;
 use crate::item::{DestinationKey, DestinationKeys};
 
-/// Most messages of a backlog for one destination in memory at a time.
+/// The most messages in memory of one destination's backlog.
 const LOADED_OF_DESTINATION: usize = 1_000;
 
-/// The same for the backlog of an exchange, in which others may wait behind messages for a full queue.
+/// The same for an exchange's backlog, in which others may wait behind messages for a full queue.
 const LOADED_OF_EXCHANGE: usize = 256;
 
-/// Identifies a backlog. The numbers of those that have become empty are used again.
+/// Identifies a backlog. The ids of empty backlogs are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BacklogId(usize);
 
-/// The messages that go to a backlog.
+/// The messages that belong in a backlog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BacklogName {
     /// The exchange; empty for the default one.
     pub exchange: Box<str>,
-    /// `None` for all routing keys that have no backlog of their own.
+    /// `None` for all routing keys without a backlog of their own.
     pub routing_key: Option<Box<str>>,
 }
 
 /// All backlogs of a main queue.
 ///
-/// A destination is covered by the backlog of its own, otherwise by that of its exchange, if there is one. Each message of a
-/// covered destination in the backlog is older than each in the main queue: those that come later follow it there.
+/// A backlog covers its destination; without one, the backlog of its exchange does, if there is one. Each message of a
+/// covered destination in the backlog is older than each in the main queue: later messages follow it there.
 #[derive(Debug, Default)]
 pub(crate) struct Backlogs {
     slots: Vec<Option<Backlog>>,
@@ -40,14 +40,14 @@ struct Backlog {
     name: BacklogName,
     /// The key under which it is found.
     key: DestinationKey,
-    /// Messages that it has, those in memory included.
+    /// Number of its messages, those in memory included.
     messages: u64,
     /// Messages in memory or in flight.
     loaded: usize,
-    /// Destinations whose messages are to move here as soon as no earlier one is in flight.
-    awaited: usize,
-    /// When the last one that was loaded had been accepted, the oldest that was unloaded since then, or the first one before
-    /// any was loaded.
+    /// Destinations whose messages will move here as soon as no earlier one is in flight.
+    planned_moves: usize,
+    /// Lower bound for the acceptance time of its oldest unloaded message: that of the last one loaded, of the oldest one
+    /// unloaded since, or of the first one.
     oldest: u64,
 }
 
@@ -85,7 +85,7 @@ impl Backlogs {
         self.of_destinations.contains_key(&destination)
     }
 
-    /// Makes a backlog for a destination that none covers: its own, or with `limit` of these that of its exchange.
+    /// Creates a backlog for a destination that none covers: its own, or with `limit` of these, that of its exchange.
     pub(crate) fn create(
         &mut self,
         keys: &DestinationKeys,
@@ -98,16 +98,23 @@ impl Backlogs {
         let routing_key = is_own.then(|| envelope.routing_key().into());
         let key = if is_own { destination } else { keys.of_exchange(exchange) };
         let name = BacklogName { exchange: exchange.into(), routing_key };
-        self.add(Backlog { name, key, messages: 0, loaded: 0, awaited: 0, oldest: envelope.accepted_at() })
+        self.add(Backlog {
+            name,
+            key,
+            messages: 0,
+            loaded: 0,
+            planned_moves: 0,
+            oldest: envelope.accepted_at(),
+        })
     }
 
-    /// Adds one that a restart has found.
+    /// Adds a backlog that was found after a restart.
     pub(crate) fn restore(&mut self, keys: &DestinationKeys, name: BacklogName, messages: u64) -> BacklogId {
         let key = match &name.routing_key {
             Some(routing_key) => keys.of(&name.exchange, routing_key),
             None => keys.of_exchange(&name.exchange),
         };
-        self.add(Backlog { name, key, messages, loaded: 0, awaited: 0, oldest: u64::MAX })
+        self.add(Backlog { name, key, messages, loaded: 0, planned_moves: 0, oldest: u64::MAX })
     }
 
     fn add(&mut self, backlog: Backlog) -> BacklogId {
@@ -126,14 +133,14 @@ impl Backlogs {
         id
     }
 
-    /// A message joins the end of a backlog.
+    /// Records that a message joined the end of a backlog.
     pub(crate) fn joined(&mut self, id: BacklogId) {
         if let Some(backlog) = self.get_mut(id) {
             backlog.messages += 1;
         }
     }
 
-    /// The next message of a backlog is in memory.
+    /// Records that the next message of a backlog is in memory.
     pub(crate) fn loaded(&mut self, id: BacklogId, envelope: &Envelope) {
         if let Some(backlog) = self.get_mut(id) {
             backlog.loaded += 1;
@@ -141,12 +148,12 @@ impl Backlogs {
         }
     }
 
-    /// A message that was in memory has left permanently. Returns whether the backlog is empty, and gone, by that.
+    /// Records that a loaded message has left permanently. Returns whether that emptied and removed the backlog.
     pub(crate) fn left(&mut self, id: BacklogId) -> bool {
         let Some(backlog) = self.get_mut(id) else { return false };
         backlog.messages -= 1;
         backlog.loaded -= 1;
-        if backlog.messages > 0 || backlog.awaited > 0 {
+        if backlog.messages > 0 || backlog.planned_moves > 0 {
             return false;
         }
         let (key, is_own) = (backlog.key, backlog.name.routing_key.is_some());
@@ -156,7 +163,8 @@ impl Backlogs {
         true
     }
 
-    /// The next message of a backlog is gone without having been in memory. Returns whether the backlog is empty, and gone.
+    /// Records that the next message of a backlog was removed without being loaded. Returns whether that emptied and
+    /// removed the backlog.
     pub(crate) fn skipped(&mut self, id: BacklogId) -> bool {
         if let Some(backlog) = self.get_mut(id) {
             backlog.loaded += 1;
@@ -164,25 +172,25 @@ impl Backlogs {
         self.left(id)
     }
 
-    /// Messages of a destination are to move to a backlog, which stays until then.
-    pub(crate) fn awaits(&mut self, id: BacklogId) {
+    /// Records that messages of a destination will move to a backlog, which is retained until then.
+    pub(crate) fn plan_move(&mut self, id: BacklogId) {
         if let Some(backlog) = self.get_mut(id) {
-            backlog.awaited += 1;
+            backlog.planned_moves += 1;
         }
     }
 
-    /// They move.
-    pub(crate) fn awaited(&mut self, id: BacklogId) {
+    /// Records that they have moved.
+    pub(crate) fn complete_move(&mut self, id: BacklogId) {
         if let Some(backlog) = self.get_mut(id) {
-            backlog.awaited -= 1;
+            backlog.planned_moves -= 1;
         }
     }
 
-    /// Nothing is to move any more: returns the backlogs without messages, which are gone by that.
+    /// Cancels all planned moves, and returns the backlogs without messages, which are thereby removed.
     pub(crate) fn forget_unused(&mut self) -> Vec<BacklogId> {
         let mut unused = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
-            slot.iter_mut().for_each(|backlog| backlog.awaited = 0);
+            slot.iter_mut().for_each(|backlog| backlog.planned_moves = 0);
             if let Some(backlog) = slot.take_if(|backlog| backlog.messages == 0) {
                 self.of_destinations.remove(&backlog.key);
                 self.of_exchanges.remove(&backlog.key);
@@ -192,7 +200,7 @@ impl Backlogs {
         unused
     }
 
-    /// A message that was in memory is only in the backlog again.
+    /// Records that a loaded message is only in the backlog again.
     pub(crate) fn unloaded(&mut self, id: BacklogId, envelope: &Envelope) {
         if let Some(backlog) = self.get_mut(id) {
             backlog.loaded -= 1;
@@ -200,8 +208,8 @@ impl Backlogs {
         }
     }
 
-    /// A backlog from which another message is wanted. `allowance` says how many of a destination may be in flight;
-    /// `is_busy` whether only the first ones are wanted in memory.
+    /// A backlog from which to load another message. `allowance` returns how many messages of a destination may be in
+    /// flight; `is_busy` limits loading to the first messages.
     pub(crate) fn next_to_load(
         &self,
         is_busy: bool,
@@ -223,7 +231,7 @@ impl Backlogs {
         (0..count).map(|at| (from + at) % count).find(wants).map(BacklogId)
     }
 
-    /// When the oldest message of those that have none in memory was accepted, as far as that is known.
+    /// Lower bound for the acceptance time of the oldest message of backlogs with none in memory, as far as it is known.
     pub(crate) fn oldest(&self) -> Option<u64> {
         let not_loaded = self.slots.iter().flatten().filter(|backlog| backlog.loaded == 0);
         not_loaded.map(|backlog| backlog.oldest).min().filter(|oldest| *oldest != u64::MAX)
@@ -241,7 +249,7 @@ impl Backlog {
 }
 
 impl BacklogId {
-    /// The id after this one, at which a search continues.
+    /// The id after this one, where a search continues.
     pub(crate) fn following(self) -> usize {
         self.0 + 1
     }

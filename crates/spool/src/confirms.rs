@@ -1,18 +1,18 @@
-//! One numbering for a channel whose publishes go two ways.
+//! One sequence of confirms for a channel whose publishes take two paths.
 
 use std::collections::VecDeque;
 
 /// The confirms of a client's channel, as its client counts them: from 1, over all its publishes.
 ///
-/// The direct publishes have numbers of their own upstream, where the spooled ones are unknown. An answer is for
-/// either kind in any order; answers for the client come out as soon as they can be given, with `multiple` where
-/// everything up to a number is settled.
+/// The direct publishes have sequence numbers of their own upstream, which does not know of the spooled ones. Answers for
+/// either kind may come in any order. Answers to the client follow as soon as possible, with `multiple` where everything up
+/// to a number is settled.
 ///
 /// Example: the publishes 1 and 3 are direct, 2 is spooled. The upstream's ack of its number 2, with `multiple`, is for 1 and
 /// 3. The client gets an ack of 1 and one of 3; after the spool's, one of 2.
 ///
-/// It takes memory for what is unanswered only: one publish may stay without a confirm for hours, such as a direct one while
-/// the upstream is away, and any number behind it may be spooled and confirmed meanwhile.
+/// Memory is used for unanswered publishes only: one publish may stay unconfirmed for hours, such as a direct one while the
+/// upstream is unreachable, while any number of later ones are spooled and confirmed.
 #[derive(Debug, Default)]
 pub struct ClientConfirms {
     /// Number of all publishes.
@@ -21,7 +21,7 @@ pub struct ClientConfirms {
     unanswered: VecDeque<Run>,
     /// Number of all direct publishes.
     directly: u64,
-    /// Unanswered direct publishes, ascending.
+    /// Unanswered direct publishes, in ascending order.
     direct: VecDeque<DirectRun>,
 }
 
@@ -37,7 +37,7 @@ struct Run {
 struct DirectRun {
     /// By the upstream's numbers.
     numbers: Run,
-    /// The client's number of the first of them.
+    /// The client's number of the first one.
     first: u64,
 }
 
@@ -46,7 +46,7 @@ struct DirectRun {
 pub struct Answer {
     /// A number of the client's, or with `multiple` the last of several.
     pub delivery_tag: u64,
-    /// Whether it is for all unanswered publishes up to this number.
+    /// Whether it covers all unanswered publishes up to this number.
     pub multiple: bool,
 }
 
@@ -68,9 +68,9 @@ impl ClientConfirms {
         self.next()
     }
 
-    /// The upstream has acked or nacked direct publishes, by its own numbers.
+    /// Settles direct publishes that the upstream has acked or nacked, by its own numbers.
     pub fn settle_direct(&mut self, delivery_tag: u64, multiple: bool, answer: impl FnMut(Answer)) {
-        // Zero and `multiple` stand for all.
+        // Zero with `multiple` stands for all.
         let number = if multiple && delivery_tag == 0 { self.directly } else { delivery_tag };
         if number > self.directly {
             return;
@@ -90,7 +90,7 @@ impl ClientConfirms {
         self.settle(&settled, answer);
     }
 
-    /// Publishes, by the client's ascending numbers, are on disk.
+    /// Settles publishes that are on disk, by the client's ascending numbers.
     pub fn settle(&mut self, numbers: &[u64], mut answer: impl FnMut(Answer)) {
         for run in numbers.chunk_by(|one, next| one + 1 == *next) {
             self.settled(Run { first: run[0], last: run[run.len() - 1] });
@@ -98,7 +98,7 @@ impl ClientConfirms {
         let answered = self.unanswered.front().map_or(self.published, |run| run.first - 1);
         let whole = numbers.partition_point(|number| *number <= answered);
         if let Some(last) = numbers[..whole].last() {
-            // Anything else up to it was answered before, and `multiple` means only what was not.
+            // Everything else up to it was answered before, and `multiple` covers only unanswered publishes.
             answer(Answer { delivery_tag: *last, multiple: whole > 1 });
         }
         for delivery_tag in &numbers[whole..] {
@@ -121,7 +121,7 @@ impl ClientConfirms {
         number
     }
 
-    /// All of a run are unanswered until now, and no longer.
+    /// Removes a run, all of which is unanswered so far.
     fn settled(&mut self, run: Run) {
         let at = self.unanswered.partition_point(|unanswered| unanswered.last < run.first);
         let contains = |unanswered: &&Run| unanswered.first <= run.first && run.last <= unanswered.last;
@@ -132,7 +132,7 @@ impl ClientConfirms {
 }
 
 impl Run {
-    /// The parts of the run before and behind another one.
+    /// The parts of the run before and after another one.
     fn without(self, other: Self) -> (Option<Self>, Option<Self>) {
         let before = (self.first < other.first).then(|| Self { last: other.first - 1, ..self });
         let after = (other.last < self.last).then(|| Self { first: other.last + 1, ..self });
@@ -141,7 +141,7 @@ impl Run {
 }
 
 impl DirectRun {
-    /// Whether a publish by the upstream's number and the client's is the next one.
+    /// Whether a publish continues this run, by the upstream's number and the client's.
     fn follows(&self, number: u64, client: u64) -> bool {
         self.numbers.last + 1 == number && self.first + (number - self.numbers.first) == client
     }
@@ -159,7 +159,7 @@ impl DirectRun {
     }
 }
 
-/// Puts the remaining parts of a run in its place.
+/// Replaces a run by its remaining parts.
 fn replace<T>(runs: &mut VecDeque<T>, at: usize, rests: [Option<T>; 2]) {
     match rests {
         [None, None] => _ = runs.remove(at),
@@ -174,7 +174,7 @@ fn replace<T>(runs: &mut VecDeque<T>, at: usize, rests: [Option<T>; 2]) {
     }
 }
 
-/// Capacity in runs that an idle channel keeps.
+/// Capacity in runs that an idle channel retains.
 const IDLE_CAPACITY: usize = 64;
 
 #[cfg(test)]

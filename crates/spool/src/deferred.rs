@@ -1,5 +1,5 @@
-//! Messages that wait for their destination: because the broker has nacked one for it, because it has refused one for its
-//! exchange, or because earlier ones wait.
+//! Messages that wait for their destination: the broker has nacked one for it, or refused one for its exchange, or earlier
+//! ones wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Messages of a backlog that stay in memory while their destination pauses.
 const LOADED_IN_PAUSE: usize = 64;
 
-/// The destinations for which messages wait, each with these in order.
+/// The destinations for which messages wait, with these messages in order.
 ///
 /// After a pause one message of a destination may be in flight, and with each confirm one more, so that their number doubles
 /// with each round trip. After a nack the next pause begins as soon as none is in flight.
@@ -30,7 +30,7 @@ pub(crate) struct Deferred<T> {
     pauses: BTreeMap<PauseKey, DestinationKey>,
     /// Makes keys of `pauses` unique.
     next_pause: u64,
-    /// Destinations that have messages to be published now, by channel; some of them may have changed since.
+    /// Destinations that have messages to publish now, by channel. Entries may be outdated.
     ready: [VecDeque<DestinationKey>; 2],
     /// Messages that were read from the main queue.
     main: DeferredSize,
@@ -40,7 +40,7 @@ pub(crate) struct Deferred<T> {
 
 type PauseKey = (Instant, u64);
 
-/// Messages that wait, and the bytes of their records.
+/// Number of waiting messages, and the bytes of their records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DeferredSize {
     pub(crate) messages: usize,
@@ -51,23 +51,23 @@ pub(crate) struct DeferredSize {
 struct Destination<T> {
     /// All from the main queue, or all from a backlog.
     items: VecDeque<Item<T>>,
-    /// That of `items`.
+    /// The size of `items`.
     size: DeferredSize,
-    /// Messages that have waited here and are in flight.
+    /// Number of messages that have waited here and are in flight.
     in_flight: usize,
-    /// The most of them.
+    /// Limit of `in_flight`.
     allowance: usize,
     /// How long the next pause takes.
     pause: Duration,
-    /// Set during a pause.
+    /// Set during a pause, to its end.
     pause_ends: Option<PauseKey>,
     /// Set by a nack, until none is in flight.
     has_failed: bool,
     /// Whether it is in a list of `ready`.
     is_listed: bool,
-    /// Set when its messages are to move to a backlog, until no earlier one is in flight.
+    /// Set when its messages will move to a backlog, until no earlier one is in flight.
     moves_to: Option<BacklogId>,
-    /// The channel for its messages. It changes only while none of them is in flight.
+    /// The channel of its messages. It changes only while none of them is in flight.
     channel: ForwardingChannel,
 }
 
@@ -83,12 +83,12 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// Messages of the main queue that wait here.
+    /// Size of the messages of the main queue that wait here.
     pub(crate) fn main(&self) -> DeferredSize {
         self.main
     }
 
-    /// Messages of backlogs that wait here.
+    /// Size of the messages of backlogs that wait here.
     pub(crate) fn loaded(&self) -> DeferredSize {
         self.loaded
     }
@@ -129,7 +129,7 @@ impl<T> Deferred<T> {
         self.list(destination);
     }
 
-    /// The broker has nacked a message.
+    /// Handles a message that the broker has nacked.
     pub(crate) fn nacked(&mut self, mut item: Item<T>, channel: ForwardingChannel) {
         let was_deferred = std::mem::take(&mut item.was_deferred);
         let destination = item.destination;
@@ -141,7 +141,7 @@ impl<T> Deferred<T> {
         found.in_flight -= usize::from(was_deferred);
     }
 
-    /// A message that has waited here is confirmed, or refused permanently.
+    /// Handles a message that has waited here, and is now confirmed or refused permanently.
     pub(crate) fn left(&mut self, destination: DestinationKey, is_confirmed: bool) {
         if let Some(found) = self.by_destination.get_mut(&destination) {
             found.in_flight -= 1;
@@ -152,7 +152,7 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// A message returns without an answer.
+    /// Handles a message that returns without an answer.
     pub(crate) fn returned(&mut self, mut item: Item<T>, channel: ForwardingChannel) {
         if std::mem::take(&mut item.was_deferred)
             && let Some(found) = self.by_destination.get_mut(&item.destination)
@@ -162,8 +162,8 @@ impl<T> Deferred<T> {
         self.insert(item, channel);
     }
 
-    /// Takes the message to be published next on a channel. `channel_of` chooses the channel of a destination; `None` lets it
-    /// wait until a message for it is answered that has not waited here.
+    /// Takes the message to be published next on a channel. `channel_of` chooses the channel of a destination; `None` makes
+    /// it wait until a message that has not waited here is answered.
     pub(crate) fn take(
         &mut self,
         channel: ForwardingChannel,
@@ -194,7 +194,7 @@ impl<T> Deferred<T> {
         None
     }
 
-    /// Lets destinations continue whose pause is over.
+    /// Ends the pauses that are over, so that their destinations continue.
     pub(crate) fn end_pauses(&mut self, now: Instant) {
         while let Some(first) = self.pauses.first_entry()
             && first.key().0 <= now
@@ -207,8 +207,8 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// Called after each answer for a destination: begins its pause, or forgets it. Returns messages of a backlog that are not
-    /// needed in memory meanwhile.
+    /// Called after each answer for a destination: begins its pause, or removes it. Returns messages of a backlog that need
+    /// not be in memory meanwhile.
     pub(crate) fn answered(
         &mut self,
         destination: DestinationKey,
@@ -242,7 +242,7 @@ impl<T> Deferred<T> {
         unneeded
     }
 
-    /// Forgets a destination for which nothing waits any more.
+    /// Removes a destination for which nothing waits any more.
     pub(crate) fn forget_unused(&mut self, destination: DestinationKey, backlogs: &Backlogs) {
         let Some(found) = self.by_destination.get(&destination) else { return };
         if found.items.is_empty()
@@ -256,12 +256,13 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// Whether a message is to be published on a channel as soon as that is open.
+    /// Whether a message waits only for a channel to open.
     pub(crate) fn is_ready(&self, channel: ForwardingChannel) -> bool {
         !self.ready[channel as usize].is_empty()
     }
 
-    /// Destinations with the most bytes, whose messages of the main queue have to move to backlogs so that at most these stay.
+    /// Destinations with the most bytes, whose messages of the main queue have to move to backlogs until at most `stay`
+    /// remains.
     pub(crate) fn largest(&self, stay: DeferredSize) -> Vec<(DestinationKey, &Item<T>)> {
         let (mut left, mut all) = (self.main, Vec::new());
         for (destination, found) in &self.by_destination {
@@ -284,13 +285,14 @@ impl<T> Deferred<T> {
         largest
     }
 
-    /// Lets the messages of a destination move to a backlog, with [`Self::take_moving`]. Returns whether that is news.
+    /// Plans the move of a destination's messages to a backlog with [`Self::take_moving`]. Returns false if that was
+    /// planned already.
     pub(crate) fn move_to(&mut self, destination: DestinationKey, backlog: BacklogId) -> bool {
         let found = self.by_destination.get_mut(&destination);
         found.is_some_and(|found| found.moves_to.replace(backlog).is_none())
     }
 
-    /// Takes messages that move to a backlog, in order.
+    /// Takes the messages that move to a backlog, in order.
     pub(crate) fn take_moving(
         &mut self,
         destination: DestinationKey,
@@ -303,12 +305,12 @@ impl<T> Deferred<T> {
         Some((backlog, items))
     }
 
-    /// Takes the messages of backlogs whose destination pauses. Only those of its own backlog: from one of an exchange they
-    /// would be loaded again before the pause is over.
+    /// Takes the messages of backlogs whose destination pauses, but only from backlogs of a single destination: those of an
+    /// exchange's backlog would be loaded again before the pause is over.
     pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
         let mut taken = Vec::new();
         for (destination, found) in &mut self.by_destination {
-            // Not before its pause: later messages that are still in flight may return, and would be before these.
+            // Not before its pause: later messages still in flight may return, and would precede these.
             let is_pausing = found.pause_ends.is_some();
             let is_of_backlog = found.items.front().is_some_and(|item| !item.is_main());
             if is_pausing && is_of_backlog && backlogs.has_own(*destination) {
@@ -319,7 +321,7 @@ impl<T> Deferred<T> {
         taken
     }
 
-    /// Takes all messages; nothing is remembered of any destination.
+    /// Takes all messages, and clears the state of all destinations.
     pub(crate) fn take_all(&mut self) -> Vec<Item<T>> {
         let all = std::mem::replace(self, Self::new());
         all.by_destination.into_values().flat_map(|found| found.items).collect()

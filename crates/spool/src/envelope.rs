@@ -31,11 +31,11 @@ pub struct SpooledMessage<'a> {
     pub user: &'a str,
     /// The exchange; empty for the default one.
     pub exchange: &'a str,
-    /// Any text of at most 255 bytes, as the exchange.
+    /// The routing key: any text of at most 255 bytes, like the exchange.
     pub routing_key: &'a str,
     /// When it was accepted, in milliseconds since 1970.
     pub accepted_at: u64,
-    /// The same at each attempt to forward it; no other message has it.
+    /// Unique to the message, and the same at each attempt to forward it.
     pub id: [u8; 16],
     /// Property flags and list as they are on the wire.
     pub properties: &'a [u8],
@@ -61,19 +61,19 @@ pub struct Envelope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span(u32, u32);
 
-/// Why stored bytes are not an envelope.
+/// The reason why stored bytes are not an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// A later release of Leveret has written it.
+    /// A later version of Leveret has written it.
     #[error("version {0} is unknown")]
     Version(u8),
     /// It ends within the named part.
     #[error("truncated at '{0}'")]
     Short(&'static str),
-    /// The named part is not a text.
+    /// The named part is not UTF-8.
     #[error("'{0}' is not UTF-8")]
     Text(&'static str),
-    /// It, or the name in one of its parts, is longer than its length field can tell.
+    /// The record, or one of its parts, is too long for its length field.
     #[error("it is too long")]
     Long,
 }
@@ -82,7 +82,7 @@ impl SpooledMessage<'_> {
     /// Appends the record to `out`.
     ///
     /// # Errors
-    /// A part is longer than its length field can tell; `out` is unchanged then.
+    /// A part is too long for its length field; `out` is unchanged then.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EnvelopeError> {
         let short = |text: &str| u8::try_from(text.len()).map_err(|_| EnvelopeError::Long);
         let medium = |text: &str| u16::try_from(text.len()).map_err(|_| EnvelopeError::Long);
@@ -134,7 +134,7 @@ impl Envelope {
         Ok(Self { accepted_at, id, exchange, routing_key, vhost, user, properties, body_at, bytes })
     }
 
-    /// The message, with the parts of the record.
+    /// The message, decoded from the record.
     pub fn message(&self) -> SpooledMessage<'_> {
         SpooledMessage {
             vhost: self.vhost(),
@@ -162,7 +162,7 @@ impl Envelope {
         self.text(self.exchange)
     }
 
-    /// Decides with the exchange where it goes; also the destination that a nack is for.
+    /// The routing key, which determines the destination together with the exchange.
     pub fn routing_key(&self) -> &str {
         self.text(self.routing_key)
     }
@@ -192,7 +192,7 @@ impl Envelope {
         self.accepted_at
     }
 
-    /// Its id, which no other message has.
+    /// The id, which no other message has.
     pub fn id(&self) -> [u8; 16] {
         self.id
     }
@@ -221,7 +221,7 @@ impl Reader<'_> {
         Ok(*number)
     }
 
-    /// A part after its length, a number of `N` bytes.
+    /// A part with a length prefix of `N` bytes.
     fn part<const N: usize>(&mut self, name: &'static str) -> Result<Span, EnvelopeError> {
         let length = self.number::<N>(name)?.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
         let from = self.at;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_noticed() {
+    fn every_truncation_is_detected() {
         let whole = encoded(&message());
         for length in 0..whole.len() - message().body.len() {
             let cut = Envelope::decode(whole.slice(..length));

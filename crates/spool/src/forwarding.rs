@@ -17,7 +17,7 @@ use crate::nacks::Nacks;
 use crate::refusal::MessageRefusal;
 use crate::refused_exchanges::{CONFIRMS_TO_CLEAR, RefusedExchanges};
 
-/// The most messages in flight on the careful channel: a refusal costs another attempt of all but one of them.
+/// The most messages in flight on the careful channel: after a refusal all others of them need another attempt.
 const CAREFUL_WINDOW: usize = 64;
 
 /// Confirms, for each message that may be in flight on the careful channel, after which twice as many may be: where one message
@@ -37,19 +37,19 @@ pub struct ForwardingLimits {
     pub window: usize,
     /// Bytes of their records.
     pub window_bytes: usize,
-    /// Messages of the main queue that may wait for their destination in memory. With more, those of the destinations with the
-    /// most bytes move to backlogs.
+    /// Messages of the main queue that may wait for their destination in memory. Beyond that, those of the destinations
+    /// with the most bytes move to backlogs.
     pub deferred: usize,
-    /// Bytes of their records, and of those that are loaded from backlogs.
+    /// Bytes of their records, and of messages loaded from backlogs.
     pub deferred_bytes: usize,
-    /// Destinations with a backlog of their own. Those beyond share one for each exchange.
+    /// Destinations with a backlog of their own. Any others share one per exchange.
     pub backlogs: usize,
-    /// For how long the broker may nack a message, and everything for its destination, before the message is parked; `None`
-    /// for no limit. One that is younger waits until it is as old.
+    /// How long the broker may nack a message, and everything for its destination, before the message is parked; `None` for
+    /// no limit. A younger message waits until it is that old.
     pub nacked_max: Option<Duration>,
 }
 
-/// After how many confirms it is less careful. Simulations have fewer messages than others have confirms.
+/// The number of confirms that reduce its caution. Simulations have too few messages for the real values.
 #[derive(Debug, Clone, Copy)]
 struct Caution {
     /// Confirms in a row that clear an exchange after its first refusal.
@@ -70,36 +70,37 @@ pub enum ForwardingChannel {
 }
 
 impl ForwardingChannel {
-    /// The order in which channels are asked for messages until none has any: destinations change to the other channel when
-    /// one is asked.
-    pub const ASKED: [Self; 3] = [Self::Fast, Self::Careful, Self::Fast];
+    /// The order in which channels are polled for messages until none has any: polling one channel may move destinations to
+    /// the other.
+    pub const POLL_ORDER: [Self; 3] = [Self::Fast, Self::Careful, Self::Fast];
 }
 
-/// A message that is done with for now.
+/// A message that needs no further work for now.
 #[derive(Debug)]
 pub enum Settled<T> {
-    /// The broker has confirmed it: its queue may forget it.
+    /// The broker has confirmed it: its queue may drop it.
     Forwarded(T),
-    /// The broker has refused it permanently: it is to be parked.
+    /// The broker has refused it permanently: park it.
     Parked(Envelope, T, MessageRefusal),
-    /// It is to be moved from the main queue to the end of a backlog. Those of a backlog come in order.
+    /// Move it from the main queue to the end of a backlog. Those of one backlog come in order.
     Deferred(BacklogId, T),
-    /// Its queue is to hand it out again, at its old position.
+    /// Its queue has to return it again, at its old position.
     Released(T),
-    /// A backlog has no messages, or has got none at all. Its id may be used again for another one.
+    /// A backlog has no messages left, or never got any. Its id may be reused.
     Emptied(BacklogId),
 }
 
-/// The messages of one main queue on their way to the broker. `T` is what the queues need to settle one.
+/// Forwards the messages of one main queue to the broker. `T` is the handle by which the queues settle a message.
 ///
-/// The caller gives it the next message of the main queue while [`Self::wants_more`], and that of a backlog while
-/// [`Self::poll_load`] returns one; publishes what [`Self::poll_publish`] returns while a channel is open; reports what the
-/// broker answers; and does what [`Self::poll_settled`] returns, in that order. Whenever that has returned something, there may
-/// be more to read, to load and to publish.
+/// The caller passes the next message of the main queue while [`Self::wants_more`], and that of a backlog while
+/// [`Self::poll_load`] returns one. It publishes the messages of [`Self::poll_publish`] while a channel is open, reports
+/// the broker's answers, and carries out [`Self::poll_settled`], in that order. Whenever that has returned something, there
+/// may be more to read, to load and to publish.
 ///
-/// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
-/// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time
-/// until only one is in flight: that one is parked, and its exchange is one that refuses messages.
+/// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, the
+/// messages of that exchange use the careful channel from then on, where few are in flight. Otherwise half as many messages
+/// are published at a time until only one is in flight: that one is parked, and its exchange counts as one that refuses
+/// messages.
 #[derive(Debug)]
 pub struct Forwarding<T> {
     limits: ForwardingLimits,
@@ -114,26 +115,26 @@ pub struct Forwarding<T> {
     main_in_flight: HashMap<DestinationKey, u32>,
     deferred: Deferred<T>,
     backlogs: Backlogs,
-    /// Where the search for a backlog to be loaded begins.
+    /// Where the search for a backlog to load starts.
     load_from: usize,
-    /// Bytes of the records of all messages that were read and have not left.
+    /// Bytes of the records of all messages that were read and have not left yet.
     bytes: usize,
     /// Messages that may be in flight now: at most that of the limits.
     window: usize,
-    /// Messages confirmed since the window has changed.
+    /// Messages confirmed since the window changed.
     confirmed: usize,
     careful_window: usize,
     /// The same for the careful channel.
     careful_confirmed: usize,
     refused_exchanges: RefusedExchanges,
     nacks: Nacks,
-    /// The id of a message that was alone in flight when its connection was closed, and how often in a row.
-    accused: Option<([u8; 16], u32)>,
+    /// The id of a message that was the only one in flight when its connection was closed, and how often in a row.
+    suspect: Option<([u8; 16], u32)>,
     settled: VecDeque<Settled<T>>,
 }
 
 impl<T> Forwarding<T> {
-    /// Nothing is read or open yet.
+    /// A new instance, with nothing read or open.
     pub fn new(limits: ForwardingLimits) -> Self {
         Self::with_caution(limits, CAUTION)
     }
@@ -158,29 +159,29 @@ impl<T> Forwarding<T> {
             careful_confirmed: 0,
             refused_exchanges: RefusedExchanges::new(caution.confirms_to_clear),
             nacks: Nacks::default(),
-            accused: None,
+            suspect: None,
             settled: VecDeque::new(),
         }
     }
 
-    /// One that begins with nothing read or open. For how long the broker has nacked what stays known.
+    /// A new instance with nothing read or open, which takes over the durations of nacks.
     #[must_use]
     pub fn begin_anew(&mut self) -> Self {
         let (keys, nacks) = (self.keys.clone(), std::mem::take(&mut self.nacks));
         Self { keys, nacks, ..Self::with_caution(self.limits, self.caution) }
     }
 
-    /// A backlog that a restart has found, with its number of messages. To be called before anything is read.
+    /// Registers a backlog that was found after a restart, with its number of messages. Call it before anything is read.
     pub fn restore(&mut self, name: BacklogName, messages: u64) -> BacklogId {
         self.backlogs.restore(&self.keys, name, messages)
     }
 
-    /// The messages for which a backlog is.
+    /// The messages that belong in a backlog.
     pub fn backlog(&self, id: BacklogId) -> Option<&BacklogName> {
         self.backlogs.name(id)
     }
 
-    /// Whether the next message of the main queue is to be read: without a channel only the first one, for its age.
+    /// Whether to read the next message of the main queue: without a channel only the first one, for its age.
     pub fn wants_more(&self) -> bool {
         let waiting = self.deferred.main();
         if !self.fast.is_open() {
@@ -192,13 +193,13 @@ impl<T> Forwarding<T> {
             && waiting.bytes < self.limits.deferred_bytes
     }
 
-    /// The next message of the main queue has been read.
+    /// Adds the next message of the main queue.
     pub fn read(&mut self, envelope: Envelope, handle: T) {
         let item = self.item(envelope, handle, Source::Main);
         self.queued.push_back(item);
     }
 
-    /// A backlog whose next message is to be given to [`Self::loaded`], if it can be had.
+    /// A backlog whose next message to pass to [`Self::loaded`], if it is available.
     pub fn poll_load(&mut self) -> Option<BacklogId> {
         if self.backlogs.is_empty() {
             return None;
@@ -210,7 +211,7 @@ impl<T> Forwarding<T> {
         Some(next)
     }
 
-    /// The next message of a backlog is in memory.
+    /// Adds the next message of a backlog.
     pub fn loaded(&mut self, backlog: BacklogId, envelope: Envelope, handle: T) {
         self.backlogs.loaded(backlog, &envelope);
         let item = self.item(envelope, handle, Source::Backlog(backlog));
@@ -218,7 +219,7 @@ impl<T> Forwarding<T> {
         self.deferred.insert(item, channel);
     }
 
-    /// The next message of a backlog cannot be read, and the caller has removed it.
+    /// Reports that the next message of a backlog is unreadable, and that the caller has removed it.
     pub fn skipped(&mut self, backlog: BacklogId) {
         if self.backlogs.skipped(backlog) {
             self.settled.push_back(Settled::Emptied(backlog));
@@ -233,13 +234,13 @@ impl<T> Forwarding<T> {
         Item { number, destination, envelope, handle, source, was_deferred: false }
     }
 
-    /// A channel in confirm mode is open, on which nothing has been published.
+    /// Reports that a channel in confirm mode is open, on which nothing has been published.
     pub fn opened(&mut self, channel: ForwardingChannel) {
         self.channel_mut(channel).open();
     }
 
-    /// The message that is to be published now on a channel, if one is. The channels are asked in the order of
-    /// [`ForwardingChannel::ASKED`].
+    /// The message to publish now on a channel, if there is one. Poll the channels in the order of
+    /// [`ForwardingChannel::POLL_ORDER`].
     pub fn poll_publish(&mut self, channel: ForwardingChannel, now: Instant) -> Option<Envelope> {
         if !self.channel(channel).is_open() {
             return None;
@@ -268,7 +269,7 @@ impl<T> Forwarding<T> {
             && let Some(item) = self.queued.pop_front()
         {
             match self.refused_exchanges.known_refusal(&item.envelope, now) {
-                // Parked messages keep their order, too: those before it may be refused as well.
+                // Parked messages stay in order, too: those before it may be refused as well.
                 Some(refusal) if !self.is_behind_others(&item) => {
                     to_park -= 1;
                     self.park(item, refusal);
@@ -296,21 +297,22 @@ impl<T> Forwarding<T> {
             (&self.refused_exchanges, &self.keys, &self.main_in_flight);
         self.deferred.take(channel, |item| {
             let chosen = channel_of(refused_exchanges, keys, item);
-            // The channels know no order: earlier ones that did not have to wait are on the fast one.
+            // Channels are not ordered among each other: earlier messages that did not wait are on the fast one.
             let is_overtaking =
                 chosen == ForwardingChannel::Careful && main_in_flight.contains_key(&item.destination);
             (!is_overtaking).then_some(chosen)
         })
     }
 
-    /// Whether another message may be in flight. While the message is sought that costs the connection, both channels count.
+    /// Whether another message may be in flight. During the search for a message that costs the connection, both channels
+    /// count.
     fn has_capacity(&self) -> bool {
         let is_narrow = self.window < self.limits.window;
         let count = if is_narrow { self.in_flight() } else { self.fast.count() };
         count < self.window && self.fast.bytes() < self.limits.window_bytes
     }
 
-    /// The same for one that has waited: these leave some of the window to messages that need not wait.
+    /// The same for a message that has waited: these leave part of the window to messages that need not wait.
     fn has_capacity_on(&self, channel: ForwardingChannel) -> bool {
         match channel {
             ForwardingChannel::Fast => {
@@ -333,8 +335,8 @@ impl<T> Forwarding<T> {
         envelope
     }
 
-    /// A message is no longer in flight.
-    fn landed(&mut self, item: &Item<T>) {
+    /// Records that a message is no longer in flight.
+    fn remove_from_flight(&mut self, item: &Item<T>) {
         if item.is_main()
             && let Some(count) = self.main_in_flight.get_mut(&item.destination)
         {
@@ -345,13 +347,13 @@ impl<T> Forwarding<T> {
         }
     }
 
-    /// The next message that is done with.
+    /// The next message that needs no further work.
     pub fn poll_settled(&mut self) -> Option<Settled<T>> {
         self.settled.pop_front()
     }
 
-    /// Lets destinations continue whose pause is over by `now`. To be called at [`Self::next_deadline`] at the latest, also
-    /// while nothing can be published.
+    /// Ends the pauses that are over by `now`. Call it at [`Self::next_deadline`] at the latest, even while nothing can be
+    /// published.
     pub fn handle_deadline(&mut self, now: Instant) {
         self.deferred.end_pauses(now);
     }
@@ -361,7 +363,7 @@ impl<T> Forwarding<T> {
         self.deferred.next_deadline().filter(|_| self.fast.is_open())
     }
 
-    /// The broker is asked again about exchanges that it has refused: an operator has changed something there.
+    /// Discards known refusals, so that the broker decides again: an operator has changed something there.
     pub fn forget_refusals(&mut self) {
         self.refused_exchanges.forget_refusals();
     }
@@ -381,7 +383,7 @@ impl<T> Forwarding<T> {
         self.channel(channel).count()
     }
 
-    /// Bytes of the records of all messages that were read and have not left.
+    /// Bytes of the records of all messages that were read and have not left yet.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -392,7 +394,7 @@ impl<T> Forwarding<T> {
         in_memory as u64 + self.backlogs.not_loaded()
     }
 
-    /// When the oldest message that has not left was accepted, in milliseconds since 1970, as far as it was read.
+    /// When the oldest message that has not left was accepted, in milliseconds since 1970, of those that were read.
     pub fn oldest(&self) -> Option<u64> {
         let waiting = self.queued.front().into_iter().chain(self.deferred.fronts());
         let in_flight = self.fast.oldest().into_iter().chain(self.careful.oldest());
@@ -419,7 +421,7 @@ fn channel_of<T>(
     keys: &DestinationKeys,
     item: &Item<T>,
 ) -> ForwardingChannel {
-    if refused_exchanges.concern(keys, item.destination, &item.envelope) {
+    if refused_exchanges.needs_care(keys, item.destination, &item.envelope) {
         ForwardingChannel::Careful
     } else {
         ForwardingChannel::Fast

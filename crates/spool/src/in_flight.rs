@@ -8,13 +8,13 @@ use crate::item::Item;
 /// The messages that have been published on a channel in confirm mode, in that order, until the broker answers.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    /// `None` for one that is answered and not the first.
+    /// `None` for an answered message that is not the first.
     items: VecDeque<Option<Item<T>>>,
-    /// The delivery tag of the first of them.
+    /// The delivery tag of the first one.
     first_tag: u64,
     count: usize,
     bytes: usize,
-    /// How many of them had waited for their destination.
+    /// Number of these messages that had waited for their destination.
     deferred: usize,
     /// When these were accepted, with the number of each: they are older than some that were published before them.
     deferred_at: BTreeMap<u64, usize>,
@@ -35,7 +35,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// The channel is open and in confirm mode, and nothing has been published on it.
+    /// Records that the channel is open and in confirm mode, and that nothing has been published on it.
     pub(crate) fn open(&mut self) {
         debug_assert_eq!(self.count, 0, "messages of the channel before");
         (self.is_open, self.first_tag) = (true, 1);
@@ -59,7 +59,7 @@ impl<T> InFlight<T> {
         self.deferred
     }
 
-    /// When the oldest of them was accepted, in milliseconds since 1970.
+    /// When the oldest one was accepted, in milliseconds since 1970.
     pub(crate) fn oldest(&self) -> Option<u64> {
         let first = self.items.iter().flatten().next().map(|item| item.envelope.accepted_at());
         first.into_iter().chain(self.deferred_at.first_key_value().map(|(at, _)| *at)).min()
@@ -75,7 +75,7 @@ impl<T> InFlight<T> {
         self.items.push_back(Some(item));
     }
 
-    /// Removes the messages that an answer is for.
+    /// Removes the messages that an answer covers.
     pub(crate) fn take(&mut self, delivery_tag: u64, multiple: bool) -> Vec<Item<T>> {
         let end_tag = self.first_tag + self.items.len() as u64;
         // With `multiple`, 0 stands for all that have been published.

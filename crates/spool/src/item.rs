@@ -7,11 +7,11 @@ use hashbrown::DefaultHashBuilder;
 use crate::backlogs::BacklogId;
 use crate::envelope::Envelope;
 
-/// Identifies a destination, an exchange with a routing key, or an exchange alone. Two that have the same key by chance are
-/// treated as one, which costs time and nothing else.
+/// Identifies a destination (an exchange with a routing key) or an exchange alone. A hash collision merely costs time: the
+/// two are treated as one.
 pub(crate) type DestinationKey = u64;
 
-/// Makes the keys of destinations.
+/// Computes the keys of destinations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DestinationKeys(DefaultHashBuilder);
 
@@ -25,7 +25,7 @@ impl DestinationKeys {
     }
 }
 
-/// Where a message was read.
+/// The queue from which a message was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The main local queue.
@@ -37,7 +37,7 @@ pub(crate) enum Source {
 pub(crate) struct Item<T> {
     /// Ascending in the order in which they were read.
     pub(crate) number: u64,
-    /// That of its exchange and routing key.
+    /// Key of its exchange and routing key.
     pub(crate) destination: DestinationKey,
     pub(crate) envelope: Envelope,
     pub(crate) handle: T,

@@ -1,9 +1,9 @@
-//! A spool takes publishes on a disk near the application, confirms them there, and forwards them to a broker that may be
+//! A spool stores publishes on a disk near the application, confirms them there, and forwards them to a broker that may be
 //! far away or unreachable.
 //!
 //! # Parts
 //!
-//! - [`Envelope`]: a spooled message with what it takes to publish it, as it is stored.
+//! - [`Envelope`]: a spooled message as it is stored, with all that is needed to publish it.
 //! - [`Forwarding`]: the order in which the messages of one main queue are published, how many are in flight, what is retried
 //!   later and what is refused permanently. A destination is an exchange with a routing key. `Deferred` has messages that wait
 //!   for theirs in memory, `Backlogs` counts those that wait on disk, `RefusedExchanges` knows which exchanges refuse
@@ -16,7 +16,8 @@
 //! - A message is reported as forwarded or parked once, and only after the broker has confirmed it or has refused it alone.
 //! - Messages of a destination are published in their order. One that the broker refuses with basic.nack delays those of its
 //!   own destination alone.
-//! - What is in a backlog is older than what is in the main queue for the same destination, so that a restart finds the order.
+//! - Messages in a backlog are older than those in the main queue for the same destination, so a restart restores the
+//!   order.
 //! - Everything is bounded by [`ForwardingLimits`], and time comes in as an argument.
 //!
 //! Sockets, disks, AMQP frames and clocks must never be added.

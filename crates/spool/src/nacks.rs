@@ -1,4 +1,4 @@
-//! For how long the broker has nacked the messages of a destination, or of an exchange.
+//! How long the broker has nacked the messages of a destination, or of an exchange.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use hashbrown::HashMap;
 use crate::envelope::Envelope;
 use crate::item::{DestinationKey, DestinationKeys};
 
-/// The longest time between two nacks that counts: three of the longest pauses. Nothing is known of an outage.
+/// The longest gap between two nacks that still counts: three of the longest pauses. Nothing is known about an outage.
 const MAX_GAP: Duration = Duration::from_secs(30);
 
-/// Destinations and exchanges at once. For those beyond, that of their exchange counts.
+/// Tracked destinations and exchanges. Beyond that, the run of their exchange counts.
 const MAX_RUNS: usize = 8_192;
 
-/// How often runs are looked for that have ended without a confirm.
+/// How often to look for runs that have ended without a confirm.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The runs of nacks without a confirm in between. They outlive connections, since only time in which nacks came counts.
+/// Runs of nacks without a confirm in between. They outlive connections, but outages do not count.
 ///
-/// A run of an exchange is of use where each message has another key, and so a destination of its own: those that go to a full
-/// queue through a fanout exchange, say.
+/// A run of an exchange is needed if each message has another key, and so a destination of its own, such as messages to a
+/// full queue through a fanout exchange.
 #[derive(Debug, Default)]
 pub(crate) struct Nacks {
     /// By destination, and by exchange but for the default one, whose keys are independent queues.
@@ -34,7 +34,7 @@ struct NackRun {
 }
 
 impl Nacks {
-    /// The broker has nacked a message. Returns for how long it has nacked all of its destination, or of its exchange.
+    /// Records a nack. Returns how long the broker has nacked everything for its destination, or for its exchange.
     pub(crate) fn nacked(
         &mut self,
         keys: &DestinationKeys,
@@ -65,7 +65,7 @@ impl Nacks {
         Duration::ZERO
     }
 
-    /// The broker has confirmed a message, or has refused it in another way.
+    /// Ends the run of a message that the broker has confirmed, or has refused in another way.
     pub(crate) fn ended(&mut self, keys: &DestinationKeys, destination: DestinationKey, envelope: &Envelope) {
         if !self.by_key.is_empty() {
             self.by_key.remove(&destination);

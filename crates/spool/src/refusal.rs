@@ -1,10 +1,10 @@
-//! The words with which the broker refuses a message.
+//! The reasons for which the broker refuses a message.
 
 use std::time::Duration;
 
 use crate::envelope::Envelope;
 
-/// Why the broker has refused a message permanently.
+/// The reason for which the broker has refused a message permanently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRefusal {
     /// The reply code of the channel.close or connection.close, such as 404; 0 if it has nacked the message for too long.
@@ -13,22 +13,22 @@ pub struct MessageRefusal {
     pub text: String,
 }
 
-/// How sure it is that a message is the reason of a connection.close.
+/// How certain it is that a message caused a connection.close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultCertainty {
-    /// The broker ends for reasons of its own, or the login does.
+    /// The message is not the cause: the broker shuts down, or the login failed.
     None,
-    /// Perhaps: the message is to be blamed if it costs the connection again and again while nothing else is in flight.
-    Perhaps,
-    /// The message is malformed to the broker.
-    Sure,
+    /// It may be the cause: blame the message if it costs the connection repeatedly while nothing else is in flight.
+    Possible,
+    /// The broker considers the message malformed.
+    Certain,
 }
 
-/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
+/// Connections that a message has to cost while nothing else is in flight before it is blamed.
 const ATTEMPTS: u32 = 3;
 
-/// The same if the broker has failed each time. It may be in trouble that has nothing to do with the message: with the
-/// forwarder's growing pauses these take a quarter of a minute, in which it has confirmed nothing.
+/// The same if the broker has failed each time, perhaps for reasons unrelated to the message. With the forwarder's growing
+/// pauses these attempts take a quarter of a minute, in which the broker has confirmed nothing.
 const FAILURE_ATTEMPTS: u32 = 8;
 
 const ACCESS_REFUSED: u16 = 403;
@@ -43,19 +43,19 @@ impl MessageRefusal {
         Self { code: 0, text }
     }
 
-    /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
+    /// Whether another attempt would fail the same way, unless somebody changes something at the broker. For channel.close.
     pub fn is_permanent(&self) -> bool {
-        // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
+        // 311, 312 and 313 concern content; 540 is for features that the broker does not implement.
         matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
             && !self.is_backend_error()
     }
 
-    /// Whether the broker could not find out if the user has the permission.
+    /// Whether the broker could not determine the user's permission.
     fn is_backend_error(&self) -> bool {
         self.code == ACCESS_REFUSED && is_backend_error(&self.text)
     }
 
-    /// Whether it is for want of a permission, which other credentials of the same user may give.
+    /// Whether a permission is missing, which other credentials of the same user may have.
     pub fn is_of_permissions(&self) -> bool {
         self.code == ACCESS_REFUSED
     }
@@ -63,19 +63,19 @@ impl MessageRefusal {
     /// Whether a message may be the reason of a connection.close with this code.
     pub fn certainty(&self) -> FaultCertainty {
         match self.code {
-            501 | 502 | 505 | 540 => FaultCertainty::Sure,
-            // 320 is an upstream that shuts down, 506 one without room; 403 and 530 are of the login.
+            501 | 502 | 505 | 540 => FaultCertainty::Certain,
+            // 320 is an upstream that shuts down, 506 one out of resources; 403 and 530 concern the login.
             200 | 320 | ACCESS_REFUSED | 506 | 530 => FaultCertainty::None,
-            _ => FaultCertainty::Perhaps,
+            _ => FaultCertainty::Possible,
         }
     }
 
-    /// Whether the broker itself has failed: at this message, or at any.
+    /// Whether the broker itself failed, because of this message or for another reason.
     pub fn is_failure(&self) -> bool {
         self.code == INTERNAL_ERROR
     }
 
-    /// Connections in a row that a message which may be to blame costs while nothing else is in flight, before it is.
+    /// Connections in a row that a suspected message has to cost while nothing else is in flight before it is blamed.
     pub(crate) fn attempts(&self) -> u32 {
         if self.is_failure() { FAILURE_ATTEMPTS } else { ATTEMPTS }
     }
@@ -93,7 +93,7 @@ impl MessageRefusal {
         })
     }
 
-    /// Whether it holds for messages with other keys, too; `None` if it is sure for no other message.
+    /// Whether it also applies to messages with other keys; `None` if it certainly applies to no other message.
     pub(crate) fn holds_for_all_keys(&self) -> Option<bool> {
         match self.code {
             NOT_FOUND => Some(true),
@@ -104,9 +104,9 @@ impl MessageRefusal {
     }
 }
 
-/// Whether a text of RabbitMQ's `rabbit_access_control` says that the service which decides about a permission has failed, or
-/// that a token has expired: "… refused for user 'edge', backend rabbit_auth_backend_http returned an error: …". A denial ends
-/// with the user's name. Texts are cut at 255 bytes, so that the beginning of this has to suffice; one that is cut before that
+/// Whether a text of RabbitMQ's `rabbit_access_control` reports that the auth backend has failed, or that a token has
+/// expired: "… refused for user 'edge', backend rabbit_auth_backend_http returned an error: …". A denial ends with the
+/// user's name. Texts are cut at 255 bytes, so the beginning of this part has to suffice; a text that is cut before it
 /// counts as a denial.
 pub fn is_backend_error(text: &str) -> bool {
     let Some((_, rest)) = text.rsplit_once(" refused for user '") else { return false };

@@ -8,24 +8,24 @@ use crate::envelope::Envelope;
 use crate::item::{DestinationKey, DestinationKeys};
 use crate::refusal::MessageRefusal;
 
-/// How long a refusal of an exchange holds for further messages without asking the broker: a queue full of messages for a
-/// deleted exchange would take a round trip for each otherwise.
+/// How long a refusal applies to further messages of an exchange without a new attempt: otherwise a queue full of messages
+/// for a deleted exchange would take a round trip for each.
 pub(crate) const REFUSAL_TTL: Duration = Duration::from_secs(1);
 
-/// Refusals that are remembered at once.
+/// The most refusals stored at once.
 const MAX_REFUSALS: usize = 64;
 
-/// Exchanges at once: enough for the exchanges and queues of one user.
+/// The most exchanges tracked at once: enough for the exchanges and queues of one user.
 const MAX_REFUSED_EXCHANGES: usize = 1_024;
 
-/// Confirms in a row after which an exchange is published to as before. Each further refusal for the same exchange doubles
-/// them: a refusal on the channel with many in flight costs another attempt of all of them.
+/// Confirms in a row after which an exchange is treated as before. Each further refusal for the same exchange doubles the
+/// number: a refusal on the channel with many in flight costs another attempt of all of them.
 pub(crate) const CONFIRMS_TO_CLEAR: u32 = 256;
 
-/// Maximum to which they are doubled.
+/// Upper limit of that doubling.
 const MAX_CONFIRMS: u32 = 1 << 16;
 
-/// Where messages are to be published with few in flight, and what is refused without asking.
+/// The exchanges whose messages are published with few in flight, and refusals that apply without a new attempt.
 #[derive(Debug)]
 pub(crate) struct RefusedExchanges {
     /// Confirms in a row that clear an exchange after its first refusal.
@@ -40,7 +40,7 @@ struct RefusedExchange {
     is_active: bool,
     /// Confirms since the last refusal.
     confirms: u32,
-    /// Confirms in a row that end it.
+    /// Confirms in a row that clear it.
     needed: u32,
 }
 
@@ -58,8 +58,8 @@ impl RefusedExchanges {
         Self { confirms_to_clear, by_key: HashMap::new(), refusals: Vec::new() }
     }
 
-    /// Whether a message is to be published with few others in flight.
-    pub(crate) fn concern(
+    /// Whether to publish a message with few others in flight.
+    pub(crate) fn needs_care(
         &self,
         keys: &DestinationKeys,
         destination: DestinationKey,
@@ -71,8 +71,8 @@ impl RefusedExchanges {
         self.found(keys, destination, envelope).is_some_and(|refused_exchange| refused_exchange.is_active)
     }
 
-    /// The broker has refused a message of an exchange. `is_named` says that the refusal is of the exchange itself.
-    /// Returns false if there are too many such exchanges.
+    /// Records that the broker has refused a message of an exchange; `is_named` if the refusal names the exchange. Returns
+    /// false if there are too many such exchanges.
     pub(crate) fn add(
         &mut self,
         keys: &DestinationKeys,
@@ -100,7 +100,7 @@ impl RefusedExchanges {
         true
     }
 
-    /// The broker has confirmed a message that was published with few others in flight.
+    /// Records the confirm of a message that was published with few others in flight.
     pub(crate) fn confirmed(
         &mut self,
         keys: &DestinationKeys,
@@ -125,7 +125,7 @@ impl RefusedExchanges {
         own.or_else(|| self.by_key.get(&keys.of_exchange(envelope.exchange())))
     }
 
-    /// The refusal that holds for a message at present.
+    /// The refusal that applies to a message at present.
     pub(crate) fn known_refusal(&mut self, envelope: &Envelope, now: Instant) -> Option<MessageRefusal> {
         if self.refusals.is_empty() {
             return None;
@@ -138,7 +138,7 @@ impl RefusedExchanges {
         self.refusals.iter().find(concerns).map(|known| known.refusal.clone())
     }
 
-    /// Remembers a refusal that is sure to concern other messages.
+    /// Stores a refusal that certainly applies to other messages.
     pub(crate) fn remember(&mut self, envelope: &Envelope, refusal: &MessageRefusal, now: Instant) {
         if !refusal.names_exchange_of(envelope) || self.refusals.len() >= MAX_REFUSALS {
             return;
@@ -149,7 +149,7 @@ impl RefusedExchanges {
         self.refusals.push(KnownRefusal { exchange, routing_key, refusal: refusal.clone(), until });
     }
 
-    /// The broker is asked again about each exchange.
+    /// Discards all refusals, so that the broker decides again about each exchange.
     pub(crate) fn forget_refusals(&mut self) {
         self.refusals.clear();
     }

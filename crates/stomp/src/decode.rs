@@ -49,12 +49,12 @@ struct Announced {
 }
 
 impl StompDecoder {
-    /// Decodes what clients send, with bodies of up to `body_limit` bytes, initially as STOMP 1.0.
+    /// Decodes frames of clients, with bodies of up to `body_limit` bytes, initially as STOMP 1.0.
     pub fn of_clients(body_limit: u64) -> Self {
         Self::new(CLIENT_COMMANDS, body_limit)
     }
 
-    /// Decodes what servers send.
+    /// Decodes frames of servers.
     pub fn of_servers(body_limit: u64) -> Self {
         Self::new(SERVER_COMMANDS, body_limit)
     }
@@ -90,7 +90,7 @@ impl StompDecoder {
                     }
                 }
             }
-            State::Body { .. } => self.go_on(input),
+            State::Body { .. } => self.continue_body(input),
         }
     }
 
@@ -123,7 +123,7 @@ impl StompDecoder {
     }
 
     /// Consumes more of a body.
-    fn go_on<'a>(&'a mut self, input: &'a [u8]) -> Result<StompDecodeStep<'a>, StompFault> {
+    fn continue_body<'a>(&'a mut self, input: &'a [u8]) -> Result<StompDecodeStep<'a>, StompFault> {
         let State::Body { announced, body } = &mut self.state else {
             return Ok(StompDecodeStep { taken: 0, frame: None });
         };
@@ -139,7 +139,7 @@ impl StompDecoder {
             return Ok(StompDecodeStep { taken: step, frame: None });
         }
         check_end(input[step])?;
-        // One that is kept is counted by its length, not by its capacity.
+        // A stored body is accounted for by its length, not by its capacity.
         body.shrink_to_fit();
         let body = Bytes::from(std::mem::take(body));
         self.state = State::Head { looked_at: 0 };
@@ -282,7 +282,7 @@ fn read_header(
         return Err(StompFault::frame(format!("a header is a name, a colon and a value, not '{view}'\n")));
     }
     if line.contains(['\r', '\0']) {
-        return Err(StompFault::frame("a header holds neither a carriage return nor a NUL\n"));
+        return Err(StompFault::frame("a header must not contain a carriage return or NUL\n"));
     }
     match version {
         None => Ok((name.into(), value.into())),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_judged_before_anything_is_kept() {
+    fn limits_are_checked_before_anything_is_buffered() {
         let large = "message size 101 is larger than configured max size 100";
         assert!(refused(b"SEND\ncontent-length:101\n\n").ends_with(large));
         assert!(refused(b"SEND\ncontent-length:18446744073709551615\n\n").contains("larger"));

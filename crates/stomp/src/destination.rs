@@ -231,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn where_a_message_came_from_is_where_it_can_be_sent_to(
+        fn a_message_can_be_sent_to_the_destination_it_came_from(
             exchange in "(|amq\\.topic|[a-z/%é\n]{1,9})", routing_key in "[\\PC/%]{1,20}",
         ) {
             let reported = PublishedTo { exchange: &exchange, routing_key: &routing_key }.to_string();

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_measured_and_its_absence_is_not() {
+    fn only_a_frame_with_a_body_has_a_content_length() {
         let mut out = Vec::new();
         let mut frame = FrameWriter::new(&mut out, StompVersion::V12, "MESSAGE");
         frame.header("destination", "/queue/a:b").display("n", 7);

@@ -11,8 +11,8 @@ pub struct StompFault {
     pub message: Cow<'static, str>,
     /// The explanation in the body of the ERROR frame.
     pub detail: Cow<'static, str>,
-    /// Somebody else decides about the request, and is to be asked first. The request has changed nothing, and is repeated
-    /// with the answer; the client sees this of no request.
+    /// An external auth backend authorizes the request, and has not been queried yet. The request has changed nothing, and is
+    /// repeated with the answer; the client never sees this fault.
     pub is_unasked: bool,
 }
 

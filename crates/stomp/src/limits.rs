@@ -16,7 +16,7 @@ pub(crate) const MAX_TRANSACTIONS: usize = 64;
 /// Subscriptions of one connection; each takes a few hundred bytes and a consumer.
 pub(crate) const MAX_SUBSCRIPTIONS: usize = 16 * 1024;
 
-/// Subscriptions cancelled by the server of which a connection remembers that their messages may still be acknowledged.
+/// Subscriptions cancelled by the server whose messages a connection still lets its client acknowledge.
 pub(crate) const MAX_CANCELLED: usize = 1024;
 
 /// Line ends between the headers and the NUL of a frame without a body; clients send one or two.

@@ -1,9 +1,9 @@
-//! Definitions that survive a restart: keys and values, which only the broker interprets, in one redb file.
+//! Definitions that survive a restart: keys and values in one redb file, which only the broker interprets.
 //!
-//! A change is noted at once and gets a [`Ticket`]; the caller answers its client when the ticket is committed.
-//! [`Catalogue::commit_pending`] writes all noted changes in one transaction, so that many declarations share one sync.
-//! It is called in each round of the journal's committer, see [`crate::Store`]; if it fails the changes are kept for
-//! the next call.
+//! A change is queued at once and gets a [`Ticket`]; the caller answers its client when the ticket is committed.
+//! [`Catalogue::commit_pending`] writes all queued changes in one transaction, so that many declarations share one sync.
+//! Each round of the journal's committer calls it, see [`crate::Store`]; if it fails, the changes stay queued for the next
+//! call.
 
 mod backend;
 mod check;
@@ -28,7 +28,7 @@ use crate::waiters::{WaitList, Waiter, Waiters};
 use backend::{Backend, UnsyncedState};
 use guard::guarded;
 
-/// The definitions on disk, in one redb file: changes are noted in memory and committed together, by the next round.
+/// The definitions on disk, in one redb file: changes are queued in memory, and the next round commits them together.
 pub struct Catalogue {
     unsynced: Arc<UnsyncedState>,
     pending: Mutex<PendingChanges, { Rank::CatalogueChanges as u8 }>,
@@ -43,11 +43,11 @@ pub struct Catalogue {
     was_empty: bool,
     /// Whether an operator's definitions have been loaded, see [`Catalogue::note_loaded`].
     loaded: AtomicBool,
-    /// Bytes of uncommitted changes above which there is no room, see [`Catalogue::has_capacity`].
+    /// Bytes of uncommitted changes above which there is no capacity, see [`Catalogue::has_capacity`].
     pending_limit: usize,
 }
 
-/// A change's number: committed with all that came before it.
+/// The number of a change, which is committed together with all before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Ticket(u64);
 
@@ -62,7 +62,7 @@ pub enum CatalogueError {
         /// The newest schema version known here.
         known: u64,
     },
-    /// The file is missing, though there are messages of queues that it would declare.
+    /// The file is missing, although there are messages of queues that it would declare.
     #[error("{FILE} is missing, and there are messages of queues that it declares")]
     Missing,
     /// The database's error.
@@ -70,7 +70,7 @@ pub enum CatalogueError {
     Database(#[source] redb::Error),
 }
 
-/// Called when a change is noted.
+/// Called when a change is queued.
 type CommitNotifier = Box<dyn Fn() + Send + Sync>;
 
 /// Changes that no transaction has taken yet, in order.
@@ -79,9 +79,9 @@ struct PendingChanges {
     changes: Vec<Change>,
     /// The number of the last change.
     last: u64,
-    /// Bytes of these changes, and of those that a transaction has taken and not committed.
+    /// Bytes of these changes, and of those in an uncommitted transaction.
     bytes: usize,
-    /// Woken when these are no more than the limit.
+    /// Woken when these bytes are within the limit again.
     for_capacity: WaitList,
 }
 
@@ -98,7 +98,7 @@ impl Change {
         Self { section, key: key.into(), deed: ChangeOp::Put(value.into()) }
     }
 
-    /// Deletes a definition; nothing changes if there is none with this key.
+    /// Deletes a definition; does nothing if there is none with this key.
     pub fn delete(section: Section, key: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: ChangeOp::Delete }
     }
@@ -118,9 +118,9 @@ enum ChangeOp {
 }
 
 struct CatalogueWriter {
-    /// `None` after a failure: redb must be opened again then.
+    /// `None` after a failure: redb must then be opened again.
     database: Option<Database>,
-    /// Changes of a failed transaction, to be written before any others.
+    /// Changes of a failed transaction, which are written before any others.
     left: Vec<Change>,
 }
 
@@ -158,24 +158,24 @@ impl Catalogue {
         })
     }
 
-    /// Sets the function that is called when there is something to commit, without any of the catalogue's locks held.
-    /// Set once.
+    /// Sets the function that is called when there is something to commit. It is called without the catalogue's locks held.
+    /// Call this once.
     pub(crate) fn on_change(&self, notify: CommitNotifier) {
         let _ = self.notifier.set(notify);
     }
 
-    /// Sets how many bytes of changes may wait for a commit while there is room.
+    /// Sets how many bytes of uncommitted changes there may be while there is capacity.
     pub(crate) fn set_pending_limit(&mut self, bytes: usize) {
         self.pending_limit = bytes;
     }
 
-    /// Whether no more bytes of changes than the limit wait for a commit. Changes are noted nevertheless: a client whose
-    /// changes nobody waits for has to pause.
+    /// Whether uncommitted changes are within the limit. Changes are queued in any case: a client whose changes nobody
+    /// waits for has to pause.
     pub(crate) fn has_capacity(&self) -> bool {
         self.pending.lock().bytes <= self.pending_limit
     }
 
-    /// Wakes `waiter` once there [is room](Self::has_capacity); returns it if there is.
+    /// Wakes `waiter` once there [is capacity](Self::has_capacity); returns it if there is now.
     pub(crate) fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut pending = self.pending.lock();
         if pending.bytes <= self.pending_limit {
@@ -195,8 +195,8 @@ impl Catalogue {
         self.loaded.load(Ordering::Relaxed)
     }
 
-    /// Notes that an operator's definitions have been loaded. It is written with the next commit of changes: if there are none,
-    /// the definitions have made nothing.
+    /// Records that an operator's definitions have been loaded. The next commit of changes writes it: if there are none,
+    /// the definitions have created nothing.
     pub fn note_loaded(&self) {
         self.loaded.store(true, Ordering::Relaxed);
     }
@@ -222,33 +222,32 @@ impl Catalogue {
         })
     }
 
-    /// A new id: never assigned before, not even before a restart, provided that a later commit succeeds.
+    /// A new id, never assigned before, not even before a restart, provided that a later commit succeeds.
     pub fn new_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Prevents this id and all below from being assigned: it is in use, though the file of definitions may not have
-    /// it.
+    /// Prevents this id and all below from being assigned: it is in use, although the definitions file may not contain it.
     pub(crate) fn reserve_ids(&self, highest: u64) {
         self.last_id.fetch_max(highest, Ordering::Relaxed);
     }
 
-    /// Notes a definition, in place of any with the same key. Keys are at most 1 MiB long.
+    /// Queues a definition, which replaces any with the same key. Keys are at most 1 MiB long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
         self.note([Change::put(section, key, value)])
     }
 
-    /// Notes the deletion of a definition.
+    /// Queues the deletion of a definition.
     pub fn delete(&self, section: Section, key: Vec<u8>) -> Ticket {
         self.note([Change::delete(section, key)])
     }
 
-    /// Notes the deletion of all definitions whose keys begin with `prefix`, including those noted before this call.
+    /// Queues the deletion of all definitions whose keys begin with `prefix`, including those queued before this call.
     pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
         self.note([Change { section, key: prefix.into(), deed: ChangeOp::DeleteAll }])
     }
 
-    /// Ticket of the last change noted so far.
+    /// Ticket of the last change queued so far.
     pub fn last_noted(&self) -> Ticket {
         Ticket(self.pending.lock().last)
     }
@@ -273,12 +272,12 @@ impl Catalogue {
         self.waiters.wait(ticket.0, waiter);
     }
 
-    /// Commits all changes noted before the call, and wakes their waiters. Does nothing if there are none.
+    /// Commits all changes queued before the call, and wakes their waiters. Does nothing if there are none.
     ///
     /// # Errors
-    /// The disk's error. The changes stay noted, in their order; call again.
+    /// The disk's error. The changes stay queued, in order; call it again.
     pub fn commit_pending(&self) -> Result<(), CatalogueError> {
-        // A caller with nothing to write does not wait for another's transaction.
+        // A caller with nothing to write does not wait for another caller's transaction.
         let last = self.pending.lock().last;
         if self.committed.load(Ordering::Acquire) == last {
             return Ok(());
@@ -351,9 +350,9 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Notes changes that belong together: either all of them get to the disk, or none does.
+    /// Queues changes that belong together: either all of them reach the disk, or none does.
     pub fn note(&self, changes: impl IntoIterator<Item = Change>) -> Ticket {
-        // Collected before taking the lock: producing the changes may take a while.
+        // Collected before taking the lock: producing the changes may take long.
         let changes: Vec<Change> = changes.into_iter().collect();
         let mut bytes = 0;
         for change in &changes {
@@ -384,7 +383,7 @@ impl CatalogueWriter {
     }
 }
 
-/// The first key behind those that begin with `prefix`, if such a key can exist.
+/// The first key after those that begin with `prefix`, if there can be one.
 fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
     let mut end = prefix[..=last].to_vec();
@@ -419,7 +418,7 @@ fn prepare(database: Database) -> Result<Database, CatalogueError> {
     Ok(database)
 }
 
-/// Longest key in bytes: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a
+/// Bytes of the longest key: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a
 /// frame.
 const MAX_KEY: usize = 1 << 20;
 
@@ -430,7 +429,7 @@ const SCHEMA: &str = "schema";
 /// such a file raises it.
 const KNOWN_SCHEMA: u64 = 2;
 const LAST_ID: &str = "last_id";
-/// Present once something has been committed.
+/// Present once anything has been committed.
 const CREATED: &str = "created";
 /// Present once an operator's definitions have been loaded.
 const LOADED: &str = "definitions_loaded";
@@ -445,7 +444,7 @@ impl<E: Into<redb::Error>> From<E> for CatalogueError {
 }
 
 impl CatalogueError {
-    /// Whether the file has changed since it was written: a repair may help.
+    /// Whether the file has changed since it was written, so that a repair may help.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Newer { .. } => false,

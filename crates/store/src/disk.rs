@@ -1,4 +1,4 @@
-//! Files behind a trait: the real file system, and for tests a disk that fails on purpose.
+//! Files behind a trait: the real file system, and a fault-injecting disk for tests.
 
 mod real;
 #[cfg(any(test, feature = "simulation"))]
@@ -13,8 +13,8 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Reserves space up to `len` bytes if the file system can. Some cannot (ext3, NFS before 4.2, some of FUSE): only the writes
-/// there show whether there is space.
+/// Reserves space up to `len` bytes if the file system can. Some cannot (ext3, NFS before 4.2, some of FUSE): there only a
+/// write shows whether there is space.
 ///
 /// # Errors
 /// The disk or a quota is full.
@@ -25,8 +25,8 @@ pub(crate) fn reserve_if_possible(file: &dyn DiskFile, len: u64) -> io::Result<(
     }
 }
 
-/// A name for a damaged file that a repair puts aside: the file's own with `.damaged`, and a number behind it (`.damaged-2`
-/// and so on) if earlier repairs have put aside files of that name. Their contents may be all that is left of some data.
+/// A new name for a damaged file that a repair renames: the file's own with `.damaged`, and a number (`.damaged-2` and so
+/// on) if earlier repairs have used that name. Those files may contain the only copy of some data.
 pub(crate) fn name_for_damaged(disk: &dyn Disk, path: &str) -> io::Result<String> {
     let (directory, file) = path.rsplit_once('/').unwrap_or(("", path));
     let taken = disk.list(directory)?;
@@ -94,8 +94,8 @@ pub trait DiskFile: Send + Sync {
     /// # Errors
     /// The file system's error.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Makes written data durable. After an error the state of all data written since the last success is unknown, and
-    /// it has to be written again, elsewhere (a second call may well succeed without having written anything).
+    /// Makes written data durable. After an error the state of all data written since the last success is unknown, and it
+    /// has to be written again, elsewhere: a second call may succeed without having written anything.
     ///
     /// # Errors
     /// The file system's error.
@@ -110,9 +110,9 @@ pub trait DiskFile: Send + Sync {
     /// # Errors
     /// The file system's error.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Reserves space up to `len` bytes, so that writing there later cannot fail for lack of it.
+    /// Reserves space up to `len` bytes, so that later writes there cannot fail for lack of space.
     ///
     /// # Errors
-    /// The file system's error; `StorageFull` if there is not enough space, `Unsupported` if it reserves none.
+    /// The file system's error; `StorageFull` if there is not enough space, `Unsupported` if it cannot reserve space.
     fn reserve(&self, len: u64) -> io::Result<()>;
 }

@@ -1,8 +1,7 @@
 //! The store as the broker sees it: definitions, and the messages of durable queues.
 //!
-//! [`Store::open`] recovers the contents of a data directory; [`Rounds::start`] starts the thread that writes. In each
-//! round the definitions are committed before the journal is synced: a message in a new queue is never on disk before
-//! the queue is.
+//! [`Store::open`] recovers the contents of a data directory; [`Rounds::start`] starts the writing thread. Each round
+//! commits the definitions before it syncs the journal: a message in a new queue is never on disk before the queue is.
 
 mod brake;
 mod check;
@@ -43,7 +42,7 @@ use queue_storage::{QueueStorage, StoredQueues};
 use retire::Mover;
 use rounds::Definitions;
 
-/// An open data directory. All threads may call its methods, and none of them waits for the disk.
+/// An open data directory. Its methods are thread-safe, and none of them blocks on the disk.
 pub struct Store {
     journal: Arc<Journal>,
     stored_queues: Arc<StoredQueues>,
@@ -51,7 +50,7 @@ pub struct Store {
     brake: Arc<Brake>,
 }
 
-/// One durable queue's part of the store. The queue holds it.
+/// The part of the store for one durable queue, owned by that queue.
 pub struct StoredQueue {
     stored_queues: Arc<StoredQueues>,
     catalogue: Arc<Catalogue>,
@@ -63,7 +62,7 @@ pub struct StoredQueue {
 pub struct Appended {
     /// The message's location, for [`Entry`].
     pub message: MessageRef,
-    /// Too much waits to be written, or to be moved from the journal: the publisher is to pause, see
+    /// Too much is pending, to be written or to be moved from the journal: the publisher has to pause, see
     /// [`Store::wait_for_capacity`].
     pub full: bool,
 }
@@ -90,7 +89,7 @@ impl Store {
             Err(OpenError::Damaged(report)) => (*report, None),
             Err(error) => return Err(error.into()),
         };
-        // The inventory knows files that the journal alone would not miss.
+        // The inventory lists files whose absence the journal alone would not detect.
         let report = inventory.compare_journal(report);
         let Some((committer, recovered)) = opened.filter(|_| report.problems.is_empty()) else {
             return Err(OpenError::Damaged(Box::new(report)).into());
@@ -100,7 +99,7 @@ impl Store {
         }
         let journal = committer.journal().clone();
         let notified = journal.clone();
-        // A change of the definitions is committed by a round, also when there is no message to write.
+        // A round commits changes of the definitions even if there is no message to write.
         catalogue.on_change(Box::new(move || notified.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
         let (stored_queues, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
@@ -110,23 +109,23 @@ impl Store {
             inventory.list_segments(storage.log.id().0, found)
         });
         let unlisted = unlisted.collect();
-        // Retirement moves messages from the journal to segments, and keeps the inventory.
+        // Retirement moves messages from the journal to segments, and maintains the inventory.
         let inventory_writer = InventoryWriter::new(catalogue.clone(), inventory, unlisted);
         let mover = Mover::new(stored_queues.clone(), brake.clone(), inventory_writer, &settings);
         let rounds = Rounds::new(committer, mover, catalogue.clone());
         let recovered = Recovered::new(stored_queues.clone(), found);
-        // The definitions may come from a backup, or be new: a queue must not get the messages of one that is lost.
+        // The definitions may be new, or come from a backup: a queue must not inherit the messages of a lost one.
         recovered.queues().for_each(|queue| catalogue.reserve_ids(queue.id.0));
         Ok((Arc::new(Self { journal, stored_queues, catalogue, brake }), rounds, recovered))
     }
 
-    /// The definitions, whose changes the same rounds commit, before those of the journal.
+    /// The definitions, which each round commits before the journal's records.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
         &self.catalogue
     }
 
-    /// Appends a message, given in parts, whether or not there is room. It must be passed to [`StoredQueue::enqueue`]
-    /// with `last` set once, or else to [`Store::release`].
+    /// Appends a message, given in parts, whether or not there is capacity. Pass it to [`StoredQueue::enqueue`] with `last`
+    /// set once, or else to [`Store::release`].
     ///
     /// # Panics
     /// If the message has 4 GiB or more.
@@ -135,7 +134,7 @@ impl Store {
         Appended { message, full: full || self.brake.is_on() }
     }
 
-    /// Drops a message's reference: it goes to no (further) queue after all.
+    /// Drops the reference to a message that enters no (further) queue.
     pub fn release(&self, message: MessageRef) {
         self.journal.release(message);
     }
@@ -149,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Segments for messages that are paged out of memory and need not survive a restart.
+    /// Segments for messages that are paged out of memory and do not survive a restart.
     pub fn transient_segments(&self) -> QueueSegments {
         self.stored_queues.transient_segments()
     }
@@ -159,20 +158,20 @@ impl Store {
         self.stored_queues.forget(id);
     }
 
-    /// Orders definitions and messages on disk: all messages appended while the guard is held are written in one round,
-    /// and changes to definitions made meanwhile are on disk before it writes, perhaps already since the round before.
-    /// A crash may leave the definitions without the messages, but not the opposite. Hold it briefly, and never twice in
-    /// one thread (ARCHITECTURE.md, "Lock order").
+    /// Orders definitions and messages on disk. All messages appended while the guard is held are written in one round, and
+    /// changes to definitions made meanwhile are on disk before it writes, possibly since the previous round. A crash may
+    /// leave the definitions without the messages, but not the opposite. Hold it briefly, and never twice in one thread
+    /// (ARCHITECTURE.md, "Lock order").
     pub fn begin_ordered_round(&self) -> RoundGuard<'_> {
         self.journal.begin_ordered_round()
     }
 
-    /// End of the log of messages when it was opened: anything that was expected on disk beyond this has been lost.
+    /// End of the log of messages when it was opened: anything beyond this that was expected on disk has been lost.
     pub fn opened_at(&self) -> Lsn {
         self.journal.opened_at()
     }
 
-    /// LSN to wait for so that everything appended so far is on disk.
+    /// LSN to wait for until everything appended so far is on disk.
     pub fn end(&self) -> Lsn {
         self.journal.end()
     }
@@ -182,18 +181,18 @@ impl Store {
         self.journal.durable()
     }
 
-    /// Wakes `waiter` once everything up to `lsn` is on disk, at once if it already is; and lets a round begin now.
+    /// Wakes `waiter` once everything up to `lsn` is on disk, at once if it already is; and starts a round.
     pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
         self.journal.wait(lsn, waiter);
     }
 
-    /// Whether publishers need not pause.
+    /// Whether publishers may continue.
     pub fn has_capacity(&self) -> bool {
         self.journal.has_capacity() && !self.brake.is_on() && self.catalogue.has_capacity()
     }
 
-    /// Wakes `waiter` when it is worth checking again whether publishers [need not pause](Self::has_capacity); at once if
-    /// they need not.
+    /// Wakes `waiter` when it should check again whether publishers [may continue](Self::has_capacity); at once if they
+    /// may.
     pub fn wait_for_capacity(&self, waiter: Arc<dyn Waiter>) {
         let waiter = self.brake.wait(waiter).and_then(|waiter| self.catalogue.wait_for_capacity(waiter));
         if let Some(waiter) = waiter {
@@ -201,19 +200,19 @@ impl Store {
         }
     }
 
-    /// Since when and why nothing can be written; `None` while writing works. Nothing is confirmed meanwhile.
+    /// When and why writing failed; `None` while writing works. Nothing is confirmed meanwhile.
     pub fn failing(&self) -> Option<Failing> {
         self.journal.failing()
     }
 
-    /// Whether publishers must wait: nothing can be written, so nothing is confirmed, or the disk is full and
-    /// acknowledgements are written to the space reserved for them.
+    /// Whether publishers must wait: either all writes fail, so nothing is confirmed, or the disk is full and
+    /// acknowledgements use the space reserved for them.
     pub fn needs_space(&self) -> bool {
         self.journal.needs_space()
     }
 
-    /// Sets how many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
-    /// frees dispensable space early. Messages that it has accepted are written nevertheless.
+    /// Sets how many bytes of the disk must stay free: the store prepares and retains no segment that leaves less, and
+    /// frees dispensable space early. It still writes messages that it has accepted.
     pub fn set_disk_free_limit(&self, bytes: u64) {
         self.journal.set_disk_free_limit(bytes);
     }
@@ -235,25 +234,25 @@ impl StoredQueue {
         self.storage.log.id()
     }
 
-    /// Adds messages to the queue, at ascending positions behind all that it has had. Call it under the queue's own
-    /// lock. Returns the LSN to [wait](Store::wait) for.
+    /// Adds messages to the queue, at ascending positions above all earlier ones. Call it under the queue's own lock.
+    /// Returns the LSN to [wait](Store::wait) for.
     pub fn enqueue(&self, entries: &[Entry]) -> Lsn {
         self.stored_queues.journal.enqueue(&self.storage.log, entries)
     }
 
-    /// [Enqueues](Self::enqueue) messages that leave another queue for this one. After a crash they are here only if
-    /// [`StoredQueue::transfer`] of that queue was called, as it must be, and its record is on disk.
+    /// [Enqueues](Self::enqueue) messages that leave another queue for this one. After a crash they are here only if the
+    /// record of [`StoredQueue::transfer`] is on disk, which must be called for that queue.
     pub fn enqueue_in_transfer(&self, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         self.stored_queues.journal.enqueue_in_transfer(&self.storage.log, entries, transfer)
     }
 
-    /// Removes messages that the transfer has [put](Self::enqueue_in_transfer) into other queues. After a crash they
-    /// are in one queue or the other, never in both. Call it for a deleted queue, too: a transfer must be completed.
+    /// Removes messages that the transfer has [put](Self::enqueue_in_transfer) into other queues. After a crash they are in
+    /// one queue or the other, never in both. Call it even for a deleted queue: a transfer must be completed.
     pub fn transfer(&self, ranges: &[Range], transfer: &Transfer) -> Lsn {
         self.storage.transfer(&self.stored_queues.journal, ranges, transfer)
     }
 
-    /// Drops a message that was to enter the queue and does not, and that no other queue needs.
+    /// Drops a message that does not enter the queue after all, and that no other queue needs.
     pub fn release(&self, message: MessageRef) {
         self.stored_queues.journal.release(message);
     }
@@ -264,19 +263,18 @@ impl StoredQueue {
         self.storage.settle(&self.stored_queues.journal, ranges)
     }
 
-    /// LSN to [wait](Store::wait) for so that everything appended so far, also by other queues, is on disk.
+    /// LSN to [wait](Store::wait) for until everything appended so far, also by other queues, is on disk.
     pub fn end(&self) -> Lsn {
         self.stored_queues.journal.end()
     }
 
-    /// Records that messages were delivered, each `count` times by now. The record gets to the disk within some
-    /// milliseconds.
+    /// Records that messages were delivered, each `count` times by now. The record is written within some milliseconds.
     pub fn delivered(&self, ranges: &[Range], count: u32) {
         self.storage.delivered(&self.stored_queues.journal, ranges, count);
     }
 
-    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but at
-    /// least one. It waits for the disk: do not call it under a lock.
+    /// Live messages from a position on, in order: up to `max_messages` and `max_bytes` of payloads, but at least one.
+    /// Blocks on the disk: do not call it under a lock.
     ///
     /// # Errors
     /// A message that cannot be read.
@@ -284,7 +282,7 @@ impl StoredQueue {
         read::read(&self.storage, &self.stored_queues.journal, from, max_messages, max_bytes)
     }
 
-    /// Drops the messages of a deleted queue, once the deletion, noted in the catalogue before this call, is on disk.
+    /// Drops the messages of a deleted queue once its deletion, queued in the catalogue before this call, is on disk.
     pub fn forget(&self) {
         let forget = Forget { stored_queues: self.stored_queues.clone(), id: self.id() };
         self.catalogue.wait(self.deleted(), Arc::new(forget));

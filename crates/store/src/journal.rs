@@ -1,13 +1,13 @@
 //! The journal: one append-only log for the messages of all durable queues, and for the events that affect them.
 //!
 //! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into
-//!   memory and returns at once. A [`Committer`] writes the gathered records, syncs, and wakes every caller that
-//!   [waits](Journal::wait): everything appended during one sync is in the next group. The only session that waits runs a
-//!   round itself while the disk is fast ([`RoundsInTurns`]).
+//!   memory and returns at once. A [`Committer`] writes the pending records, syncs, and wakes every caller that
+//!   [waits](Journal::wait): everything appended during one sync is in the next group. A session that is the only
+//!   waiter runs a round itself while the disk is fast ([`RoundsInTurns`]).
 //! - An LSN is a number of bytes since the log began. The log lies in segment files; the oldest is retired once its
 //!   messages are settled or live elsewhere, and its file is overwritten.
-//! - After a failure to write or sync, nothing of the group counts as written, and all of it goes to a new file, which
-//!   begins at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
+//! - After a failed write or sync, nothing of the group counts as written, and all of it goes to a new file. That file
+//!   starts at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
 //! - [`open`] reads it all back. A torn end is cut off; damage before it is an error, or discarded by [`repair`].
 //!
 //! Neither a queue's index nor the pending records are locked during disk operations (ARCHITECTURE.md, "Lock order"). An
@@ -64,19 +64,19 @@ use space::Space;
 use spares::{Preallocation, Spares};
 use writer::LogFiles;
 
-/// The records that wait for the committer, locked.
+/// A guard of the records that wait for the committer.
 type PendingGuard<'a> = MutexGuard<'a, PendingRecords, { Rank::JournalRecords as u8 }>;
 
-/// Keeps records together in one round, see [`Journal::begin_ordered_round`].
+/// Holds records together in one round, see [`Journal::begin_ordered_round`].
 pub type RoundGuard<'a> = RwLockReadGuard<'a, (), { Rank::JournalRounds as u8 }>;
 
-/// A journal. All threads may call its methods; a [`Committer`] does the writing.
+/// A journal. Its methods are thread-safe; a [`Committer`] does the writing.
 pub struct Journal {
     settings: JournalSettings,
     incarnation: u64,
     /// End of the log when it was opened.
     opened_at: Lsn,
-    /// Locked for writing while a round takes the gathered records, see [`Journal::begin_ordered_round`].
+    /// Locked for writing while a round takes the pending records, see [`Journal::begin_ordered_round`].
     rounds: RwLock<(), { Rank::JournalRounds as u8 }>,
     pending: Mutex<PendingRecords, { Rank::JournalRecords as u8 }>,
     /// The committer waits on this for work.
@@ -91,18 +91,17 @@ pub struct Journal {
     figures: JournalCounters,
     /// The round that a session runs itself, once the committer has been started.
     in_turn: OnceLock<Arc<dyn Deferred>>,
-    /// Woken when the log has begun another segment.
+    /// Woken when the log has started another segment.
     new_segment: OnceLock<Arc<dyn Waiter>>,
 }
 
-/// The journal's state of a queue. The queue holds a reference to it.
+/// The journal's state of a queue, referenced by the queue.
 pub struct QueueLog {
     id: QueueId,
     index: Mutex<JournalIndex, { Rank::QueueIndex as u8 }>,
 }
 
-/// Messages that move from one queue to others, from the first [`Journal::enqueue_in_transfer`] to
-/// [`Journal::transfer`].
+/// Messages that move from one queue to others, from the first [`Journal::enqueue_in_transfer`] to [`Journal::transfer`].
 #[derive(Debug, Default)]
 pub struct Transfer {
     /// The records of the messages that enter.
@@ -114,9 +113,9 @@ pub struct Transfer {
 pub struct JournalSettings {
     /// Bytes of a segment file.
     pub segment_size: u64,
-    /// No message is accepted while more bytes than this wait to be written. As many bytes of definitions may wait, too.
+    /// No message is accepted while more bytes than this are pending. The same limit applies to definitions.
     pub pending_limit: usize,
-    /// When a session runs a round itself.
+    /// Conditions under which a session runs a round itself.
     pub in_turn: RoundsInTurns,
 }
 
@@ -129,11 +128,11 @@ pub struct Failing {
     pub error: String,
     /// Whether the last error was that the disk is full.
     pub full: bool,
-    /// How many attempts to write have failed.
+    /// Number of failed attempts to write.
     pub attempts: u64,
 }
 
-/// Too many bytes wait to be written: see [`Journal::wait_for_capacity`].
+/// Too many bytes are pending: see [`Journal::wait_for_capacity`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
@@ -146,9 +145,9 @@ pub struct JournalCounters {
     pub bytes: AtomicU64,
     /// Attempts to write or sync that failed.
     pub failures: AtomicU64,
-    /// Messages lost because they could not be read when their segment was to be retired.
+    /// Messages lost because they were unreadable when their segment was retired.
     pub unreadable: AtomicU64,
-    /// How long the latest syncs took on average, in nanoseconds.
+    /// Average duration of recent syncs, in nanoseconds.
     sync_time: AtomicU64,
 }
 
@@ -159,7 +158,7 @@ impl Default for JournalSettings {
 }
 
 impl JournalCounters {
-    /// How long the latest rounds have taken to write and sync, averaged so that one counts for an eighth.
+    /// Moving average of the time to write and sync a round, in which one round has a weight of an eighth.
     fn sync_time(&self) -> Duration {
         Duration::from_nanos(self.sync_time.load(Ordering::Relaxed))
     }
@@ -172,7 +171,7 @@ impl JournalCounters {
 }
 
 impl Transfer {
-    /// Whether no queue that persists messages has received any.
+    /// Whether no queue with persistent messages has received any.
     pub fn is_empty(&self) -> bool {
         self.enqueued.is_empty()
     }
@@ -182,7 +181,7 @@ impl Journal {
     /// Appends a message, given in parts. Its segment stays until the message has reached its queues: the caller must
     /// pass the message to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
     ///
-    /// # Errors
+    /// [`Full`] if too many bytes are pending; nothing was appended.
     /// [`Full`] if too much waits to be written; nothing was appended.
     ///
     /// # Panics
@@ -191,8 +190,8 @@ impl Journal {
         if self.has_capacity() { Ok(self.append_regardless(parts).0) } else { Err(Full) }
     }
 
-    /// [Appends](Journal::append) a message even if too much waits to be written, and returns whether it does. For
-    /// callers that already have a message and can neither keep it nor make its sender wait.
+    /// [Appends](Journal::append) a message even if too many bytes are pending, and returns whether they are. For callers
+    /// that already have a message and can neither retain it nor make its sender wait.
     ///
     /// # Panics
     /// If the message has 4 GiB or more.
@@ -214,8 +213,8 @@ impl Journal {
         self.pending.lock().bytes() <= self.pending_limit()
     }
 
-    /// Adds messages to a queue, at ascending positions behind all that it has had. Call it under the queue's own lock.
-    /// Returns the LSN to [wait](Journal::wait) for; the messages themselves are on disk then too.
+    /// Adds messages to a queue, at ascending positions above all earlier ones. Call it under the queue's own lock. Returns
+    /// the LSN to [wait](Journal::wait) for; the messages themselves are on disk then too.
     pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
@@ -227,8 +226,8 @@ impl Journal {
         lsn
     }
 
-    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only if
-    /// [`Journal::transfer`] has been called with the same transfer, and its record is on disk. It must be called.
+    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one. After a crash they are here only if the
+    /// record of [`Journal::transfer`] with the same transfer is on disk. It must be called.
     pub fn enqueue_in_transfer(&self, queue: &QueueLog, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
@@ -243,8 +242,8 @@ impl Journal {
         lsn
     }
 
-    /// [Settles](Journal::settle) the messages that leave a queue with a transfer, and completes it: after a crash
-    /// either all of it has happened or none of it.
+    /// [Settles](Journal::settle) the messages that leave a queue with a transfer, and completes it: after a crash either
+    /// all of it has happened or none of it.
     pub fn transfer(&self, queue: &QueueLog, ranges: &[Range], transfer: &Transfer) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
@@ -257,13 +256,13 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// Drops a message's reference: it goes to no (further) queue after all.
+    /// Drops the reference to a message that enters no (further) queue.
     pub fn release(&self, message: MessageRef) {
         self.pending.lock().drop_live(message.to_u64());
     }
 
-    /// Removes messages from a queue permanently. Positions that the journal does not know (messages that live elsewhere,
-    /// or are not persistent) do no harm, and are reported in [`RecoveredJournal`] if the journal still has the record.
+    /// Removes messages from a queue permanently. Unknown positions (messages that are stored elsewhere, or not persistent)
+    /// do no harm, and are reported in [`RecoveredJournal`] if the journal still has the record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
@@ -282,8 +281,8 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it already is; and lets a round begin now, or at
-    /// the end of this thread's turn if this waiter is the only one.
+    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it already is. Starts a round now, or at the end of
+    /// this thread's turn if this waiter is the only one.
     pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
         self.waiters.wait(lsn.0, Arc::clone(&waiter));
         let mut pending = self.pending.lock();
@@ -292,26 +291,26 @@ impl Journal {
         }
     }
 
-    /// Lets a round begin as soon as possible, for the sake of its hook even if nothing was appended.
+    /// Requests a round as soon as possible, to run its hook even if nothing was appended.
     pub(crate) fn demand_round(&self) {
         self.demand(self.pending.lock());
     }
 
-    /// While the guard is held no round takes the gathered records, so all records appended under it go to the same
-    /// round. Changes noted for [`Hooks::before_sync`] under it are durable before any of these records is written:
-    /// at the latest in that round, but already in the round before if that one was past its gathering. A crash may
-    /// thus leave the changes without the records, or with only the first of them, and never a record without the
-    /// changes. Hold it briefly, and never twice in one thread.
+    /// While the guard is held no round takes the pending records, so all records appended under it go to the same round.
+    /// Changes queued for [`Hooks::before_sync`] under it are durable before any of these records is written: in that round
+    /// at the latest, or already in the previous one if that had taken its records. A crash may thus leave the changes
+    /// without the records, or with only the first of them, and never a record without the changes. Hold it briefly, and
+    /// never twice in one thread.
     pub fn begin_ordered_round(&self) -> RoundGuard<'_> {
         self.rounds.read()
     }
 
-    /// End of the log when it was opened: anything that was expected on disk beyond this has been lost.
+    /// End of the log when it was opened: anything beyond this that was expected on disk has been lost.
     pub fn opened_at(&self) -> Lsn {
         self.opened_at
     }
 
-    /// LSN of the next record: waiting for it is waiting for everything appended so far.
+    /// LSN of the next record: wait for it to wait for everything appended so far.
     pub fn end(&self) -> Lsn {
         Lsn(self.pending.lock().end())
     }
@@ -333,12 +332,12 @@ impl Journal {
         self.queues.lock().entry(id).or_insert_with(new).clone()
     }
 
-    /// Forgets a queue whose deletion is on disk: its messages are no longer needed. Nothing is written.
+    /// Drops a queue whose deletion is on disk: its messages are no longer needed. Writes nothing.
     pub fn forget(&self, id: QueueId) {
         let Some(queue) = self.queues.lock().remove(&id) else { return };
         let index = std::mem::take(&mut *queue.index.lock());
         let mut messages = index.from(0).map(|live| live.message.to_u64()).peekable();
-        // In steps, since all publishers wait meanwhile.
+        // In steps, since the lock blocks all publishers.
         while messages.peek().is_some() {
             let mut pending = self.pending.lock();
             messages.by_ref().take(FORGOTTEN_AT_ONCE).for_each(|message| pending.drop_live(message));
@@ -358,7 +357,7 @@ impl Journal {
         self.reader(READ_AHEAD).read(message).map(<[u8]>::to_vec)
     }
 
-    /// Bytes waiting to be written.
+    /// Bytes that wait to be written.
     pub fn pending_bytes(&self) -> usize {
         self.pending.lock().bytes()
     }
@@ -368,7 +367,7 @@ impl Journal {
         &self.figures
     }
 
-    /// Prepares a spare segment file, if there is none; the threads of [`Committer::start`] do so by themselves.
+    /// Prepares a spare segment file, if there is none; the threads of [`Committer::start`] do so by themselves. Returns
     /// `false` if there was one.
     ///
     /// # Errors
@@ -377,23 +376,22 @@ impl Journal {
         self.spares.prepare(Preallocation::Zeros)
     }
 
-    /// Sets how many bytes of the disk are to stay free: no segment is prepared or kept for later that leaves less.
+    /// Sets how many bytes of the disk must stay free: no segment that leaves less is prepared or retained for later.
     pub fn set_disk_free_limit(&self, bytes: u64) {
         self.space.set_limit(bytes);
     }
 
     /// Measures the free space, releases dispensable files of the log if it is short, and returns whether it is.
-    pub(crate) fn look_at_space(&self) -> bool {
-        let short = self.space.look();
+    pub(crate) fn measure_space(&self) -> bool {
+        let short = self.space.measure();
         if short {
             self.spares.give_back();
         }
-        self.spares.keep_reserve();
+        self.spares.ensure_reserve();
         short
     }
 
-    /// Whether publishers must wait for space: nothing can be written, or only into the space reserved for
-    /// acknowledgements.
+    /// Whether publishers must wait for space: writes fail, or succeed only in the space reserved for acknowledgements.
     pub(crate) fn needs_space(&self) -> bool {
         self.failing.lock().is_some() || self.spares.is_reserve_used()
     }
@@ -413,7 +411,7 @@ impl Journal {
         self.space.free()
     }
 
-    /// Lets the next record begin a segment if the current one is larger than a small one, so that it can be retired.
+    /// Makes the next record start a segment if the current one is larger than a small one, so that it can be retired.
     pub(crate) fn leave_large_segment(&self) {
         let mut pending = self.pending.lock();
         let last = pending.extents().last().map_or(0, |last| last.end - last.first);
@@ -423,7 +421,7 @@ impl Journal {
         }
     }
 
-    /// Length of the log in segments; in segments of the ordinary size while space is short and small ones are used.
+    /// Length of the log in segments of the ordinary size, even while space is short and small ones are used.
     pub(crate) fn length_in_segments(&self) -> usize {
         let pending = self.pending.lock();
         if !self.space.is_short() {
@@ -436,13 +434,13 @@ impl Journal {
     fn pending_limit(&self) -> usize {
         let limit = self.settings.pending_limit;
         match self.space.is_short() {
-            // Accepted messages must get to the disk, too.
+            // Accepted messages must reach the disk, too.
             true => limit.min(usize::try_from(self.space.small_segment()).unwrap_or(limit)),
             false => limit,
         }
     }
 
-    /// Wakes `waiter` whenever the log has begun another segment, from the writing thread, as in [`Waiter::wake`].
+    /// Wakes `waiter` whenever the log has started another segment, from the writing thread, as in [`Waiter::wake`].
     pub(crate) fn on_new_segment(&self, waiter: Arc<dyn Waiter>) {
         // There is only one subscriber.
         let _ = self.new_segment.set(waiter);
@@ -456,25 +454,25 @@ impl Journal {
         }
     }
 
-    /// Wakes the committer if it sleeps or much has gathered, and returns the end of the log.
+    /// Wakes the committer if it sleeps or many bytes are pending, and returns the end of the log.
     fn nudge(&self, mut pending: PendingGuard<'_>) -> Lsn {
         let lsn = Lsn(pending.end());
         let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
         if much || pending.asleep && !self.defer_waking() {
             pending.demanded |= much;
-            self.rouse(pending);
+            self.notify_committer(pending);
         }
         lsn
     }
 
     /// Wakes the committer's thread.
-    fn rouse(&self, mut pending: PendingGuard<'_>) {
+    fn notify_committer(&self, mut pending: PendingGuard<'_>) {
         pending.asleep = false;
         drop(pending);
         self.work.notify_one();
     }
 
-    /// The file with the record at `lsn`, and the LSN behind its last byte.
+    /// The file that contains the record at `lsn`, and the LSN after the file's last byte.
     fn file_of(&self, lsn: u64) -> Option<(SharedFile, u64)> {
         let durable = self.durable().0;
         let files = self.files.read();
@@ -516,15 +514,15 @@ impl QueueLog {
     }
 }
 
-/// Long enough that changing files costs nothing, short enough that segments get retired.
+/// Long enough that changing files costs nothing, and short enough for segments to be retired.
 const SEGMENT_SIZE: u64 = 64 << 20;
 /// A third of a second of the fastest publishing: a sync that takes longer pauses publishers.
 const PENDING_LIMIT: usize = 64 << 20;
-/// A round begins without a request once this number of bytes has gathered.
+/// A round starts without a request once this number of bytes is pending.
 const EAGER_BYTES: usize = 1 << 20;
-/// Weight of the past in the average time of syncs.
+/// Weight of the past in the moving average of sync times.
 const SYNCS_AVERAGED: u64 = 8;
 /// Messages of a deleted queue that are released under one lock: some tens of microseconds.
 const FORGOTTEN_AT_ONCE: usize = 4 << 10;
-/// Most messages are shorter, so one read loads them.
+/// Most messages are shorter, so one read suffices.
 const READ_AHEAD: usize = 4 << 10;

@@ -1,8 +1,8 @@
-//! The disk of the embedded broker: confirmed messages and definitions are here, and come back after a crash.
+//! The disk storage of the embedded broker: confirmed messages and definitions, which survive a crash.
 //!
 //! - [`catalogue`]: definitions, in redb.
-//! - [`Store`]: everything together, as the broker sees it.
-//! - [`disk`]: files behind a trait, so that tests can run on a disk that loses, tears and reorders unsynced data.
+//! - [`Store`]: combines all parts, for the broker.
+//! - [`disk`]: files behind a trait, so that tests can use a disk that loses, tears and reorders unsynced data.
 //! - [`journal`]: messages of durable queues, and the events that affect them, in one append-only log.
 //! - [`pages`]: messages of a queue that have left the journal, or were paged out of memory.
 //!

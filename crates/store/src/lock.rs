@@ -1,14 +1,14 @@
 //! Locks a data directory for one process.
 //!
-//! The directory itself is locked, which no operation on the files in it undoes; so is the file `lock`, which names the
-//! owning process, and which earlier versions lock alone.
+//! The directory itself is locked, which no operation on its files undoes. So is the file `lock`, which contains the
+//! owner's process id, and which is the only lock of earlier versions.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Holds the lock of a data directory until it is dropped or the process ends, however that happens.
+/// Holds the lock of a data directory until it is dropped or the process ends in any way.
 #[derive(Debug)]
 pub struct DirectoryLock {
     /// Open for the lifetime of the lock.
@@ -49,7 +49,7 @@ impl DirectoryLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                // Only needed for the message.
+                // Needed only for the error message.
                 let _ = file.take(MAX_PID).read_to_string(&mut pid);
                 return Err(LockError::Taken { pid: pid.trim().parse().ok() });
             }
@@ -66,7 +66,7 @@ impl DirectoryLock {
 }
 
 const FILE: &str = "lock";
-/// Most bytes read of the other process's id.
+/// The most bytes of the other process's id.
 const MAX_PID: u64 = 16;
 
 #[cfg(test)]
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_had_by_one_at_a_time() {
+    fn a_directory_is_locked_by_one_process_at_a_time() {
         let directory = tempfile::tempdir().expect("a directory");
         let first = DirectoryLock::take(directory.path()).expect("free");
         let second = DirectoryLock::take(directory.path()).expect_err("taken");
         assert_eq!(second.to_string(), format!("in use by process {}", std::process::id()));
-        // Removing the lock's file does not open the directory to a second broker.
+        // Removing the lock file does not make the directory available to a second broker.
         std::fs::remove_file(directory.path().join(FILE)).expect("removed");
         let second = DirectoryLock::take(directory.path()).expect_err("still taken");
         assert!(matches!(second, LockError::Taken { pid: None }), "{second}");

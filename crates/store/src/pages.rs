@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! - Synced data is found after a crash, and messages persisted as settled stay settled.
-//! - A torn end is cut off only where nothing proves that it was durable (an index, or a sync mark behind it);
+//! - A torn end is cut off only where nothing proves that it was durable (an index, or a later sync mark);
 //!   otherwise it is damage, and a start is refused with file and offset.
 //! - Memory is a few hundred bytes per segment and 16 per 64 KiB of messages, and open files are few ([`Pages::new`]),
 //!   however many queues and messages there are.
@@ -60,9 +60,9 @@ use files::{OpenFiles, Sizes};
 /// Whether a queue's segments survive a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// They do, as far as they are synced.
+    /// They survive, as far as they are synced.
     Durable,
-    /// They do not: nothing is ever synced, and the directory is wiped at the start.
+    /// They do not survive: nothing is ever synced, and the directory is wiped at the start.
     Transient,
 }
 
@@ -73,13 +73,13 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The segments on a disk, which together keep at most `open_files` files open (not counting those being written or
-    /// read at the moment).
+    /// The segments on a disk, which together hold at most `open_files` files open, not counting those being written or
+    /// read at the moment.
     pub fn new(disk: Arc<dyn Disk>, open_files: usize) -> Self {
         Self::with_segments_of(disk, open_files, SEGMENT_BYTES)
     }
 
-    /// The same with segments of another length, in bytes. It may change from one start to the next.
+    /// The same with another segment size, in bytes. It may change between starts.
     pub(crate) fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
         let sizes = Sizes { segment, ..Sizes::default() };
         Self { files: Arc::new(OpenFiles::new(disk, open_files, sizes)) }
@@ -91,7 +91,7 @@ impl Pages {
         QueueSegments::new(self.files.clone(), directory, queue, kind == Durability::Durable)
     }
 
-    /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes leftover files.
+    /// The segments of a durable queue after a restart. Cuts off torn ends, and removes leftover files.
     ///
     /// # Errors
     /// If files cannot be read, are of an unknown version, or are damaged (unless damage is to be skipped).
@@ -120,7 +120,7 @@ impl Pages {
         recover::missing(&self.files, &format!("{}/{queue}", Durability::Durable.directory()), promised)
     }
 
-    /// Removes everything of transient queues. Call it at the start, before any of them is used.
+    /// Removes everything of transient queues. Call it at the start, before using any of them.
     ///
     /// # Errors
     /// If something cannot be removed.
@@ -129,8 +129,8 @@ impl Pages {
         self.files.disk().remove_dir(directory).map_err(at(directory))
     }
 
-    /// Reads everything in a durable queue's directory, which must not be open, and verifies all checksums. Changes
-    /// nothing.
+    /// Reads everything in a durable queue's directory, which must not be open, and verifies all checksums, without
+    /// changes.
     ///
     /// # Errors
     /// If files cannot be read, or are of an unknown version. Damage is not an error: it is in the report.

@@ -1,13 +1,13 @@
-//! Waiters: for data to be on disk, for room, for work.
+//! Waiters: for data to be on disk, for capacity, for work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sync::{Mutex, Rank};
 
-/// A task or thread that waits for an event: data on disk, room, or work.
+/// A task or thread that waits for an event: data on disk, capacity, or work.
 pub trait Waiter: Send + Sync {
-    /// The event has happened. Called once for each wait, from the thread that has caused it, with no lock held but a
+    /// The event has happened. Called once for each wait, from the thread that caused it, with no lock held except a
     /// queue's or the journal's committer: it may only wake a task or thread.
     fn wake(&self);
 }
@@ -18,12 +18,12 @@ impl<F: Fn() + Send + Sync> Waiter for F {
     }
 }
 
-/// The waiters for one event. Its owner takes all waiters under its lock, and wakes them after the release.
+/// The waiters for one event. The owner takes all waiters under its lock, and wakes them after releasing it.
 #[derive(Default)]
 pub struct WaitList(Vec<Arc<dyn Waiter>>);
 
 impl WaitList {
-    /// Adds a waiter, which is woken once for each time that it was added.
+    /// Adds a waiter, which is woken once for each time it was added.
     pub fn add(&mut self, waiter: Arc<dyn Waiter>) {
         self.0.push(waiter);
     }
@@ -40,7 +40,7 @@ impl WaitList {
         Self(std::mem::take(&mut self.0))
     }
 
-    /// Wakes all waiters. To be called without a lock.
+    /// Wakes all waiters. Call it without a lock.
     pub fn wake(self) {
         self.0.iter().for_each(|waiter| waiter.wake());
     }

@@ -46,7 +46,7 @@ fn publish(journal: &Journal, id: u64, messages: usize) {
 /// Runs publishers beside the thread that writes.
 fn model(publishers: &[usize]) {
     let disk = SimDisk::new(1, 1 << 20);
-    // The time that something takes must not decide what happens.
+    // The result must not depend on the duration of an operation.
     let in_turn = RoundsInTurns { sync_below: Duration::MAX, alone_for: Duration::ZERO };
     let settings = JournalSettings { segment_size: 1 << 16, pending_limit: 1 << 16, in_turn };
     let (mut committer, _) = open(Arc::new(disk), settings, Box::new(())).unwrap();

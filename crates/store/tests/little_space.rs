@@ -12,7 +12,7 @@ use store::journal::{CommitOutcome, Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
 #[test]
-fn fill_it_consume_everything_and_it_works_again() {
+fn a_full_disk_works_again_after_everything_is_consumed() {
     let seeds = std::env::var("LEVERET_SPACE_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
     let mut filled = 0;
     for seed in 0..seeds {
@@ -87,7 +87,7 @@ fn publishers_do_not_wait_for_a_retirement_that_does_not_fit() {
     assert!(run.store.journal().segments().len() > 8 && run.store.has_capacity(), "{}", run.describe());
 }
 
-/// The first message is needed by all queues, what follows it in its segment by none.
+/// All queues need the first message, and none the others in its segment.
 #[test]
 fn a_segment_with_a_few_messages_of_many_queues_is_retired_if_their_copies_fit() {
     for (body, is_retired) in [(20_000, true), (100_000, false)] {

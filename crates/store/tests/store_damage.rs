@@ -11,7 +11,7 @@ use store::journal::{Entry, JournalSettings, QueueId};
 use store::{Recovered, Retirement, Rounds, Store, StoreError, StoreSettings, check, repair};
 
 #[test]
-fn a_message_that_cannot_be_read_does_not_keep_the_journal_from_getting_shorter() {
+fn an_unreadable_message_does_not_prevent_the_journal_from_shrinking() {
     let disk = SimDisk::new(1, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
@@ -29,12 +29,12 @@ fn a_message_that_cannot_be_read_does_not_keep_the_journal_from_getting_shorter(
 }
 
 #[test]
-fn damage_in_the_journal_is_refused_with_its_place_and_repaired_without_further_loss() {
+fn damage_in_the_journal_is_refused_with_its_location_and_repaired_without_further_loss() {
     damaged("journal/", 38);
 }
 
 #[test]
-fn damage_in_a_queues_segment_is_refused_with_its_place_and_repaired_without_further_loss() {
+fn damage_in_a_queues_segment_is_refused_with_its_location_and_repaired_without_further_loss() {
     damaged("queues/", 2);
 }
 
@@ -120,7 +120,7 @@ fn damage_in_the_definitions_is_reported_and_the_messages_are_kept() {
 }
 
 #[test]
-fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
+fn an_unreadable_definitions_file_is_replaced_by_a_new_one() {
     let disk = SimDisk::new(4, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 1);
@@ -173,7 +173,7 @@ fn a_second_repair_keeps_the_files_put_aside_by_the_first() {
 }
 
 #[test]
-fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on() {
+fn a_truncated_definitions_file_is_refused_and_can_be_repaired() {
     for share in 0..8 {
         let disk = SimDisk::new(4, CAPACITY);
         let (store, mut rounds, _) = open(&disk).expect("a store");
@@ -203,7 +203,7 @@ fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on(
 }
 
 #[test]
-fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
+fn a_missing_or_truncated_file_is_refused_by_name() {
     let segments = |disk: &SimDisk, directory: &str| {
         let files = disk.files().into_iter();
         let mut used: Vec<_> =
@@ -234,7 +234,7 @@ fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
 }
 
 #[test]
-fn a_directory_that_is_gone_is_refused() {
+fn a_missing_directory_is_refused() {
     for directory in ["journal", "queues"] {
         let disk = filled_and_closed();
         disk.remove_dir(directory).expect("removed");
@@ -243,7 +243,7 @@ fn a_directory_that_is_gone_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_gone_after_a_kill_is_refused_by_name() {
+fn a_file_missing_after_a_kill_is_refused_by_name() {
     let disk = SimDisk::new(8, CAPACITY);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);

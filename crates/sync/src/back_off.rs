@@ -1,8 +1,8 @@
-//! The pauses between attempts that fail.
+//! Exponential back-off between failed attempts.
 
 use std::time::Duration;
 
-/// Pauses that double with each failure, up to a longest one.
+/// Pauses that double with each failure, up to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackOff {
     next: Duration,
@@ -11,24 +11,24 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Begins with the pause `first`.
+    /// Starts with the pause `first`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { next: first, first, longest }
     }
 
-    /// The pause before the next attempt, after one that has failed.
+    /// The pause before the next attempt, to be called after a failed one.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = self.longest.min(2 * pause);
         pause
     }
 
-    /// The next failure is the first again.
+    /// Starts again with the first pause.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
 
-    /// [Resets](Self::reset) it if what was tried has lasted longer than the longest pause: it has not failed at once.
+    /// [Resets](Self::reset) it if the attempt lasted longer than the longest pause: it did not fail at once.
     pub fn reset_after(&mut self, lasted: Duration) {
         if lasted > self.longest {
             self.reset();

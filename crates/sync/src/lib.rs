@@ -11,8 +11,8 @@
 //!
 //! Counters that many threads add to are [`ShardedCounters`].
 //!
-//! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
-//! waiting. [`pace`] does so for threads that serve no connection. [`BackOff`] has the pauses between attempts that fail.
+//! [`work`] accounts for the work that a thread does in a turn, so that no connection delays the others. [`pace`] does the
+//! same for threads that serve no connection. [`BackOff`] computes the pauses between failed attempts.
 //!
 //! Out of scope: anything that is not needed both with and without loom.
 

@@ -17,7 +17,7 @@ pub fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     check(preemptions, test);
 }
 
-/// Like [`explore`], but whoever waits for a condition and a time finds at once that the time has passed.
+/// Like [`explore`], but waiting for a condition with a timeout times out at once.
 ///
 /// # Panics
 /// As [`explore`].
@@ -31,7 +31,7 @@ thread_local! {
     static TIMES_OUT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Bytes. Loom gives the first thread 32 KiB, which code that is not optimized fills by making a broker.
+/// Bytes. Loom gives the first thread 32 KiB, which unoptimized code exceeds when it creates a broker.
 const STACK: usize = 512 * 1024;
 
 fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
@@ -70,7 +70,7 @@ impl<T> Mutex<T> {
         self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
     }
 
-    /// The value, which nobody else can lock now.
+    /// The value; the exclusive borrow proves that nobody has locked it.
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,7 +114,7 @@ impl Condvar {
         guard.0 = guard.0.take().map(|guard| self.0.wait(guard).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits until it is notified, or not at all.
+    /// Waits until it is notified, or times out at once (see [`explore_timeouts`]).
     pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
         let times_out = TIMES_OUT.get();
         if !times_out {

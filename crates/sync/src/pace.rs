@@ -1,8 +1,8 @@
-//! The pauses of a thread that makes something long, such as a list of all queues, beside threads that serve clients.
+//! Pauses for a thread that does a long job, such as listing all queues, beside threads that serve clients.
 //!
-//! Such a thread waits for nothing, so on a machine without an idle core the kernel takes its core away only after some
-//! milliseconds, and a client whose thread has just become ready waits as long. A thread that yields its core every half
-//! millisecond lets it in sooner, and costs nothing where no other thread is ready.
+//! Such a thread never blocks, so without an idle core the kernel preempts it only after some milliseconds, and a client
+//! whose thread has just become ready waits that long. A thread that yields every half millisecond shortens this wait, and
+//! costs nothing if no other thread is ready.
 
 use std::cell::Cell;
 use std::thread;
@@ -15,9 +15,8 @@ thread_local! {
     static PAUSES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts work of a thread that belongs to no client, in nanoseconds, as [`work::charge`](crate::work::charge) does. The
-/// thread yields its core to others that are ready whenever it has done as much as a [`TURN`]. Called without locks that
-/// clients wait for.
+/// Counts work of a thread that serves no client, in nanoseconds, as [`work::charge`](crate::work::charge) does. The thread
+/// yields to other ready threads each time it has done a [`TURN`] of work. Call it without locks that clients wait for.
 #[inline]
 pub fn pace(cost: u32) {
     let done = DONE.get() + u64::from(cost);
@@ -27,7 +26,7 @@ pub fn pace(cost: u32) {
     }
 }
 
-/// Drops items whose freeing costs `each` nanoseconds, with pauses in between.
+/// Drops items, each of which takes `each` nanoseconds to free, and pauses in between.
 pub fn drop_at_pace<T>(each: u32, items: impl IntoIterator<Item = T>) {
     for item in items {
         drop(item);
@@ -35,7 +34,7 @@ pub fn drop_at_pace<T>(each: u32, items: impl IntoIterator<Item = T>) {
     }
 }
 
-/// How often this thread has paused, for tests.
+/// Number of times that this thread has paused, for tests.
 pub fn pauses() -> u64 {
     PAUSES.get()
 }

@@ -16,9 +16,9 @@ pub struct LockFigures {
     pub rank: Rank,
     /// The type of what they protect.
     pub contents: &'static str,
-    /// How often they were taken.
+    /// How often a thread acquired one.
     pub acquisitions: u64,
-    /// How often a thread had to wait for one.
+    /// Number of acquisitions for which a thread had to wait.
     pub contended: u64,
     /// Nanoseconds that threads have waited.
     pub waited: u64,
@@ -37,7 +37,7 @@ const HELD: usize = 3;
 
 type Names = BTreeMap<(u8, &'static str), &'static ShardedCounters<4>>;
 
-/// Locked when a lock is made, and when somebody looks.
+/// Locked when a lock is created, and when the figures are read.
 fn names() -> &'static parking_lot::Mutex<Names> {
     static NAMES: OnceLock<parking_lot::Mutex<Names>> = OnceLock::new();
     NAMES.get_or_init(parking_lot::Mutex::default)
@@ -60,7 +60,7 @@ impl Measured {
         Self(names.entry((rank, type_name::<T>())).or_insert_with(|| Box::leak(Box::default())))
     }
 
-    /// Takes a lock by one of these, the second of which waits.
+    /// Acquires a lock: by `at_once` if it is free, otherwise by `later`, which blocks.
     pub(crate) fn take<G>(self, at_once: impl FnOnce() -> Option<G>, later: impl FnOnce() -> G) -> G {
         if let Some(guard) = at_once() {
             self.0.add([1, 0, 0, 0]);
@@ -72,15 +72,15 @@ impl Measured {
         guard
     }
 
-    /// Takes a lock unless somebody else has it, which is not counted.
+    /// Acquires a lock unless another thread has it; a failed attempt is not counted.
     pub(crate) fn try_take<G>(self, at_once: impl FnOnce() -> Option<G>) -> Option<G> {
         let guard = at_once()?;
         self.0.add([1, 0, 0, 0]);
         Some(guard)
     }
 
-    /// Begins to measure how long the lock is held that has just been taken, if it is one of the sample.
-    pub(crate) fn begin_to_hold(self) -> Held {
+    /// Starts to measure how long the lock just taken is held, if the acquisition is sampled.
+    pub(crate) fn start_hold_timer(self) -> Held {
         let number = TAKEN.get();
         TAKEN.set(number.wrapping_add(1));
         Held(number.is_multiple_of(SAMPLED).then(|| (self, Instant::now())))
@@ -114,8 +114,8 @@ fn nanoseconds(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One of this many acquisitions is timed, since reading the clock takes as long as a lock. A prime number: the locks of a
-/// message follow each other in the same order again and again.
+/// One in this many acquisitions is timed, since reading the clock takes as long as a lock. It is a prime, because each
+/// message takes the same locks in the same order.
 const SAMPLED: u32 = 61;
 
 #[cfg(all(test, feature = "lock-profile", not(feature = "loom")))]

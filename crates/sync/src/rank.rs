@@ -15,9 +15,9 @@ macro_rules! ranks {
             /// All ranks, by number.
             pub(crate) const ALL: &[Self] = &[$(Self::$rank,)*];
 
-            /// Whether a thread that holds a lock of rank `held` may take one of rank `next`. Of dead letters' turns it
-            /// may hold several: it waits for a second one only with dead letters of that queue that it got before the other
-            /// thread began.
+            /// Whether a thread that holds a lock of rank `held` may take one of rank `next`. It may hold several
+            /// dead-letter turns: it waits for a second one only with dead letters of that queue that it got before the
+            /// other thread began.
             #[cfg(any(debug_assertions, feature = "loom", feature = "lock-profile"))]
             pub(crate) fn may_follow(held: u8, next: u8) -> bool {
                 held < next || held == next && next == Self::DeadLettersTurn as u8

@@ -48,7 +48,7 @@ impl<T, const RANK: u8> Mutex<T, RANK> {
     pub fn lock(&self) -> MutexGuard<'_, T, RANK> {
         let rank = HeldRank::take::<T, _>(self);
         let guard = self.measured.take(|| self.lock.try_lock(), || self.lock.lock());
-        MutexGuard { guard, held: self.measured.begin_to_hold(), _rank: rank }
+        MutexGuard { guard, held: self.measured.start_hold_timer(), _rank: rank }
     }
 
     /// Locks the mutex unless it is locked.
@@ -59,10 +59,10 @@ impl<T, const RANK: u8> Mutex<T, RANK> {
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T, RANK>> {
         let rank = HeldRank::take::<T, _>(self);
         let guard = self.measured.try_take(|| self.lock.try_lock())?;
-        Some(MutexGuard { guard, held: self.measured.begin_to_hold(), _rank: rank })
+        Some(MutexGuard { guard, held: self.measured.start_hold_timer(), _rank: rank })
     }
 
-    /// The value, which nobody else can lock now.
+    /// The value; the exclusive borrow proves that nobody has locked it.
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut()
     }
@@ -125,7 +125,7 @@ impl<T, const RANK: u8> RwLock<T, RANK> {
     pub fn read(&self) -> RwLockReadGuard<'_, T, RANK> {
         let rank = HeldRank::take::<T, _>(self);
         let guard = self.measured.take(|| self.lock.try_read(), || self.lock.read());
-        RwLockReadGuard { guard, _held: self.measured.begin_to_hold(), _rank: rank }
+        RwLockReadGuard { guard, _held: self.measured.start_hold_timer(), _rank: rank }
     }
 
     /// Locks it for writing.
@@ -136,7 +136,7 @@ impl<T, const RANK: u8> RwLock<T, RANK> {
     pub fn write(&self) -> RwLockWriteGuard<'_, T, RANK> {
         let rank = HeldRank::take::<T, _>(self);
         let guard = self.measured.take(|| self.lock.try_write(), || self.lock.write());
-        RwLockWriteGuard { guard, held: self.measured.begin_to_hold(), rank }
+        RwLockWriteGuard { guard, held: self.measured.start_hold_timer(), rank }
     }
 }
 
@@ -215,12 +215,12 @@ thread_local! {
 /// A release build that measures locks does not check their order as well.
 const CHECKS: bool = cfg!(any(debug_assertions, feature = "loom"));
 
-/// The thread's entry for a lock, from before it waits for the lock until after it has released it.
+/// The thread's entry for a lock, from before it waits for the lock until after it releases it.
 #[derive(Debug)]
 struct HeldRank<const RANK: u8>;
 
 impl<const RANK: u8> HeldRank<RANK> {
-    /// Makes the entry for `lock`, which protects a `T`.
+    /// Adds the entry for `lock`, which protects a `T`.
     #[track_caller]
     fn take<T, L>(lock: &L) -> Self {
         taken::note::<T>(RANK, std::ptr::from_ref(lock).addr());
@@ -229,14 +229,14 @@ impl<const RANK: u8> HeldRank<RANK> {
         }
         let here = Location::caller();
         check(RANK, here);
-        // A thread that ends has dropped its list, and holds nothing.
+        // A thread that is ending has already dropped its list, and holds nothing.
         let _ = HELD.try_with(|held| held.borrow_mut().push((RANK, here)));
         Self
     }
 }
 
-/// Panics, in a debug build, if this thread holds a lock below which it may take none of this rank: for work during which no
-/// such lock is to be held.
+/// In a debug build, panics if this thread holds a lock that forbids taking one of this rank: for work that must run
+/// without such locks.
 #[track_caller]
 pub fn check_may_take(rank: Rank) {
     if CHECKS {
@@ -283,7 +283,7 @@ mod tests {
         for _ in 0..2 {
             let first = early.lock();
             let second = late.read();
-            // The order of the releases is free.
+            // Locks may be released in any order.
             drop(first);
             drop(second);
         }

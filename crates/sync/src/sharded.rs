@@ -1,22 +1,21 @@
-//! Counters that many threads add to at once, without passing a line of the processor's caches from core to core.
+//! Counters that many threads add to at once, without bouncing a cache line from core to core.
 
 // Nothing waits for them, so they need not be tested in every interleaving.
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Shares of a value that is split among threads. More cores than this add to the same ones, which costs them less than
-/// reading more shares would cost whoever looks.
+/// Number of shards. Beyond this many cores, several share one: that costs them less than more shards would cost a reader.
 const SHARDS: usize = 16;
 
 static NEXT_SHARD: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The share of this thread: threads take them in turn.
+    /// This thread's shard; threads are assigned in turn.
     static SHARD: usize = NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS;
 }
 
-/// A value in lines of the caches that hold nothing else: changing what lies beside it costs its readers nothing.
+/// A value with cache lines of its own: a write to a neighbour does not slow its readers.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct CachePadded<T>(T);
@@ -49,20 +48,20 @@ impl<T> Shards<T> {
     /// How many values there are.
     pub const COUNT: usize = SHARDS;
 
-    /// The value of this thread, which a few others may have, too.
+    /// The value of this thread's group.
     pub fn own(&self) -> &T {
-        // A thread that ends has dropped its number.
+        // A thread that is ending has already dropped its number.
         &self.0[SHARD.try_with(|shard| *shard).unwrap_or(0)]
     }
 
-    /// The values of all groups, in no order that means something.
+    /// The values of all groups, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|shard| &**shard)
     }
 }
 
-/// `N` counters that only grow. They are split among threads, for a kilobyte, when two threads first add to one of them at the
-/// same moment. Counters to which one thread adds at a time take no memory for it.
+/// `N` monotonic counters. They are split among threads, at the cost of a kilobyte, when two threads first add to one of
+/// them at the same moment. Without such contention they take no extra memory.
 #[derive(Debug)]
 pub struct ShardedCounters<const N: usize> {
     /// Counts from before they were split.
@@ -99,14 +98,14 @@ impl<const N: usize> ShardedCounters<N> {
         }
     }
 
-    /// Returns false, and adds nothing, if another thread adds at this moment.
+    /// Adds to the unsplit counter; returns false without adding if another thread is adding at this moment.
     fn add_to_whole(&self, at: usize, counted: u64) -> bool {
         let (whole, relaxed) = (&self.whole[at], Ordering::Relaxed);
         let before = whole.load(relaxed);
         whole.compare_exchange(before, before.wrapping_add(counted), relaxed, relaxed).is_ok()
     }
 
-    /// The count so far of the counter at `at`. Of two calls of one thread the second never gives less.
+    /// The current count at index `at`. It never decreases between two calls of one thread.
     pub fn get(&self, at: usize) -> u64 {
         let shards = self.shards.get().into_iter().flat_map(Shards::iter);
         let counts = shards.map(|shard| shard.0[at].load(Ordering::Relaxed));

@@ -12,7 +12,7 @@ pub struct TakenLock {
     rank: u8,
     /// The type of what it protects.
     pub contents: &'static str,
-    /// Its place in memory: no two locks have the same at a time.
+    /// Its address: no two locks share it at the same time.
     address: usize,
 }
 
@@ -27,7 +27,7 @@ std::thread_local! {
     static TAKEN: RefCell<Option<BTreeSet<TakenLock>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, and returns the locks that this thread has taken meanwhile.
+/// Runs `work`, and returns the locks that this thread took during it.
 pub fn locks_taken(work: impl FnOnce()) -> BTreeSet<TakenLock> {
     struct Recording;
     impl Drop for Recording {
@@ -43,9 +43,9 @@ pub fn locks_taken(work: impl FnOnce()) -> BTreeSet<TakenLock> {
     taken
 }
 
-/// Notes that the thread takes the lock at `address`, which protects a `T`.
+/// Records that the thread takes the lock at `address`, which protects a `T`.
 pub(crate) fn note<T>(rank: u8, address: usize) {
-    // A thread that ends has dropped its set.
+    // A thread that is ending has already dropped its set.
     let _ = TAKEN.try_with(|taken| {
         if let Some(taken) = &mut *taken.borrow_mut() {
             taken.insert(TakenLock { rank, contents: type_name::<T>(), address });

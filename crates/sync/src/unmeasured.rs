@@ -1,4 +1,4 @@
-//! Takes the place of the measurements of [`ranked`](crate::ranked) where nothing is measured.
+//! Replaces the measurements of [`ranked`](crate::ranked) in builds without them.
 
 /// Nothing is counted.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ impl Measured {
         at_once()
     }
 
-    pub(crate) fn begin_to_hold(self) -> Held {
+    pub(crate) fn start_hold_timer(self) -> Held {
         Held
     }
 }

@@ -1,10 +1,10 @@
-//! A place for the waker of a task.
+//! Storage for the waker of a task.
 
 use std::task::Waker;
 
 use crate::work;
 
-/// Holds the waker of a task, which other tasks and threads wake by it.
+/// Stores the waker of a task, with which other tasks and threads wake it.
 #[derive(Debug, Default)]
 pub struct AtomicWaker(atomic_waker::AtomicWaker);
 

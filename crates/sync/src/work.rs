@@ -16,7 +16,7 @@
 //!
 //! Work that is better done once for a whole turn is [deferred](defer) to its end.
 //!
-//! A turn that runs over all the same, since its work cannot be divided, is [relieved](on_overrun).
+//! A turn that exceeds its budget because its work cannot be divided is [relieved](on_overrun).
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -37,9 +37,9 @@ macro_rules! thread_cells {
 }
 
 thread_cells! {
-    /// The rest of this thread's turn, in nanoseconds; below zero once it is over.
+    /// Nanoseconds left of this thread's turn; negative once it is over.
     static LEFT: Cell<i64> = Cell::new(NO_TURN);
-    /// Address of what has its turn; 0 outside of a turn.
+    /// Address of the turn's owner; 0 outside of a turn.
     static OWNER: Cell<usize> = Cell::new(0);
     /// Another task was woken in this turn.
     static HAS_WOKEN: Cell<bool> = Cell::new(false);
@@ -49,8 +49,8 @@ thread_cells! {
 
 /// Work that is [deferred](defer) to the end of a turn.
 pub trait Deferred: Send + Sync {
-    /// Does the work, without locks. Work that waits for a disk is done by `blocking`; without it, it is left to another
-    /// thread.
+    /// Does the work, without locks held. Work that waits for a disk goes through `blocking`; without it, another thread
+    /// does that work.
     fn run(&self, blocking: Option<Blocking<'_>>);
 }
 
@@ -60,7 +60,7 @@ pub type Blocking<'a> = &'a dyn Fn(&mut dyn FnMut());
 /// The value outside of a turn, which no charge can use up.
 const NO_TURN: i64 = i64::MAX;
 
-/// The thread's turn, which lasts until this value is dropped.
+/// A turn of this thread, which lasts until this value is dropped.
 #[derive(Debug)]
 pub struct Turn {
     /// Keeps the value on its thread.
@@ -68,7 +68,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Begins a turn of [`TURN`] on this thread.
+    /// Starts a turn of [`TURN`] on this thread.
     #[must_use]
     pub fn begin() -> Self {
         LEFT.with(|left| left.set(i64::from(TURN)));
@@ -107,7 +107,7 @@ pub fn is_turn_of<T>(owner: &T) -> bool {
     OWNER.with(Cell::get) == std::ptr::from_ref(owner).addr()
 }
 
-/// Notes that this thread wakes another task, as [`AtomicWaker`](crate::AtomicWaker) does.
+/// Records that this thread wakes another task, as [`AtomicWaker`](crate::AtomicWaker) does.
 pub fn wakes_another() {
     HAS_WOKEN.with(|woken| woken.set(true));
 }
@@ -117,7 +117,7 @@ pub fn has_woken_another() -> bool {
     HAS_WOKEN.with(Cell::get)
 }
 
-/// Defers work to when this thread's turn has nothing else to do, or ends. Deferred twice, it runs once. Returns `false`
+/// Defers work until this thread's turn has nothing else to do, or ends. Work deferred twice runs once. Returns `false`
 /// outside of a turn, where nothing is deferred.
 #[must_use]
 pub fn defer(work: &Arc<dyn Deferred>) -> bool {
@@ -133,8 +133,8 @@ pub fn defer(work: &Arc<dyn Deferred>) -> bool {
     true
 }
 
-/// Runs the work deferred in this turn so far; returns whether there was any. The owner of the turn calls it when
-/// nothing else is to be done, and looks again then for what has come of it. A turn that ends runs what is left.
+/// Runs the work deferred in this turn so far; returns whether there was any. The owner of the turn calls it when it has
+/// nothing else to do, and then checks for its results. The end of a turn runs the rest.
 pub fn run_deferred(blocking: Option<Blocking<'_>>) -> bool {
     let mut any = false;
     while let Some(next) = DEFERRED.with(|deferred| deferred.borrow_mut().pop()) {
@@ -144,14 +144,14 @@ pub fn run_deferred(blocking: Option<Blocking<'_>>) -> bool {
     any
 }
 
-/// Has `relieve` called, within the turn, whenever a turn has used up its budget once more. Work that is long should be charged
-/// before it is done. Only the first call has an effect.
+/// Registers `relieve`, which is called within a turn each time the turn has used up its budget once more. Charge long work
+/// before doing it. Only the first call has an effect.
 pub fn on_overrun(relieve: fn()) {
-    // Set once, by the process that has just made its threads.
+    // The process sets it once, right after it has started its threads.
     let _ = RELIEVE.set(relieve);
 }
 
-/// Wakes another thread, for the tasks that this one holds up.
+/// Wakes another thread for the tasks that this one delays.
 static RELIEVE: OnceLock<fn()> = OnceLock::new();
 
 /// Charges work that costs `each` nanoseconds, `count` times.
@@ -188,7 +188,7 @@ pub fn charge_bytes(each: u32, bytes: usize) {
     charge(1, (bytes as u64).saturating_mul(u64::from(each)) as usize / 1000);
 }
 
-/// The part of `whole` that corresponds to the rest of this thread's turn: all of it outside of a turn.
+/// The share of `whole` that fits the rest of this thread's turn: all of it outside of a turn.
 pub fn share_left(whole: usize) -> usize {
     let left = left().clamp(0, i64::from(TURN)) as u64;
     (whole as u64 * left / u64::from(TURN)) as usize
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_relieved_whenever_it_has_used_up_its_budget_once_more() {
+    fn a_turn_is_relieved_each_time_it_uses_up_its_budget_again() {
         thread_local! { static RELIEVED: Cell<u32> = const { Cell::new(0) }; }
         on_overrun(|| RELIEVED.set(RELIEVED.get() + 1));
         let after = |each, count| {

@@ -1,4 +1,4 @@
-//! Whether a connection's task has work to do, or rests until its peer or another task wakes it.
+//! Whether a connection's task has work to do, or is idle until its peer or another task wakes it.
 
 use std::sync::Arc;
 // A hint that nothing waits for need not be tested in every interleaving.
@@ -9,60 +9,60 @@ use std::task::{Context, Wake, Waker};
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     state: AtomicU8,
-    /// Its peer is not read: more turns would not have it do more of its peer's work. Set and cleared at the end of a turn.
+    /// Reading from the peer is paused: more turns would not process more of its input. Updated at the end of each turn.
     is_paused: AtomicBool,
-    /// The number of its rests, which it alone counts.
+    /// Number of times that the task has become idle; only the task itself increments it.
     rests: AtomicU32,
 }
 
-/// It waits for its peer or another task.
-const RESTS: u8 = 0;
-/// It has been woken, or has more to do than fitted into its turn, and waits for a thread.
-const WAITS: u8 = 1;
+/// It is idle, and waits for its peer or another task.
+const IDLE: u8 = 0;
+/// It has been woken, or has more work than fitted into its turn, and waits for a thread.
+const READY: u8 = 1;
 /// Its turn has begun, and nothing has woken it since.
-const RUNS: u8 = 2;
+const RUNNING: u8 = 2;
 
 impl Activity {
-    /// If it has work to do, the number of its rests before.
+    /// Number of times that the task was idle before, if it has work to do now.
     pub(crate) fn busy_since_rest(&self) -> Option<u32> {
-        let is_busy = self.state.load(Ordering::Relaxed) != RESTS && !self.is_paused.load(Ordering::Relaxed);
+        let is_busy = self.state.load(Ordering::Relaxed) != IDLE && !self.is_paused.load(Ordering::Relaxed);
         is_busy.then(|| self.rests.load(Ordering::Relaxed))
     }
 
     /// Its turn begins.
     pub(crate) fn begin(&self) {
-        self.state.store(RUNS, Ordering::Relaxed);
+        self.state.store(RUNNING, Ordering::Relaxed);
     }
 
     /// Its turn is over, but not its work.
     pub(crate) fn wait(&self) {
-        self.state.store(WAITS, Ordering::Relaxed);
+        self.state.store(READY, Ordering::Relaxed);
     }
 
-    /// Its turn is over, with nothing left to do unless it has been woken meanwhile.
+    /// Its turn is over. It becomes idle unless it has been woken meanwhile.
     pub(crate) fn rest(&self) {
-        let rests = self.state.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let rests = self.state.compare_exchange(RUNNING, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if rests {
             self.rests.store(self.rests.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         }
     }
 
-    /// Whether its peer is not read from now on.
+    /// Sets whether reading from its peer is paused from now on.
     pub(crate) fn set_paused(&self, is_paused: bool) {
-        // Most turns change nothing that other threads look at.
+        // Most turns change nothing that other threads read.
         if self.is_paused.load(Ordering::Relaxed) != is_paused {
             self.is_paused.store(is_paused, Ordering::Relaxed);
         }
     }
 }
 
-/// The waker of a connection's task, which notes that it has been woken.
-struct NotingWaker {
+/// The waker of a connection's task, which records that the task has been woken.
+struct RecordingWaker {
     task: Waker,
     activity: Arc<Activity>,
 }
 
-impl Wake for NotingWaker {
+impl Wake for RecordingWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -73,7 +73,7 @@ impl Wake for NotingWaker {
     }
 }
 
-/// The waker that a connection's task registers, made again when the runtime has another one for the task.
+/// The waker that a connection's task registers. It is created again when the runtime has another waker for the task.
 #[derive(Default)]
 pub(crate) struct RegisteredWaker(Option<(Waker, Waker)>);
 
@@ -83,7 +83,7 @@ impl RegisteredWaker {
         let known = self.0.take().filter(|(known, _)| known.will_wake(task.waker()));
         let (_, noting) = self.0.insert(known.unwrap_or_else(|| {
             let (task, activity) = (task.waker().clone(), Arc::clone(activity));
-            let noting = NotingWaker { task: task.clone(), activity };
+            let noting = RecordingWaker { task: task.clone(), activity };
             (task, Waker::from(Arc::new(noting)))
         }));
         noting
@@ -120,13 +120,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_waker_is_made_once_for_a_task() {
-        // A spawned task: unlike other wakers, those of tokio have one table of functions, by which they are compared.
+        // A spawned task: wakers of tokio's tasks, unlike others, share one vtable, by which they are compared.
         let made = tokio::spawn(poll_fn(|task| {
             let (activity, mut registered) = (Arc::new(Activity::default()), RegisteredWaker::default());
             for _ in 0..2 {
                 registered.of(task, &activity);
             }
-            // One reference is ours.
+            // This test holds one reference.
             Poll::Ready(Arc::strong_count(&activity) - 1)
         }));
         assert_eq!(made.await.unwrap(), 1);

@@ -1,9 +1,9 @@
-//! Waiting for a disk on a thread of the runtime, which is worth it for some hundred microseconds: to hand the wait to
+//! Waits for a disk on a thread of the runtime, which pays off up to some hundred microseconds: handing the wait over to
 //! another thread takes as long.
 //!
-//! Meanwhile no other thread may be looking after sockets and timers, for the runtime leaves that to one of its threads at
-//! a time. So a thread beside the runtime watches, and wakes another one of it if the disk takes longer than expected. A turn
-//! that runs over wakes another one itself.
+//! Only one thread of the runtime at a time polls sockets and timers, and it may be the one that blocks. A watchdog thread
+//! outside of the runtime therefore wakes another runtime thread if the disk takes longer than expected. A turn that
+//! exceeds its budget wakes another thread itself.
 
 use std::sync::OnceLock;
 use std::thread::{self, Thread};
@@ -25,17 +25,17 @@ struct Blocked {
 #[derive(Default)]
 struct Watched {
     blocked: Option<Blocked>,
-    /// A thread has blocked since the last look.
+    /// A thread has blocked since the last check.
     used: bool,
-    /// The watching thread sleeps until it is woken.
+    /// The watchdog sleeps until it is woken.
     asleep: bool,
 }
 
 static WATCHED: Mutex<Watched> = Mutex::new(Watched { blocked: None, used: false, asleep: false });
-/// The watching thread, from the first use on; `None` if the system had none to give.
-static WATCHING: OnceLock<Option<Thread>> = OnceLock::new();
+/// The watchdog thread, from the first use on; `None` if the system could not start one.
+static WATCHDOG: OnceLock<Option<Thread>> = OnceLock::new();
 
-/// Runs what may block this thread, for [`sync::work::run_deferred`], so that the runtime's other tasks continue.
+/// Runs work that may block this thread, for [`sync::work::run_deferred`], while the runtime's other tasks continue.
 #[expect(
     clippy::disallowed_methods,
     reason = "another thread takes over the sessions meanwhile, which is the point here"
@@ -56,19 +56,19 @@ pub(crate) fn run_blocking(work: &mut dyn FnMut()) {
     }
 }
 
-/// Has another thread look after sockets, timers and the tasks that this one holds up, for [`sync::work::on_overrun`].
+/// Makes another thread poll sockets and timers and run the tasks that this one delays, for [`sync::work::on_overrun`].
 pub(crate) fn relieve() {
     if let Ok(runtime) = Handle::try_current()
         && runtime.runtime_flavor() == RuntimeFlavor::MultiThread
     {
-        // The first task takes the place of the one in the LIFO slot, which others could not take; the second makes sure that
-        // a thread is woken: none is for a task that comes into that slot while it is free.
+        // The first task replaces the one in the LIFO slot, which other threads could not take. The second makes sure that
+        // a thread is woken: a task that enters a free LIFO slot wakes none.
         drop(runtime.spawn(async {}));
         drop(runtime.spawn(async {}));
     }
 }
 
-/// Ends the watch, also if the work panics.
+/// Ends the watch, even if the work panics.
 struct Unwatch;
 
 impl Drop for Unwatch {
@@ -77,10 +77,10 @@ impl Drop for Unwatch {
     }
 }
 
-/// Has this thread watched until [`Unwatch`]; returns `false` if that cannot be.
+/// Starts to watch this thread until [`Unwatch`]; returns `false` without a watchdog thread.
 fn watch(runtime: Handle) -> bool {
-    let spawn = || thread::Builder::new().name("blocked-turns".into()).spawn(look_after).ok();
-    let Some(watching) = WATCHING.get_or_init(|| Some(spawn()?.thread().clone())) else { return false };
+    let spawn = || thread::Builder::new().name("blocked-turns".into()).spawn(run_watchdog).ok();
+    let Some(watching) = WATCHDOG.get_or_init(|| Some(spawn()?.thread().clone())) else { return false };
     let mut watched = WATCHED.lock();
     if watched.blocked.is_some() {
         return false;
@@ -95,8 +95,8 @@ fn watch(runtime: Handle) -> bool {
     true
 }
 
-/// Polls while turns block, and sleeps otherwise.
-fn look_after() {
+/// Checks periodically while turns block, and sleeps otherwise.
+fn run_watchdog() {
     let mut unused = 0;
     loop {
         thread::sleep(CHECK_INTERVAL);
@@ -107,7 +107,8 @@ fn look_after() {
             blocked.relieved = true;
             let runtime = blocked.runtime.clone();
             drop(watched);
-            // A task from outside of the runtime wakes one of its threads, which then looks after all that waits.
+            // A task from outside of the runtime wakes one of its threads, which then polls sockets and timers and runs
+            // ready tasks.
             drop(runtime.spawn(async {}));
             continue;
         }
@@ -121,9 +122,9 @@ fn look_after() {
     }
 }
 
-/// Ten times a usual sync of a fast disk, and short beside what a client notices.
+/// Ten times a usual sync of a fast disk, and too short for a client to notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// Looks without a blocked turn after which the watching thread sleeps.
+/// Checks without a blocked turn after which the watchdog sleeps.
 const CHECKS_BEFORE_SLEEP: u32 = 50;
 
 #[cfg(all(test, not(feature = "loom")))]
@@ -144,7 +145,7 @@ mod tests {
             tokio::time::sleep(2 * PAUSE).await;
             sender.send(()).unwrap();
         });
-        // All threads rest meanwhile. The one that continues has been looking after the timers, and does so no longer.
+        // All threads are idle meanwhile. The one that continues has polled the timers until now.
         tokio::time::sleep(PAUSE).await;
         let turn = work::Turn::begin();
         let mut answer = Ok(());
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_a_turn_has_woken_goes_on_while_it_runs_over() {
+    fn a_task_that_a_turn_has_woken_runs_while_the_turn_runs_over() {
         let turn = async {
             let (notify, (sender, receiver)) = (Arc::new(Notify::new()), mpsc::sync_channel(1));
             let woken = Arc::clone(&notify);
@@ -188,7 +189,7 @@ mod tests {
                 woken.notified().await;
                 sender.send(()).unwrap();
             });
-            // It waits by then, and comes into this thread's LIFO slot.
+            // The task is waiting by now, and enters this thread's LIFO slot.
             tokio::time::sleep(PAUSE).await;
             let turn = work::Turn::begin();
             notify.notify_one();

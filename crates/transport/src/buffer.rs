@@ -7,11 +7,11 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-/// Pieces shorter than this are copied; copying them costs less than another entry in a vectored write. The value is
-/// well below the smallest frame that may be negotiated (4096), so large bodies are never copied, however they are cut.
+/// Shorter pieces are copied, which costs less than another entry in a vectored write. The value is well below the smallest
+/// negotiable frame (4096), so large bodies are never copied, however they are split.
 const COPY_BELOW: usize = 2048;
 
-/// Most slices handed to one vectored write; Linux takes up to 1,024, and beyond 64 nothing is gained.
+/// Most slices of one vectored write; Linux accepts up to 1,024, and more than 64 bring no gain.
 const MAX_SLICES: usize = 64;
 
 /// A tail that has grown past this is sealed into the chain, so no single allocation keeps doubling.
@@ -31,7 +31,7 @@ pub struct OutBuf {
 }
 
 impl OutBuf {
-    /// The vector to append small things to. Never shorten it.
+    /// The vector to append small pieces to. Never shorten it.
     #[inline]
     pub fn tail(&mut self) -> &mut Vec<u8> {
         if self.tail.len() > SEAL_ABOVE {
@@ -131,7 +131,7 @@ impl OutBuf {
 mod tests {
     use super::*;
 
-    /// Writes everything out, `step` bytes at a time.
+    /// Writes all bytes, `step` at a time.
     fn drain(buf: &mut OutBuf, step: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while !buf.is_empty() {

@@ -1,8 +1,8 @@
-//! The file descriptors that connections leave to the rest of the process.
+//! Reserves file descriptors for the rest of the process by limiting those of connections.
 //!
-//! A connection must never have the descriptor that the journal needs for its next file. A new descriptor gets the lowest
-//! number that is free (POSIX), so one at or above a ceiling says that all below are in use. Such a connection is given up, and
-//! the numbers from the ceiling on stay free for others.
+//! A connection must never take the descriptor that the journal needs for its next file. A new descriptor gets the lowest
+//! free number (POSIX), so a number at or above a ceiling shows that all below are in use. Such a connection is closed, and
+//! the numbers from the ceiling on stay free.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicI32, Ordering};
 pub enum DescriptorShare {
     /// A client: its own connection, and that of a relay for it.
     Clients,
-    /// Connections that must work while clients have all of theirs: HTTP, upstreams, services that check logins.
+    /// Connections that must work even when clients have used up their share: HTTP, upstreams, auth services.
     Others,
 }
 
-/// The numbers below which descriptors of connections must be. There is none before the process sets its own.
+/// Descriptors of connections must be below these numbers. There is no limit until the process sets one.
 static CLIENTS: AtomicI32 = AtomicI32::new(RawFd::MAX);
 static OTHERS: AtomicI32 = AtomicI32::new(RawFd::MAX);
 
-/// Sets the numbers below which the descriptors of connections are to be. Connections that are open stay.
+/// Sets the ceilings for the descriptors of connections. Open connections are not closed.
 pub fn set_descriptor_ceilings(clients: u64, others: u64) {
     let number = |ceiling: u64| RawFd::try_from(ceiling).unwrap_or(RawFd::MAX);
     CLIENTS.store(number(clients), Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl DescriptorShare {
     /// Checks a socket that has just been opened.
     ///
     /// # Errors
-    /// EMFILE if it has a descriptor that is reserved for others. It is to be closed then.
+    /// EMFILE if its descriptor is reserved for others. The caller then has to close it.
     pub fn check(self, socket: &impl AsFd) -> io::Result<()> {
         let ceiling = match self {
             Self::Clients => &CLIENTS,

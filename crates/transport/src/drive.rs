@@ -1,4 +1,4 @@
-//! The loop of a connection: read, let the protocol work, write the gathered output.
+//! The loop of a connection: reads, runs the protocol, writes the gathered output.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -22,15 +22,15 @@ use crate::outbox::Outbox;
 use crate::peer_state::{PEER_CHECK, PeerState, PeerWatch};
 use crate::turn::{next_busy_turn, turn_to_end};
 
-/// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
+/// Size in bytes of the per-thread read buffer: unconsumed input, then newly read bytes.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole AMQP frame with a payload of 128 KiB
-/// fits, and about half of the scratch buffer is always free to read into.
+/// The most bytes that a protocol may leave unconsumed while it waits for more. A whole AMQP frame with a payload of 128
+/// KiB fits, and about half of the scratch buffer is always free for reading.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2 + 8;
 
-/// Fewest bytes that a read asks for after an earlier read could not be processed in one turn: less would cost more in
-/// system calls than it saves in bytes that wait here and not with the peer.
+/// The fewest bytes that a read asks for after an earlier one could not be processed in one turn. Smaller reads would cost
+/// more in system calls than they save in buffered bytes.
 const MIN_READ: usize = 16 * 1024;
 
 /// Picoseconds charged for a byte that is read.
@@ -45,23 +45,22 @@ const SYSTEM_CALL: u32 = 1_500;
 pub enum Intent {
     /// Read and write.
     Run,
-    /// Write, but do not read: the protocol cannot take the last input any further now.
+    /// Write, but do not read: the protocol cannot process more input now.
     Pause,
     /// Write what is in the outbox, then end.
     Finish,
-    /// End at once, and leave the socket to another process, which continues with it.
+    /// End at once, and hand the socket over to another process, which continues with it.
     HandOver,
 }
 
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
 pub trait Protocol {
-    /// Takes bytes from the front of `input`, and returns how many. Input that it leaves is shown again. It may leave
-    /// at most [`MAX_UNCONSUMED`] bytes to wait for more; they are then shown with the new bytes behind them. Input is
-    /// shown again as it is if the protocol left it because it paused, because the backlog had reached the read limit,
-    /// or because the connection's turn was over ([`work::is_turn_over`], which it checks after each frame), and can go
-    /// on.
+    /// Consumes bytes from the front of `input`, and returns how many. It may leave at most [`MAX_UNCONSUMED`] bytes to
+    /// wait for more, which are then passed again together with the new bytes. Input is also passed again, unchanged, if
+    /// the protocol left it for another reason and can continue: it paused, the backlog reached the read limit, or the turn
+    /// was over ([`work::is_turn_over`], which it checks after each frame).
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
-    /// The peer will send nothing more.
+    /// The peer has closed its sending side.
     fn handle_eof(&mut self);
     /// Some task called [`Outbox::nudge`].
     fn handle_nudge(&mut self, now: Instant);
@@ -69,7 +68,7 @@ pub trait Protocol {
     /// adds output of the protocol that bypasses the outbox. Also called with an empty batch, before the connection
     /// goes idle.
     fn frame_output(&mut self, _batch: &mut OutBuf) {}
-    /// The outbox has room again after it had none.
+    /// The backlog has fallen, and senders that found no capacity may continue.
     fn handle_capacity(&mut self);
     /// Bytes were written to the peer.
     fn handle_written(&mut self, now: Instant);
@@ -79,8 +78,8 @@ pub trait Protocol {
     fn next_deadline(&self) -> Option<Instant>;
     /// The next action. Queried after each of the calls above.
     fn intent(&self) -> Intent;
-    /// Whether the write timeout is running. It is not while the peer has said that it will not read for a time that
-    /// only it knows (AMQP's `connection.blocked`); when it applies again it starts from the beginning.
+    /// Whether the write timeout is running. It stops while the peer has announced that it will not read for an unknown
+    /// time (AMQP's `connection.blocked`), and then starts from the beginning.
     fn write_timeout_applies(&self) -> bool {
         true
     }
@@ -89,11 +88,11 @@ pub trait Protocol {
 /// Why a connection ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// The protocol was done and everything was written.
+    /// The protocol finished, and everything was written.
     Finished,
-    /// The peer closed its side and the protocol has no more to do.
+    /// The peer closed its side, and the protocol has nothing more to do.
     Eof,
-    /// The peer took nothing for the write timeout.
+    /// The peer accepted no bytes for the write timeout.
     WriteTimeout,
     /// The socket failed.
     Io(io::Error),
@@ -101,12 +100,12 @@ pub enum Ended {
     HandedOver(Transit),
 }
 
-/// The bytes of a connection that its socket does not have, when it is handed over.
+/// The bytes of a connection that are in neither direction's socket buffer when it is handed over.
 #[derive(Debug, Default)]
 pub struct Transit {
-    /// Read, and not taken by the protocol.
+    /// Read, and not consumed by the protocol.
     pub input: Vec<u8>,
-    /// Written by the protocol, and not taken by the socket.
+    /// Written by the protocol, and not accepted by the socket.
     pub output: Vec<u8>,
 }
 
@@ -114,14 +113,14 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
-/// The time of tokio's clock, which a test may pause: all that [`drive`] calls is called with it.
+/// The time of tokio's clock, which a test may pause: [`drive`] passes it to all calls.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
-/// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
-/// otherwise. While the protocol pauses, a peer that has reset the connection is noticed after [`PEER_CHECK`] at most.
+/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more. A peer
+/// that accepts no bytes for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says otherwise.
+/// While the protocol pauses, a reset by the peer is noticed within [`PEER_CHECK`].
 pub fn drive<'c, S, P>(
     stream: &'c mut S,
     protocol: &'c mut P,
@@ -133,12 +132,12 @@ where
     S: AsyncRead + AsyncWrite + PeerWatch + Unpin,
     P: Protocol,
 {
-    // Not a future around another: idle connections are many, and each would have its state twice.
+    // Not a future around another one: there are many idle connections, and each would store its state twice.
     drive_on(stream, protocol, outbox, (read_limit, write_timeout), BytesMut::new())
 }
 
-/// Runs a connection as [`drive`] does, with its `read_limit` and `write_timeout`, of which `input` was read before. The
-/// protocol is shown that first, when it can continue.
+/// Runs a connection as [`drive`] does, with its `read_limit` and `write_timeout`, whose `input` was read earlier. The
+/// protocol gets that input first, when it can continue.
 pub async fn drive_on<S, P>(
     stream: &mut S,
     protocol: &mut P,
@@ -184,7 +183,7 @@ where
             }
         }
     };
-    // Other tasks append to the outbox until now; later bytes would wait for nobody.
+    // Other tasks append to the outbox until now; nobody would write later bytes.
     outbox.close();
     if matches!(ended, Ended::Io(_)) {
         Box::pin(turn_to_end()).await;
@@ -212,22 +211,22 @@ struct Connection<'c, S, P> {
     outbox: &'c Outbox,
     read_limit: usize,
     write_timeout: Duration,
-    /// Input that the protocol has not taken; empty, and without memory, between whole frames.
+    /// Input that the protocol has not consumed; empty, and without memory, between whole frames.
     unconsumed: BytesMut,
-    /// Bytes that a whole turn has lately been able to process, as far as that is known to be less than the scratch
-    /// buffer. A read asks for no more than the rest of the turn can process; the remaining bytes wait with the peer.
+    /// Bytes that a whole turn has recently been able to process, if fewer than the scratch buffer holds. A read asks for
+    /// no more than the rest of the turn can process; the remaining bytes wait in the socket.
     read_size: usize,
-    /// The protocol may have left input because it could not continue; that input is shown again when it can.
+    /// The protocol may have left input because it could not continue; it gets that input again when it can.
     has_unconsumed: bool,
     /// Bytes taken from the outbox and not yet written.
     writing: OutBuf,
-    /// The stream may have buffered bytes that it has not yet given to the socket.
+    /// The stream may have buffered bytes that it has not yet passed to the socket.
     unflushed: bool,
-    /// Time since when the socket has taken nothing of `writing`, or of the stream's own buffer.
+    /// Time since when the socket has accepted nothing of `writing`, or of the stream's own buffer.
     stuck_since: Option<Instant>,
-    /// When the protocol paused, or its peer was last found to be there since.
+    /// When the protocol paused, or the peer was last found to be connected since.
     unread_since: Option<Instant>,
-    /// The write timeout did not apply when last asked.
+    /// The write timeout did not apply at the last check.
     write_timeout_suspended: bool,
     /// The peer closed its side.
     eof: bool,
@@ -235,7 +234,7 @@ struct Connection<'c, S, P> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Permit under which the connection runs while it has more to do than fits into one turn.
     busy_turn: Option<SemaphorePermit<'static>>,
-    /// The waker that the outbox, the stream and the timer have.
+    /// The waker registered with the outbox, the stream and the timer.
     waker: RegisteredWaker,
 }
 
@@ -258,14 +257,14 @@ where
             activity.wait();
         }
         activity.set_paused(self.protocol.intent() == Intent::Pause);
-        // A turn that ends early leaves what was deferred to other threads.
+        // A turn that returns early leaves its deferred work to other threads.
         drop(turn);
         self.busy_turn = None;
         step
     }
 
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
-        // Before the outbox is looked at, so that no append in between is missed.
+        // Before checking the outbox, so that no append in between is missed.
         self.outbox.begin_turn(cx);
         loop {
             let mut progress = false;
@@ -278,20 +277,20 @@ where
                 Ok(wrote) => progress |= wrote,
                 Err(error) => return Poll::Ready(Step::Ended(Ended::Io(error))),
             }
-            // Only after the write, which makes the room that senders wait for.
+            // Only after the write, which frees the capacity that senders wait for.
             if self.outbox.take_starved() {
                 self.protocol.handle_capacity();
                 progress = true;
             }
-            // Reading comes last, and only while the peer takes what is written to it: the answers to more input would only
-            // add to the backlog. Input that the protocol left is shown again before more is read.
+            // Reading comes last, and only while the peer accepts output: the answers to more input would only add to the
+            // backlog. Input that the protocol left is passed again before more is read.
             match self.protocol.intent() {
                 Intent::Finish if self.stuck_since.is_none() && !work::is_turn_over() => {
                     return Poll::Ready(Step::Ended(self.finished()));
                 }
                 Intent::HandOver => return Poll::Ready(Step::HandOver),
                 Intent::Run if self.outbox.backlog() < self.read_limit && self.has_unconsumed => {
-                    self.show_again();
+                    self.pass_unconsumed();
                     progress = true;
                 }
                 Intent::Run if !self.eof && self.outbox.backlog() < self.read_limit => {
@@ -311,8 +310,8 @@ where
                 return Poll::Ready(Step::Ended(ended));
             }
             progress |= !progress && work::run_deferred(Some(&run_blocking));
-            // Everything above has then registered its waker. While the socket takes no more, the outbox is not re-armed: it is
-            // looked at again when the socket does.
+            // Everything above has registered its waker by now. While the socket accepts no more bytes, the outbox is not
+            // re-armed: it is checked again when the socket is writable.
             if !progress && !self.outbox.is_nudged() && (!self.writing.is_empty() || self.outbox.end_turn()) {
                 return Poll::Pending;
             }
@@ -322,7 +321,7 @@ where
         }
     }
 
-    /// Takes the bytes that the socket does not have. The protocol has ended: nobody appends to the outbox any more.
+    /// Takes the bytes that the socket does not have. The protocol has ended, so nobody appends to the outbox any more.
     fn in_transit(&mut self) -> Transit {
         let mut output = Vec::with_capacity(self.outbox.backlog());
         self.writing.copy_to(&mut output);
@@ -334,7 +333,7 @@ where
         if self.eof { Ended::Eof } else { Ended::Finished }
     }
 
-    /// Reads once and lets the protocol work; returns the bytes read, 0 at the end of the stream.
+    /// Reads once and runs the protocol; returns the bytes read, 0 at the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             let carried = self.unconsumed.len();
@@ -367,9 +366,9 @@ where
         })
     }
 
-    /// Adapts the size of reads to the amount that a turn processes: smaller after a read that was too much, and a
-    /// little larger each time that the turn had time left for another. A busy connection thus settles at one read in
-    /// each turn; several small ones would cost it more in system calls than everything else that bounds a turn.
+    /// Adapts the read size to the amount that a turn processes: smaller after a read that was too large, and a little
+    /// larger each time that the turn had time for another. A busy connection thus settles at one read per turn; several
+    /// small ones would cost more in system calls than all other limits of a turn.
     fn adapt_read_size(&mut self, read: usize, consumed: usize) {
         if !work::is_turn_nearly_over() {
             self.read_size = SCRATCH.min(self.read_size + self.read_size / 8);
@@ -378,8 +377,8 @@ where
         }
     }
 
-    /// Shows the protocol the input that it left when it could not continue.
-    fn show_again(&mut self) {
+    /// Passes the protocol the input that it left when it could not continue.
+    fn pass_unconsumed(&mut self) {
         let mut input = std::mem::take(&mut self.unconsumed);
         if !input.is_empty() {
             let consumed = self.protocol.handle_input(&input, now());
@@ -398,8 +397,7 @@ where
                 || work::is_turn_over());
     }
 
-    /// Writes until nothing is left, the socket takes no more, or the turn is over; returns whether anything was
-    /// written.
+    /// Writes until nothing is left, the socket accepts no more, or the turn is over; returns whether it wrote anything.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut wrote = false;
         while !(wrote && work::is_turn_over()) && (!self.writing.is_empty() || self.next_batch()) {
@@ -427,7 +425,7 @@ where
             self.protocol.handle_written(now());
         }
         if self.unflushed {
-            // TLS takes more bytes than the socket does; the rest is flushed here.
+            // TLS accepts more bytes than the socket; the rest is flushed here.
             match Pin::new(&mut *self.stream).poll_flush(cx) {
                 Poll::Ready(Ok(())) => {
                     self.unflushed = false;
@@ -444,7 +442,7 @@ where
         Ok(wrote)
     }
 
-    /// Takes the gathered output, framed as it is to be written; returns whether there is any.
+    /// Takes the gathered output, reframed for the peer; returns whether there is any.
     fn next_batch(&mut self) -> bool {
         self.outbox.take(&mut self.writing);
         let gathered = self.writing.len();
@@ -455,7 +453,7 @@ where
         !self.writing.is_empty()
     }
 
-    /// Time at which the peer is disconnected unless it takes some bytes before.
+    /// Time at which the peer is disconnected unless it accepts some bytes before.
     fn write_deadline(&mut self) -> Option<Instant> {
         let since = self.stuck_since?;
         let was_suspended = self.write_timeout_suspended;
@@ -468,7 +466,7 @@ where
         Some(since + self.write_timeout)
     }
 
-    /// Time at which to look whether the peer has gone, while the protocol pauses.
+    /// Time at which to check whether the peer has disconnected, while the protocol pauses.
     fn check_deadline(&mut self) -> Option<Instant> {
         let is_paused = self.protocol.intent() == Intent::Pause;
         self.unread_since = is_paused.then(|| self.unread_since.unwrap_or_else(now));
@@ -485,7 +483,7 @@ where
             return Poll::Pending;
         };
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
-        // A later deadline is left to the timer's next firing: moving the timer at every read would cost more.
+        // A later deadline waits for the timer's next firing: resetting the timer at every read would cost more.
         if deadline < timer.deadline().into_std() {
             timer.as_mut().reset(deadline.into());
         }
@@ -515,7 +513,7 @@ where
     }
 }
 
-/// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
+/// The shortest time to the timer's next firing, so that a protocol with a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -540,7 +538,7 @@ mod tests {
         outbox: Arc<Outbox>,
         intent: Intent,
         deadline: Option<Instant>,
-        /// Backlog, in bytes, at which no further line is taken.
+        /// Backlog, in bytes, at which no further line is consumed.
         stop_at: usize,
     }
 

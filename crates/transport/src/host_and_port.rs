@@ -1,4 +1,4 @@
-//! Host and port as URLs and settings have them.
+//! Host and port in the syntax of URLs and settings.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -38,7 +38,7 @@ pub fn split_host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// Reads a port: digits alone. Port 0 is one.
+/// Reads a port, which consists of digits only. Port 0 is valid.
 pub fn parse_port(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

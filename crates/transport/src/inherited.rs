@@ -1,5 +1,5 @@
-//! Listening sockets that a process was given when it started, by a service manager or by the process before it. Clients that
-//! connect while nobody accepts from such a socket wait for it, where they would otherwise be refused.
+//! Listening sockets that a process was given when it started, by a service manager or by the previous process. Clients
+//! that connect while nobody accepts from such a socket wait, instead of being refused.
 
 use std::fmt;
 use std::io;
@@ -13,16 +13,16 @@ use socket2::{SockAddr, Socket, Type};
 
 /// Sockets by their addresses, until a listener with that address takes them.
 #[derive(Debug, Default)]
-pub struct Inherited(Mutex<Vec<(Place, OwnedFd)>>);
+pub struct Inherited(Mutex<Vec<(ListenAddress, OwnedFd)>>);
 
 /// The address of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -42,23 +42,23 @@ impl Inherited {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a listening stream socket"));
         }
         let place = place_of(&socket.local_addr()?)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "neither TCP nor a path"))?;
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "neither a TCP nor a Unix socket"))?;
         socket.set_nonblocking(true)?;
         self.0.lock().push((place, socket.into()));
         Ok(())
     }
 
-    /// The TCP socket with this address, if there is one left.
+    /// Takes the TCP socket with this address, if there is one left.
     pub(crate) fn take_tcp(&self, address: SocketAddr) -> Option<TcpListener> {
-        self.take(&Place::Tcp(address)).map(TcpListener::from)
+        self.take(&ListenAddress::Tcp(address)).map(TcpListener::from)
     }
 
-    /// The Unix socket with this path, if there is one left.
+    /// Takes the Unix socket with this path, if there is one left.
     pub(crate) fn take_unix(&self, path: &Path) -> Option<UnixListener> {
-        self.take(&Place::Unix(path.to_owned())).map(UnixListener::from)
+        self.take(&ListenAddress::Unix(path.to_owned())).map(UnixListener::from)
     }
 
-    fn take(&self, place: &Place) -> Option<OwnedFd> {
+    fn take(&self, place: &ListenAddress) -> Option<OwnedFd> {
         let mut sockets = self.0.lock();
         let at = sockets.iter().position(|(own, _)| own == place)?;
         Some(sockets.swap_remove(at).1)
@@ -70,10 +70,10 @@ impl Inherited {
     }
 }
 
-fn place_of(address: &SockAddr) -> Option<Place> {
+fn place_of(address: &SockAddr) -> Option<ListenAddress> {
     match address.as_socket() {
-        Some(address) => Some(Place::Tcp(address)),
-        None => address.as_pathname().map(|path| Place::Unix(path.to_owned())),
+        Some(address) => Some(ListenAddress::Tcp(address)),
+        None => address.as_pathname().map(|path| ListenAddress::Unix(path.to_owned())),
     }
 }
 

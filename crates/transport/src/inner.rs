@@ -7,26 +7,26 @@ use crate::outbox::Outbox;
 
 /// The reading end of an [`Outbox`] that belongs to no socket.
 ///
-/// Each round of the reader: [`Self::register`], then [`Self::take_nudge`] and [`Self::take_capacity`] as a driver would ask
-/// them, and [`Self::read`]. Anything that comes after the call of `register` wakes the reader again. The outbox is closed
-/// when its reading end is dropped.
+/// Each round of the reader: call [`Self::register`], then [`Self::take_nudge`] and [`Self::take_capacity`] as the driver
+/// would, then [`Self::read`]. Anything after the call of `register` wakes the reader again. Dropping the reading end
+/// closes the outbox.
 #[derive(Debug)]
 pub struct InnerOutbox {
     outbox: Arc<Outbox>,
 }
 
 impl InnerOutbox {
-    /// An empty outbox that has room up to a backlog of `limit` bytes.
+    /// An empty outbox with capacity for a backlog of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { outbox: Arc::new(Outbox::new(limit)) }
     }
 
-    /// The outbox for those that write to it.
+    /// The writing end, for those that append to the outbox.
     pub fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
     }
 
-    /// Wakes `waker` once there is something to read, a nudge or space to write. It is removed when woken.
+    /// Wakes `waker` once there is something to read, a nudge, or free capacity. Waking removes it.
     pub fn register(&self, waker: &Waker) {
         self.outbox.register(&Context::from_waker(waker));
     }
@@ -36,12 +36,12 @@ impl InnerOutbox {
         self.outbox.take_nudge()
     }
 
-    /// Whether a sender waits for room and there is room now.
+    /// Whether a sender waits for capacity that is free now.
     pub fn take_capacity(&self) -> bool {
         self.outbox.take_starved()
     }
 
-    /// Appends everything that waits to `bytes`; returns whether there was anything.
+    /// Appends all pending bytes to `bytes`; returns whether there were any.
     pub fn read(&self, bytes: &mut Vec<u8>) -> bool {
         let before = bytes.len();
         self.outbox.read_into(bytes);
@@ -69,7 +69,7 @@ impl Wake for Nudging {
 }
 
 impl Outbox {
-    /// A waker that nudges this outbox: what wakes it is handled by this connection's task.
+    /// A waker that nudges this outbox: this connection's task handles whatever uses it.
     pub fn nudging_waker(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::new(Nudging(Arc::clone(self))))
     }

@@ -1,9 +1,9 @@
 //! Byte streams and their buffers, on which every connection of Leveret, to a client or to an upstream, is built.
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
-//! - [`Listener`]: where connections come in; [`TcpListeners`]: several TCP listening sockets behind one `accept`.
+//! - [`Listener`]: accepts connections; [`TcpListeners`]: several TCP listening sockets behind one `accept`.
 //! - [`DescriptorShare`]: how many of the process's file descriptors connections may have.
-//! - [`PeerState`]: the end of a peer that is not being read.
+//! - [`PeerState`]: detects that a peer has disconnected without reading from it.
 //! - [`HostAndPort`], [`split_host_and_port`]: where a connection goes, as text.
 //! - [`Inherited`]: listening sockets that the process was given when it started.
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
@@ -13,13 +13,13 @@
 //! - [`Tally`]: the sum of the bytes waiting in several outboxes.
 //! - [`Protocol`] and [`drive()`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
 //!   protocol, and writes the gathered output once per batch.
-//! - [`limit_busy_turns`], [`next_busy_turn`]: connections that have much to do leave room for those that have little.
-//! - A connection that may wait for a disk in its turn ([`sync::work::run_deferred`]) holds up no other.
-//! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
+//! - [`limit_busy_turns`], [`next_busy_turn`]: busy connections leave threads for quiet ones.
+//! - A connection may wait for a disk in its turn ([`sync::work::run_deferred`]) without delaying others.
+//! - [`turn_to_end`]: the clean-up of many connections that are lost at once does not delay the others.
 //!
-//! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
-//! the bytes written to it; a peer that takes nothing for the write timeout is disconnected, and so is one
-//! that resets the connection while it is not read.
+//! Invariants: an idle connection has neither a read nor a write buffer; reading stops while the peer does not accept the
+//! bytes written to it; a peer that accepts nothing for the write timeout is disconnected, and so is one that resets the
+//! connection while it is not read.
 //!
 //! Never add knowledge of any protocol here.
 

@@ -1,12 +1,12 @@
-//! The orderly end of a connection from our side.
+//! Closes a connection gracefully from this side.
 
 use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// Closes our side, then waits a moment for the peer to close its own. Closing a socket with unread input resets the
-/// connection, and the reset could overtake the last words that explain the close.
+/// Shuts down the sending side, then waits a moment for the peer to close its own. Closing a socket with unread input
+/// resets the connection, and the reset could overtake the final bytes that explain the close.
 pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
     let closing = async {
         stream.shutdown().await?;

@@ -1,4 +1,4 @@
-//! The sockets on which connections come in: TCP and Unix sockets.
+//! The sockets that accept connections: TCP and Unix sockets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub enum Listener {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Not that of a socket which the process was given, or has given to another.
+    /// Whether this process created it. False for a socket that the process was given, or has given to another.
     is_own: AtomicBool,
 }
 
@@ -38,8 +38,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// The sockets of a listener once more, for another process that is to accept from them. Clients can connect to them, and
-/// wait, for as long as this lives, also when the listener has gone: the file of a Unix socket stays as well.
+/// Duplicates of a listener's sockets, for another process that will accept from them. Clients can connect, and wait, for
+/// as long as this value lives, even after the listener is dropped: the file of a Unix socket stays as well.
 #[derive(Debug)]
 pub struct SharedSockets {
     /// The file of a Unix socket. Dropped before the sockets: once they are closed, the next process may bind the path.
@@ -53,12 +53,13 @@ impl SharedSockets {
         &self.sockets
     }
 
-    /// Whether the listener has a file, whose end makes its socket unreachable.
+    /// Whether the listener has a file, without which its socket is unreachable.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Sets whether the file of a Unix socket is ours: the file of another process, which may accept now, is not removed.
+    /// Sets whether this process owns the file of a Unix socket. The file of another process, which may accept now, is not
+    /// removed.
     pub fn set_own(&self, is_own: bool) {
         if let Some(file) = &self.file {
             file.is_own.store(is_own, Ordering::Relaxed);
@@ -75,8 +76,8 @@ impl Listener {
         TcpListeners::bind(places, inherited).await.map(Self::Tcp)
     }
 
-    /// Binds a Unix socket at `path`, if it is not among those `inherited`; one without a file can be reached by nobody. A
-    /// socket file left behind by a killed process is replaced; one that a process still listens on is not.
+    /// Binds a Unix socket at `path`, unless one of those `inherited` has it; one whose file is gone is unreachable, and
+    /// not used. The file of a killed process is replaced; one on which a process still listens is not.
     ///
     /// # Errors
     /// Fails if the address is in use or the file cannot be created.
@@ -86,7 +87,7 @@ impl Listener {
         let listener = match inherited {
             Some(listener) => UnixListener::from_std(listener),
             None => match UnixListener::bind(path) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path).await => {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale_socket(path).await => {
                     std::fs::remove_file(path)?;
                     UnixListener::bind(path)
                 }
@@ -105,10 +106,10 @@ impl Listener {
         }
     }
 
-    /// Its sockets once more. The addresses stay bound until these are closed as well.
+    /// Duplicates its sockets. The addresses stay bound until the duplicates are closed as well.
     ///
     /// # Errors
-    /// There is no file descriptor left.
+    /// No file descriptor is left.
     pub fn share(&self) -> io::Result<SharedSockets> {
         match self {
             Self::Tcp(listeners) => Ok(SharedSockets { file: None, sockets: listeners.share()? }),
@@ -122,7 +123,7 @@ impl Listener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// Fails for that one connection, or for lack of file descriptors: the system's, or those of this share. The listener
+    /// The error of a single connection, or a lack of file descriptors: of the system, or of this share. The listener
     /// remains usable.
     pub async fn accept(&self, share: DescriptorShare) -> io::Result<(Stream, Peer)> {
         match self {
@@ -151,7 +152,7 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// Whether `path` is a socket that no process listens on.
-async fn is_left_over(path: &Path) -> bool {
+async fn is_stale_socket(path: &Path) -> bool {
     is_socket(path)
         && UnixStream::connect(path)
             .await

@@ -11,11 +11,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::Inherited;
 
-/// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not be refused.
+/// Completed connections that the kernel queues; a burst of a few thousand clients must not be refused.
 const BACKLOG: u32 = 4096;
 
-/// How often another port is chosen for several addresses that are to share one chosen by the system: the port may
-/// already be in use on one of them.
+/// How often the system chooses another port for the addresses of one host, since the port may already be in use on one of
+/// them.
 const ATTEMPTS: usize = 16;
 
 /// Several TCP sockets, from which connections are taken in turn. One task at a time may accept.
@@ -47,7 +47,7 @@ impl TcpListeners {
         self.sockets.iter().filter_map(|socket| socket.local_addr().ok())
     }
 
-    /// The sockets once more.
+    /// Duplicates the sockets.
     pub(crate) fn share(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned()).collect()
     }
@@ -115,7 +115,7 @@ fn bind_all(addresses: &[SocketAddr], inherited: &Inherited) -> io::Result<Vec<T
 
 fn bind_once(addresses: &[SocketAddr], inherited: &Inherited) -> io::Result<Vec<TcpListener>> {
     let mut sockets: Vec<TcpListener> = Vec::new();
-    let mut missing = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    let mut missing = io::Error::new(io::ErrorKind::NotFound, "host has no address");
     for address in addresses {
         let mut address = *address;
         if let Some(first) = sockets.first() {
@@ -124,14 +124,14 @@ fn bind_once(addresses: &[SocketAddr], inherited: &Inherited) -> io::Result<Vec<
         match bind(address, inherited) {
             Ok(socket) => sockets.push(socket),
             // A name may have addresses of other machines, and this machine may not support IPv6.
-            Err(error) if is_not_here(&error) => missing = error,
+            Err(error) if is_unavailable(&error) => missing = error,
             Err(error) => return Err(error),
         }
     }
     if sockets.is_empty() { Err(missing) } else { Ok(sockets) }
 }
 
-fn is_not_here(error: &io::Error) -> bool {
+fn is_unavailable(error: &io::Error) -> bool {
     // There is no `ErrorKind` for a family that the kernel was built without.
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
@@ -141,7 +141,7 @@ const EAFNOSUPPORT: i32 = 97;
 
 fn bind(address: SocketAddr, inherited: &Inherited) -> io::Result<TcpListener> {
     if let Some(socket) = inherited.take_tcp(address) {
-        // As many as we would let wait, whoever has bound it.
+        // An inherited socket gets the same backlog, whatever its creator has set.
         socket2::SockRef::from(&socket).listen(i32::try_from(BACKLOG).unwrap_or(i32::MAX))?;
         return TcpListener::from_std(socket);
     }
@@ -149,7 +149,7 @@ fn bind(address: SocketAddr, inherited: &Inherited) -> io::Result<TcpListener> {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     }?;
-    // Connections in TIME_WAIT must not keep a restarted process from its port.
+    // Connections in TIME_WAIT must not prevent a restarted process from binding its port.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -12,7 +12,7 @@ use crate::activity::Activity;
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
 
-/// Tasks leave bytes for a connection's peer here; the connection's own task writes them out ([`crate::drive()`]).
+/// Tasks append bytes for a connection's peer here; the connection's own task writes them ([`crate::drive()`]).
 ///
 /// The connection's task is woken only when the buffer turns from empty to non-empty, so a burst of messages costs one
 /// wake-up and few writes.
@@ -21,33 +21,33 @@ pub struct Outbox {
     inner: Mutex<Inner, { Rank::Leaf as u8 }>,
     /// Bytes in `inner` and in the writer's batch.
     backlog: AtomicUsize,
-    /// Bytes that the peer's socket has ever taken.
+    /// Bytes that the peer's socket has accepted in total.
     sent: AtomicU64,
-    /// Sum of several outboxes' backlogs, if this one is counted in it.
+    /// Sum of several outboxes' backlogs, if this one counts towards it.
     tally: OnceLock<Arc<Tally>>,
     /// Wakes the connection's task.
     waker: AtomicWaker,
-    /// The connection's task is to call its protocol, without bytes to write.
+    /// The connection's task has to call its protocol, even without bytes to write.
     nudged: AtomicBool,
-    /// The highest limit, in bytes, that a sender has found exceeded and so waits for room; 0 if none waits.
+    /// The highest limit, in bytes, that a sender found exceeded and therefore waits for; 0 if none waits.
     starved: AtomicUsize,
-    /// Backlog, in bytes, from which on [`Outbox::has_capacity`] returns false.
+    /// Backlog, in bytes, at which [`Outbox::has_capacity`] starts to return false.
     limit: usize,
-    /// That of the connection's task.
+    /// The activity of the connection's task.
     activity: Arc<Activity>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     buf: OutBuf,
-    /// The connection's task has been woken, or is in its turn or busy writing, and will look here again by itself.
+    /// The connection's task has been woken, or is in its turn or busy writing, and will check the outbox again by itself.
     scheduled: bool,
     /// The connection has ended: appended bytes are discarded.
     closed: bool,
 }
 
 impl Outbox {
-    /// An empty outbox that [has room](Self::has_capacity) up to a backlog of `limit` bytes.
+    /// An empty outbox that [has capacity](Self::has_capacity) up to a backlog of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             inner: Mutex::default(),
@@ -66,16 +66,17 @@ impl Outbox {
         &self.activity
     }
 
-    /// If the connection's task has work to do, because it runs or waits for a thread, the number of times that it has rested
-    /// before, which wraps around. `None` if it waits for its peer or another task, or does not read. As of a moment ago.
+    /// If the connection's task runs or waits for a thread, the number of times that it was idle before, which wraps
+    /// around. `None` if it waits for its peer or another task, or does not read. The value may be outdated by the time it
+    /// is returned.
     pub fn busy_since_rest(&self) -> Option<u32> {
         self.activity.busy_since_rest()
     }
 
-    /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no
-    /// write may be in progress at that time.
+    /// Adds the backlog to `tally` from now on, until the connection ends. Only the first call has an effect; no write may
+    /// be in progress at that time.
     pub fn count_towards(&self, tally: &Arc<Tally>) {
-        // Under the lock, so that the present backlog is counted once, and not at all if the connection has ended.
+        // Under the lock, so that the current backlog is counted once, and not at all if the connection has ended.
         let inner = self.inner.lock();
         if !inner.closed && self.tally.set(tally.clone()).is_ok() {
             tally.add(self.backlog());
@@ -104,7 +105,7 @@ impl Outbox {
         Some(result)
     }
 
-    /// Bytes appended and not yet taken by the peer's socket.
+    /// Bytes appended and not yet accepted by the peer's socket.
     #[inline]
     pub fn backlog(&self) -> usize {
         self.backlog.load(Ordering::Relaxed)
@@ -123,14 +124,14 @@ impl Outbox {
         if self.backlog() < limit {
             return true;
         }
-        // Set `starved` first, then look again: the writer writes first, then checks `starved`. Both sides change the
-        // backlog in between, this side by nothing. The side whose change comes second sees what the other did before,
-        // so no sender waits for a call that never comes.
+        // Set `starved` first, then check again; the writer writes first, then checks `starved`. Both sides modify the
+        // backlog in between (this side adds 0), so the later one sees what the other did before: no sender waits for a
+        // call that never comes.
         self.starved.fetch_max(limit.max(1), Ordering::Relaxed);
         self.backlog.fetch_add(0, Ordering::AcqRel) < limit
     }
 
-    /// Bytes that the peer's socket has taken so far.
+    /// Bytes that the peer's socket has accepted so far.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -142,8 +143,8 @@ impl Outbox {
 
     /// Makes the connection's task call [`crate::Protocol::handle_nudge`] soon.
     pub fn nudge(&self) {
-        // A turn looks again before it ends, or is followed by another. A task that woke itself would be polled once more for
-        // nothing, and the runtime would wake another thread to share the work.
+        // A turn checks again before it ends, or is followed by another one. A task that woke itself would be polled once
+        // more for nothing, and the runtime would wake another thread to share the work.
         if !self.nudged.swap(true, Ordering::AcqRel) && !work::is_turn_of(self) {
             self.waker.wake();
         }
@@ -154,7 +155,7 @@ impl Outbox {
         self.inner.lock().closed
     }
 
-    /// Takes all gathered bytes, as a peer that reads at once would, for sessions that are driven without a socket.
+    /// Takes all pending bytes, as a peer that reads at once would, for sessions that run without a socket.
     pub fn read_all(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.read_into(&mut bytes);
@@ -186,7 +187,7 @@ impl Outbox {
         self.nudged.load(Ordering::Relaxed) && self.nudged.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether a sender waits for room and there is room now.
+    /// Whether a sender waits for capacity that is free now.
     pub(crate) fn take_starved(&self) -> bool {
         let limit = self.starved.load(Ordering::Relaxed);
         limit > 0
@@ -194,16 +195,16 @@ impl Outbox {
             && self.starved.swap(0, Ordering::AcqRel) > 0
     }
 
-    /// Begins a turn of the connection's task: until [`Self::end_turn`] the task looks for bytes by itself, so that those which
-    /// it appends do not wake it a second time.
+    /// Begins a turn of the connection's task. Until [`Self::end_turn`] the task checks for bytes by itself, so bytes that
+    /// it appends do not wake it again.
     pub(crate) fn begin_turn(&self, context: &Context<'_>) {
-        // Registered first: bytes that are appended before the next line, and whose wake-up still goes to an earlier waker, are
-        // found in this turn.
+        // Registered first: if bytes are appended before the next line, and wake an earlier waker, this turn still finds
+        // them.
         self.register(context);
         self.inner.lock().scheduled = true;
     }
 
-    /// Ends the turn, and re-arms the wake-up; returns false if bytes have been appended that are to be written first.
+    /// Ends the turn, and re-arms the wake-up; returns false if appended bytes have to be written first.
     pub(crate) fn end_turn(&self) -> bool {
         let mut inner = self.inner.lock();
         inner.scheduled = !inner.buf.is_empty();
@@ -215,8 +216,8 @@ impl Outbox {
         self.waker.register(waker);
     }
 
-    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false when
-    /// there are none.
+    /// Moves the pending bytes into the writer's empty `taken`, whose memory the next burst reuses. Returns false if there
+    /// are none.
     pub(crate) fn take(&self, taken: &mut OutBuf) -> bool {
         debug_assert!(taken.is_empty());
         let mut inner = self.inner.lock();
@@ -254,7 +255,7 @@ impl Outbox {
         inner.buf = OutBuf::default();
     }
 
-    /// Adds to the backlog, or subtracts from it if `bytes` has wrapped around.
+    /// Adds to the backlog, or subtracts from it if `bytes` is a wrapped negative number.
     #[inline]
     fn add_to_backlog(&self, bytes: usize) {
         self.backlog.fetch_add(bytes, Ordering::Relaxed);
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_outbox_takes_nothing() {
+    fn a_closed_outbox_discards_appends() {
         let outbox = Outbox::new(10);
         outbox.close();
         assert_eq!(outbox.append(|_| unreachable!()), None::<()>);

@@ -1,9 +1,9 @@
-//! A stream whose reads are delayed a moment while its peer writes so often and so little that waking up costs more
+//! A stream whose reads are delayed for a moment while its peer writes so often and so little that waking up costs more
 //! than the work.
 //!
-//! This is interrupt coalescing as in a network card: thousands of small writes of a busy broker are read every other
-//! millisecond, and go on to clients in as few writes. Meanwhile the socket is removed from the runtime's poll, since
-//! each of the peer's writes would otherwise wake a thread, even with no reader waiting.
+//! This is interrupt coalescing, as in a network card: thousands of small writes of a busy broker are read every other
+//! millisecond, and forwarded to clients in as few writes. Meanwhile the socket is deregistered from the runtime's poll,
+//! since each of the peer's writes would otherwise wake a thread, even with no reader waiting.
 
 mod pace;
 
@@ -21,16 +21,16 @@ use tokio::time::{Sleep, sleep};
 use crate::{PeerWatch, Stream, now};
 use pace::{Pace, WAIT};
 
-/// A stream that is read at a pace. Only TCP is; other streams are read as data arrives.
+/// A stream with delayed reads. Only TCP reads are delayed; other streams are read as data arrives.
 ///
-/// While it is busy, received data may wait for two milliseconds, and so may the end of the stream. It is busy when its
-/// peer itself gathers several things in each of many writes, and sends as much while reads are delayed.
+/// While it is busy, received data may wait for two milliseconds, and so may the end of the stream. It is busy if its peer
+/// batches several items in each of many writes, and sends no less while reads are delayed.
 #[derive(Debug)]
 pub struct Paced {
     source: Source,
     pace: Pace,
     taken: Arc<AtomicU64>,
-    /// Set while reading waits; reused for the next wait.
+    /// Set while a read is delayed; reused for the next one.
     timer: Option<Pin<Box<Sleep>>>,
     waits: bool,
 }
@@ -38,14 +38,14 @@ pub struct Paced {
 #[derive(Debug)]
 enum Source {
     Polled(Stream),
-    /// Removed from the runtime's poll. The socket is non-blocking.
+    /// Deregistered from the runtime's poll. The socket is non-blocking.
     Unpolled(std::net::TcpStream),
-    /// The runtime failed to register or to release the socket.
+    /// The runtime failed to register or to deregister the socket.
     Lost,
 }
 
 impl Paced {
-    /// Reads `stream` at a pace. `taken` counts the items, such as frames, that the reader takes from it.
+    /// Wraps `stream`. `taken` counts the items, such as frames, that the reader extracts from it.
     pub fn new(stream: Stream, taken: Arc<AtomicU64>) -> Self {
         let pace = Pace::new(now());
         Self { source: Source::Polled(stream), pace, taken, timer: None, waits: false }
@@ -123,7 +123,7 @@ impl AsyncWrite for Paced {
     ) -> Poll<io::Result<usize>> {
         if let Source::Unpolled(stream) = &mut self.source {
             match stream.write_vectored(bufs) {
-                // Only the runtime's poll reports when there is room.
+                // Only the runtime's poll reports when the socket is writable.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 written => return Poll::Ready(written),

@@ -1,4 +1,4 @@
-//! The end of a connection that is noticed without reading.
+//! Detects that a peer has disconnected, without reading.
 
 use std::future::Future;
 use std::io;
@@ -10,22 +10,22 @@ use tokio::io::{DuplexStream, Interest, Ready};
 
 use crate::stream::Stream;
 
-/// The peer's side of a connection, as the system has noticed it. Bytes that have not been read may precede its end.
+/// The peer's side of a connection, as far as the kernel knows. Unread bytes may precede its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerState {
-    /// Nothing is known of an end.
+    /// No end has been noticed.
     Open,
-    /// The peer sends no more. It may still read, as far as TCP tells.
+    /// The peer has closed its sending side. It may still read, as far as TCP shows.
     Closed,
     /// The peer has reset the connection.
     Reset,
 }
 
-/// How often a peer that is not read is looked at. One that has gone would otherwise be noticed only when something is written
-/// to it.
+/// Interval at which a peer that is not being read is checked. Otherwise its disconnection would only be noticed by the
+/// next write.
 pub const PEER_CHECK: Duration = Duration::from_secs(5);
 
-/// A stream of which an end may be known before it is read.
+/// A stream that may know of its end before it is read.
 pub trait PeerWatch {
     /// The state of the peer's side. Makes no system call.
     fn peer_state(&self) -> PeerState {
@@ -47,7 +47,7 @@ impl PeerWatch for Stream {
     }
 }
 
-/// The runtime notes ends as they come, whether anybody waits for them or not.
+/// The runtime records ends as they come, whether or not anybody waits for them.
 fn state_of(ready: impl Future<Output = io::Result<Ready>>) -> PeerState {
     match pin!(ready).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(ready)) if ready.is_error() => PeerState::Reset,

@@ -16,10 +16,10 @@ use tokio_rustls::TlsStream;
 use crate::DescriptorShare;
 use crate::tls::explain_open;
 
-/// A connected socket, with TLS or without.
+/// A connected socket, with or without TLS.
 #[derive(Debug)]
 pub enum Stream {
-    /// TCP, with TCP_NODELAY on: writes are coalesced here, not in the kernel.
+    /// TCP with TCP_NODELAY: writes are coalesced here, not in the kernel.
     Tcp(TcpStream),
     /// A Unix domain socket.
     Unix(UnixStream),
@@ -70,10 +70,10 @@ impl std::fmt::Display for Peer {
 pub struct ConnectOptions {
     /// Time after which the attempt to connect is abandoned, whatever the number of the server's addresses.
     pub timeout: Duration,
-    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
-    /// a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
+    /// A connection is probed after this idle time (TCP keepalive). TCP_USER_TIMEOUT is not set: it would end a connection
+    /// whose peer is alive but does not read for a while, such as a RabbitMQ in a memory alarm.
     pub keepalive: Duration,
-    /// The descriptors that the connection may have one of.
+    /// The share of file descriptors that the connection takes one from.
     pub share: DescriptorShare,
 }
 
@@ -87,8 +87,8 @@ impl Stream {
         Ok(Self::Tcp(stream))
     }
 
-    /// Connects to `host`:`port`: to the first of its addresses that accepts. The next one is tried when one fails, or does
-    /// not answer for a moment.
+    /// Connects to `host`:`port`: to the first of its addresses that accepts. The next address is tried when one fails, or
+    /// does not answer for a moment.
     ///
     /// # Errors
     /// The last error of an address, or [`io::ErrorKind::TimedOut`]. EMFILE if the share has no descriptor left.
@@ -104,8 +104,8 @@ impl Stream {
         Self::from_tcp(stream)
     }
 
-    /// Waits for the first byte that the peer sends, and leaves it to be read. `None` at the end of the stream, and
-    /// where the system cannot tell (anything but TCP).
+    /// Waits for the first byte from the peer without consuming it. `None` at the end of the stream, and for streams other
+    /// than TCP, which cannot tell.
     ///
     /// # Errors
     /// If the socket fails.
@@ -116,10 +116,10 @@ impl Stream {
         Ok((bytes > 0).then_some(first[0]))
     }
 
-    /// The socket itself, for another process that continues with it when this one has dropped the stream.
+    /// Duplicates the socket, for another process that continues with it when this one has dropped the stream.
     ///
     /// # Errors
-    /// It is none, or TLS, which has its state in this process; or there is no descriptor for it.
+    /// The stream has no socket, or uses TLS, whose state is in this process; or no descriptor is left.
     pub fn share_socket(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Tcp(stream) => stream.as_fd().try_clone_to_owned(),
@@ -128,10 +128,10 @@ impl Stream {
         }
     }
 
-    /// Wraps a connected socket that another process has had, TCP or Unix.
+    /// Wraps a connected TCP or Unix socket that another process has handed over.
     ///
     /// # Errors
-    /// It is neither, or already gone. Must be called within a runtime.
+    /// The socket is neither, or already closed. Call it within a runtime.
     pub fn from_socket(socket: OwnedFd) -> io::Result<Self> {
         let kind = SockRef::from(&socket).domain()?;
         SockRef::from(&socket).set_nonblocking(true)?;
@@ -154,7 +154,7 @@ impl Stream {
 /// How long an address may be silent before the next one is tried as well (RFC 8305, section 5: Connection Attempt Delay).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Connects to one of these addresses, of which there is at least one. Further attempts end with this one.
+/// Connects to one of these addresses, of which there is at least one. Dropping the future cancels all attempts.
 async fn first_to_accept(addresses: &[SocketAddr], share: DescriptorShare) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
     let mut left = addresses.iter().copied();
@@ -172,9 +172,9 @@ async fn first_to_accept(addresses: &[SocketAddr], share: DescriptorShare) -> io
             Some(Some(Ok(Ok(stream)))) => return Ok(stream),
             Some(Some(Ok(Err(error)))) => last_error = error,
             Some(Some(Err(error))) => last_error = error.into(),
-            // All have failed.
+            // All attempts have failed.
             Some(None) => return Err(last_error),
-            // The address is silent.
+            // The address has not answered yet.
             None => {}
         }
     }
@@ -185,7 +185,7 @@ async fn connect_to(address: SocketAddr, share: DescriptorShare) -> io::Result<T
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     }?;
-    // Before it waits for an answer: as many may wait as there are clients.
+    // Before waiting for an answer: there may be as many pending attempts as clients.
     share.check(&socket)?;
     socket.connect(address).await
 }
@@ -201,9 +201,9 @@ macro_rules! delegate {
     };
 }
 
-/// Most AMQP clients close their socket without a TLS close_notify. AMQP marks its own end, so nothing can be cut off
-/// unnoticed: this is an end of stream like any other.
-fn end_as_such(read: io::Result<()>) -> io::Result<()> {
+/// Most AMQP clients close their socket without a TLS close_notify. AMQP marks its own end, so truncation would not go
+/// unnoticed: this counts as an ordinary end of stream.
+fn eof_without_close_notify(read: io::Result<()>) -> io::Result<()> {
     match read {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(explain_open(error)),
@@ -213,7 +213,7 @@ fn end_as_such(read: io::Result<()>) -> io::Result<()> {
 
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        delegate!(self, stream => Pin::new(stream).poll_read(cx, buf)).map(end_as_such)
+        delegate!(self, stream => Pin::new(stream).poll_read(cx, buf)).map(eof_without_close_notify)
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// An address that does not answer: as many connections wait there as may, and nobody accepts them.
+    /// An address that does not answer: its accept queue is full, and nobody accepts.
     async fn silent() -> (SocketAddr, tokio::net::TcpListener, Vec<TcpStream>) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

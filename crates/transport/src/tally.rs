@@ -3,7 +3,7 @@
 // Nothing waits for it, so it need not be tested in every interleaving.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes waiting in all outboxes that [count in it](crate::Outbox::count_towards).
+/// Pending bytes of all outboxes that [count towards it](crate::Outbox::count_towards).
 #[derive(Debug, Default)]
 pub struct Tally(AtomicUsize);
 
@@ -15,7 +15,7 @@ impl Tally {
         usize::try_from(self.0.load(Ordering::Relaxed) as isize).unwrap_or(0)
     }
 
-    /// Adds `bytes`, or subtracts if `bytes` has wrapped around.
+    /// Adds `bytes`, or subtracts if `bytes` is a wrapped negative number.
     pub(crate) fn add(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Fairness: busy connections leave room for quiet ones, and connections that are lost all at once are cleaned up a few
+//! Fairness: busy connections leave threads for quiet ones, and connections that are lost all at once are cleaned up a few
 //! at a time.
 
 use std::future::poll_fn;
@@ -9,26 +9,26 @@ use std::task::Poll;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::yield_now;
 
-/// How many connections that have used up a turn may run at the same time; no limit while unset.
+/// How many connections that have used up a turn may run at the same time; unset means no limit.
 static BUSY: OnceLock<Semaphore> = OnceLock::new();
 
-/// How many TLS handshakes may take a step at the same time; no limit while unset. A step with a signature takes a thread for
-/// up to some milliseconds, and strangers can begin any number of handshakes. They do not wait behind busy connections, of
-/// which there may always be some.
+/// How many TLS handshakes may take a step at the same time; unset means no limit. A step with a signature occupies a
+/// thread for up to some milliseconds, and anybody can start any number of handshakes. Handshakes do not wait for busy
+/// connections, which may never become idle.
 pub(crate) struct HandshakeTurns(OnceLock<Semaphore>);
 
 /// The handshakes of clients.
 pub(crate) static ACCEPTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
 
-/// Handshakes with servers, which do not wait for those with clients.
+/// Handshakes with servers, which do not wait for clients' handshakes.
 pub(crate) static CONNECTING: HandshakeTurns = HandshakeTurns(OnceLock::new());
 
-/// Limits to `turns` how many connections of this process run at the same time that have more to do than fits into one
-/// turn ([`sync::work`]), and how many TLS handshakes take a step. If there are more threads than that, quiet tasks find a
-/// free one: connections that are being opened, heartbeats, health checks; and a turn that runs over wakes one. Only the first
-/// call has an effect.
+/// Limits to `turns` how many busy connections, those with more work than fits into one turn ([`sync::work`]), run at the
+/// same time, and how many TLS handshakes take a step. With more threads than that, quiet tasks find a free one: new
+/// connections, heartbeats, health checks. A turn that exceeds its budget wakes a thread. Only the first call has an
+/// effect.
 pub fn limit_busy_turns(turns: usize) {
-    // Set once, by the process that has just made its threads.
+    // The process sets it once, right after it has started its threads.
     let _ = BUSY.set(Semaphore::new(turns));
     ACCEPTING.limit(turns);
     CONNECTING.limit(turns);
@@ -46,7 +46,7 @@ impl HandshakeTurns {
         self.0.get()?.acquire().await.ok()
     }
 
-    /// Runs a handshake. Each of its steps has a turn, but not the time in which it waits for its peer.
+    /// Runs a handshake. Each of its steps takes a turn; waiting for the peer does not.
     pub(crate) async fn run<T>(&self, handshake: impl Future<Output = T>) -> T {
         let mut handshake = pin!(handshake);
         loop {
@@ -64,30 +64,27 @@ impl HandshakeTurns {
     }
 }
 
-/// Waits for the next turn of a connection, or of another task, that has used one up: behind all other tasks that are ready
-/// on this thread, then behind all busy connections that came before. The permit is to be dropped when the connection has
-/// caught up, or has used up this turn as well.
+/// Waits for the next turn of a task that has used one up: after all other ready tasks of this thread, then after all busy
+/// connections that came before. Drop the permit when the task has caught up, or has used up this turn as well.
 pub async fn next_busy_turn() -> Option<SemaphorePermit<'static>> {
     yield_now().await;
     // Never closed, so `acquire` cannot fail.
     BUSY.get()?.acquire().await.ok()
 }
 
-/// Connections that may be cleaned up on a thread before all its other ready tasks get a turn. Each takes some tens of
-/// microseconds, so this number holds up the others for less than a millisecond.
+/// Connections that may be cleaned up on a thread before its other ready tasks run. Each takes some tens of microseconds,
+/// so this delays other tasks by less than a millisecond.
 pub(crate) const AT_ONCE: usize = 8;
 
 thread_local! {
-    /// Each thread has its own: it is its other tasks that wait.
+    /// One per thread, since the clean-up delays the other tasks of its own thread.
     static TURNS: Arc<Semaphore> = Arc::new(Semaphore::new(AT_ONCE));
 }
 
-/// Waits until a lost connection may be cleaned up. When a network or a proxy in front fails, tens of thousands are
-/// lost in the same moment; cleaned up all at once they would hold up the remaining connections for as long as all of
-/// them take.
+/// Waits until a lost connection may be cleaned up. When a network or a load balancer fails, tens of thousands are lost in
+/// the same moment. Cleaning them all up at once would delay the remaining connections for as long as all of them take.
 ///
-/// Only work up to the next await of the caller belongs to the turn; anything that takes longer does not, so no
-/// connection waits here for another's peer.
+/// The turn covers only the work up to the caller's next await, so no connection waits here for another's peer.
 pub async fn turn_to_end() {
     let turns = TURNS.with(Arc::clone);
     // Never closed, so there is no error to handle.

@@ -14,14 +14,14 @@ use sync::{Rank, explore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Ended, Intent, Outbox, PeerWatch, Protocol, drive};
 
-/// Held while an outbox is used, as a wait queue of consumers is.
+/// Locked while an outbox is used, as a wait queue of consumers is.
 type Mutex<T> = sync::Mutex<T, { Rank::ConsumerQueue as u8 }>;
 
-/// A peer that takes all bytes it gets, and goes away when it has got `goal` bytes.
+/// A peer that accepts all bytes, and disconnects when it has received `goal` bytes.
 struct Peer {
     got: Arc<Mutex<Vec<u8>>>,
     goal: usize,
-    /// Most bytes that it takes at a time; offered more, it returns `Pending` every other time.
+    /// The most bytes that it accepts at a time; offered more, it returns `Pending` every other time.
     gulp: usize,
     waited: bool,
 }
@@ -98,7 +98,7 @@ fn write(outbox: &Outbox, bytes: &[u8]) {
     outbox.append(|buf| buf.tail().extend_from_slice(bytes));
 }
 
-/// Runs a connection until its peer has gone.
+/// Runs a connection until its peer has disconnected.
 fn run(peer: &mut Peer, outbox: &Arc<Outbox>, on_nudge: impl FnMut(), on_capacity: impl FnMut()) {
     let mut protocol = Simple { on_nudge, on_capacity, intent: Intent::Run };
     let ended = block_on(drive(peer, &mut protocol, outbox, 1 << 20, Duration::from_secs(1)));
@@ -131,7 +131,7 @@ fn all_appended_pieces_are_written_whole() {
 }
 
 #[test]
-fn a_peer_that_takes_little_at_a_time_gets_all_of_it() {
+fn a_peer_that_accepts_little_at_a_time_gets_everything() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let mut peer = Peer::new(4, 1);
@@ -158,7 +158,7 @@ fn a_nudge_is_followed_by_a_check_that_sees_its_cause() {
                 outbox.nudge();
             })
         });
-        // The last nudge must find both wishes, and then lets the peer go.
+        // The last nudge must find both flags, and then lets the peer disconnect.
         let look = || {
             if *wishes.lock() == 3 {
                 write(&outbox, b"x");
@@ -173,7 +173,7 @@ fn a_nudge_is_followed_by_a_check_that_sees_its_cause() {
 fn a_writer_that_found_no_capacity_is_called_when_there_is_some() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(2));
-        // Pieces left to write, by a side that writes only when there is room.
+        // Pieces left to write, by a side that writes only while there is capacity.
         let rest = Arc::new(Mutex::new(vec![b"ab", b"cd", b"ef"]));
         let write_some = {
             let (outbox, rest) = (Arc::clone(&outbox), Arc::clone(&rest));

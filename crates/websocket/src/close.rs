@@ -5,7 +5,7 @@ use std::fmt;
 use crate::fault::WebSocketFault;
 use crate::frame::MAX_CONTROL_PAYLOAD;
 
-/// Bytes of the longest reason: the space in a control frame behind the code.
+/// Bytes of the longest reason: the space after the code in a control frame.
 pub const MAX_REASON: usize = MAX_CONTROL_PAYLOAD - 2;
 
 /// A code that a close frame may carry.

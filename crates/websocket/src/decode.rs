@@ -19,13 +19,13 @@ pub enum Role {
 /// Limits on the messages of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecoderLimits {
-    /// Bytes of a message's payload. Checked by the headers alone, and for compressed messages before the bytes are
-    /// inflated. A caller that passes payload on as it comes needs no limit.
+    /// Bytes of a message's payload. Checked from the headers alone, and for compressed messages before inflating. A caller
+    /// that forwards payload as it arrives needs no limit.
     pub message: u64,
 }
 
 impl DecoderLimits {
-    /// No limit: payload is passed on and never gathered.
+    /// No limit: payload is forwarded and never gathered.
     pub const NONE: Self = Self { message: u64::MAX };
 }
 
@@ -45,7 +45,7 @@ pub enum WebSocketEvent {
     MessageStart(MessageKind),
     /// The message has ended.
     MessageEnd,
-    /// A call has inflated as much as it may; call again with the rest of the input, even if that is empty.
+    /// A call has inflated the maximum; call again with the rest of the input, even if that is empty.
     More,
     /// Answer it with a pong of the same payload.
     Ping(Control),
@@ -98,13 +98,13 @@ impl Eq for Control {}
 pub struct FrameDecodeStep {
     /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// The event at that point. `None` if the input is used up, except for an incomplete header or control frame, which
-    /// must be passed again with more bytes behind it.
+    /// The event at that point. `None` if the input is consumed, except for an incomplete header or control frame, which
+    /// must be passed again together with more bytes.
     pub event: Option<WebSocketEvent>,
 }
 
-/// Most bytes that a call of [`FrameDecoder::decode`] inflates: one byte may inflate to a thousand, so the caller needs a
-/// chance to stop in between.
+/// The most bytes that a call of [`FrameDecoder::decode`] inflates: one byte may inflate to a thousand, so the caller has
+/// to be able to stop in between.
 pub const MAX_INFLATED: usize = 64 * 1024;
 
 /// Bytes that are unmasked at once before they are inflated.
@@ -140,7 +140,7 @@ struct DataFrame {
 }
 
 impl FrameDecoder {
-    /// A decoder at the first byte behind the handshake.
+    /// A decoder at the first byte after the handshake.
     pub fn new(role: Role, limits: DecoderLimits) -> Self {
         Self {
             role,
@@ -195,7 +195,7 @@ impl FrameDecoder {
                         self.utf8.push(&out[before..]).map_err(|_| NOT_TEXT)?;
                     }
                     if inflated.full {
-                        // A few compressed bytes can inflate to very many: the caller passes on the present ones first.
+                        // A few compressed bytes can inflate to very many: the caller forwards the present ones first.
                         return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::More) });
                     }
                 } else {
@@ -212,14 +212,14 @@ impl FrameDecoder {
                     return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::MessageEnd) });
                 }
             }
-            // Then the next frame's header. An incomplete one is not consumed, and is shown again with more input.
+            // Then the next frame's header. An incomplete one is not consumed, and is passed again with more input.
             let rest = &input[taken..];
             let Some((header, header_len)) = FrameHeader::parse(rest, self.deflate)? else {
                 return Ok(FrameDecodeStep { taken, event: None });
             };
             self.check_mask(&header)?;
             if header.opcode.is_control() {
-                // It may come between the frames of a message, and is consumed whole, so `self.frame` stays as it is.
+                // It may come between the frames of a message, and is consumed completely, so `self.frame` stays as it is.
                 // At most 125, as was checked.
                 let end = header_len + header.len as usize;
                 let Some(payload) = rest.get(header_len..end) else {
@@ -243,7 +243,7 @@ impl FrameDecoder {
         }
     }
 
-    /// Enters a data frame; returns an event if a message begins with it.
+    /// Starts a data frame; returns an event if a message starts with it.
     fn begin_frame(&mut self, header: &FrameHeader) -> Result<Option<WebSocketEvent>, WebSocketFault> {
         let kind = match (header.opcode, self.message) {
             (Opcode::Continuation, None) => {
@@ -279,8 +279,8 @@ const NOT_TEXT: WebSocketFault =
     WebSocketFault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
 
 impl DataFrame {
-    /// Consumes payload of a compressed message, as far as there is room for the inflated bytes, and ends the message
-    /// if the frame does. If the result is not full, no payload of the frame is left in the input.
+    /// Consumes payload of a compressed message, as far as the inflated bytes fit, and ends the message if the frame does.
+    /// If the result is not full, no payload of the frame is left in the input.
     fn inflate(
         &mut self,
         input: &[u8],

@@ -28,7 +28,7 @@ const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
 const LEVEL: u32 = 3;
 
 /// Bytes of a payload from which on compression is attempted.
-const WORTHWHILE: usize = 64;
+const MIN_COMPRESSED: usize = 64;
 
 /// Bytes that are inflated at once.
 const CHUNK: usize = 16 * 1024;
@@ -91,7 +91,7 @@ impl Deflate {
     /// shorter.
     pub fn compress<'p>(&self, payload: impl Iterator<Item = &'p [u8]> + Clone, out: &mut Vec<u8>) -> bool {
         let len: usize = payload.clone().map(<[u8]>::len).sum();
-        if len < WORTHWHILE {
+        if len < MIN_COMPRESSED {
             return false;
         }
         let start = out.len();
@@ -133,7 +133,7 @@ fn push(compressor: &mut Compress, mut piece: &[u8], flush: FlushCompress, out: 
         // Cannot fail: it receives no input after an end.
         let _ = compressor.compress_vec(piece, out, flush);
         piece = &piece[(compressor.total_in() - before) as usize..];
-        // Room that is left means that no output is pending.
+        // Unused capacity means that no output is pending.
         if piece.is_empty() && out.len() < out.capacity() {
             return;
         }
@@ -170,7 +170,7 @@ impl std::fmt::Debug for Inflater {
 pub(crate) struct Inflated {
     /// Bytes of the input that were consumed.
     pub(crate) taken: usize,
-    /// There was no room for more, and there may be more.
+    /// The output had no capacity left, and more may follow.
     pub(crate) full: bool,
 }
 
@@ -226,7 +226,7 @@ impl Inflater {
         })
     }
 
-    /// Ends the message; returns false if that needs more room.
+    /// Ends the message; returns false if that needs more output capacity.
     pub(crate) fn finish(
         &mut self,
         out: &mut Vec<u8>,
@@ -246,7 +246,7 @@ impl Drop for Inflater {
     fn drop(&mut self) {
         let Some(mut stream) = self.stream.take() else { return };
         stream.reset(false);
-        // While the thread is ending, nobody needs it.
+        // The thread-local value is gone while the thread ends.
         let _ = SPARE.try_with(|spare| spare.set(Some(stream)));
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::handshake::Head;
 
-/// Most addresses examined; proxies in a row are few, and a longer list is forged.
+/// The most addresses examined: proxy chains are short, and a longer list is forged.
 const MAX_HOPS: usize = 16;
 
 /// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent them,
@@ -27,24 +27,24 @@ pub fn client(
 ) -> Result<Option<IpAddr>, ConflictingHeaders> {
     let plain = |element: &str| Some(element.to_owned());
     let reported = [
-        first_stranger(last_hops(head, "forwarded", forwarded_for), &is_trusted),
-        first_stranger(last_hops(head, "x-forwarded-for", plain), &is_trusted),
-        first_stranger(last_hops(head, "x-real-ip", plain), &is_trusted),
+        first_untrusted(last_hops(head, "forwarded", forwarded_for), &is_trusted),
+        first_untrusted(last_hops(head, "x-forwarded-for", plain), &is_trusted),
+        first_untrusted(last_hops(head, "x-real-ip", plain), &is_trusted),
     ];
-    // Behind several proxies, X-Real-IP is often the next one's.
-    let mut strangers = reported.iter().flatten().filter(|address| !is_trusted(**address));
-    let client = strangers.next();
-    if strangers.any(|other| Some(other) != client) {
+    // Behind several proxies, X-Real-IP is often the address of the next proxy.
+    let mut untrusted = reported.iter().flatten().filter(|address| !is_trusted(**address));
+    let client = untrusted.next();
+    if untrusted.any(|other| Some(other) != client) {
         return Err(ConflictingHeaders);
     }
     Ok(client.or(reported.iter().flatten().next()).copied())
 }
 
 /// The first hop that is not a trusted proxy's own, or else the last one examined.
-fn first_stranger(hops: Vec<Option<String>>, is_trusted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+fn first_untrusted(hops: Vec<Option<String>>, is_trusted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
     let mut client = None;
     for hop in hops {
-        // Beyond something unknown (`unknown`, `_hidden`, nonsense) nothing can be trusted.
+        // Nothing beyond an unknown hop (`unknown`, `_hidden`, nonsense) can be trusted.
         let Some(address) = hop.as_deref().and_then(node_address) else { break };
         client = Some(address);
         if !is_trusted(address) {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_contradict_each_other_are_not_believed() {
+    fn conflicting_headers_are_not_trusted() {
         let validated = |headers: &str| {
             let request = format!("GET / HTTP/1.1\r\n{headers}\r\n");
             let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();

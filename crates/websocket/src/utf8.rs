@@ -27,7 +27,7 @@ impl Utf8 {
             match std::str::from_utf8(&self.partial[..usize::from(self.len)]) {
                 Ok(_) => self.len = 0,
                 Err(error) if error.error_len().is_some() => return Err(NotUtf8),
-                // Four bytes are a character or invalid, so there is room for the next one.
+                // Four bytes are a character or invalid, so there is space for the next one.
                 Err(_) => {}
             }
         }

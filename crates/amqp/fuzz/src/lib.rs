@@ -32,7 +32,7 @@ pub fn frame_stream(input: &[u8]) {
     }
 }
 
-/// A method that decodes, encodes to bytes that decode to the same.
+/// Decoding, encoding and decoding a method again yields the same method.
 pub fn method(input: &[u8]) {
     let Ok(method) = Method::decode(input) else { return };
     let mut bytes = Vec::new();
@@ -42,20 +42,20 @@ pub fn method(input: &[u8]) {
     let _ = format!("{method:?}");
 }
 
-/// Tables keep their meaning, and decoding produces no more entries than the input has.
+/// Re-encoding preserves a table's values, and decoding yields no more entries than the input has.
 pub fn table(input: &[u8]) {
     let Ok(raw) = RawTable::check(input) else { return };
     let decoded = raw.decode();
     assert!(decoded.len() <= input.len() / 2);
-    // Compared as bytes, since a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
+    // Compared as bytes, since a NaN does not equal itself, and `L`, `U` and odd booleans have several encodings.
     let bytes = decoded.encode();
-    // Of entries with the same name only the first remains.
+    // Decoding retains only the first of several entries with the same name.
     assert!(bytes.len() <= input.len());
     let again = RawTable::check(&bytes).expect("what was encoded is well-formed").decode();
     assert_eq!(again.encode(), bytes);
 }
 
-/// Properties that decode, encode to the same bytes.
+/// Properties that decode are encoded to the same bytes.
 pub fn properties(input: &[u8]) {
     let Ok(properties) = Properties::decode(input) else { return };
     let mut bytes = Vec::new();
@@ -63,7 +63,7 @@ pub fn properties(input: &[u8]) {
     assert_eq!(bytes, input);
 }
 
-/// The server's behaviour does not depend on how the input is cut into reads, and it ends with the stream.
+/// The server behaves the same however its input is split into reads, and stops at the end of the stream.
 pub fn server_handshake(input: &[u8]) {
     let whole = serve(input, input.len().max(1));
     for step in [1, 7, 64] {
@@ -71,7 +71,7 @@ pub fn server_handshake(input: &[u8]) {
     }
 }
 
-/// The client's behaviour does not depend on how the input is cut into reads, and it ends with the stream.
+/// The client behaves the same however its input is split into reads, and stops at the end of the stream.
 pub fn client_handshake(input: &[u8]) {
     let whole = connect(input, input.len().max(1));
     for step in [1, 7, 64] {
@@ -233,7 +233,7 @@ fn on_channel(
             ChannelStep::Close => drop(channels.remove(channel)),
             ChannelStep::Deliver if method.has_content() => {
                 if let Some(rest) = rest {
-                    // A fault in a frame that is only peeked at is found again when the frame is processed.
+                    // A fault in a frame that was only peeked at is found again when the frame is processed.
                     if let Ok(Some(whole)) = Whole::peek(rest, channel, FRAME_MAX, MAX_SIZE) {
                         *rest = &rest[whole.wire_len..];
                         found.push((channel, whole.properties.to_vec(), whole.body.to_vec()));

@@ -12,7 +12,7 @@ pub enum ConnectionLife {
     Running,
     /// The server sent `connection.close`: everything but close and close-ok is discarded.
     Closing,
-    /// Over; close the socket once all output is sent.
+    /// Closed; close the socket once all output is sent.
     Closed,
 }
 
@@ -25,11 +25,11 @@ pub enum ConnectionStep<'a> {
     Heartbeat,
     /// A method for the connection that a client may send at any time: `update-secret`.
     Deliver(Method<'a>),
-    /// The client closes: clean up, send `connection.close-ok`, close the socket.
+    /// The client sent `connection.close`: clean up, send `connection.close-ok`, close the socket.
     Close,
     /// Send `connection.close-ok`: both ends closed at the same time. The client's `close-ok` has yet to arrive.
     AnswerClose,
-    /// The client confirmed: close the socket.
+    /// The client sent `connection.close-ok`: close the socket.
     Closed,
     /// Ignore it: it was sent before the client knew that the connection is closing.
     Discard,

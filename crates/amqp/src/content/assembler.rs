@@ -16,7 +16,7 @@ struct Pending<M> {
     method: M,
     /// Class and method id, to attribute later faults to the method.
     ids: (u16, u16),
-    /// `None` until the header is there.
+    /// `None` until the header arrives.
     body: Option<PendingBody>,
 }
 
@@ -123,7 +123,7 @@ impl<M> Assembler<M> {
         };
         let missing = body.size - body.bytes.len();
         if piece.len() < missing {
-            body.keep(piece);
+            body.append(piece);
             return Ok(Assembled::More);
         }
         let Some(Pending { method, ids, body: Some(mut body) }) = self.0.take().map(|pending| *pending)
@@ -137,7 +137,7 @@ impl<M> Assembler<M> {
         let whole = if body.bytes.is_empty() {
             Cow::Borrowed(piece)
         } else {
-            body.keep(piece);
+            body.append(piece);
             Cow::Owned(body.bytes)
         };
         Ok(Assembled::Complete(Content { method, properties: Cow::Owned(body.properties), body: whole }))
@@ -152,7 +152,7 @@ impl<M> Default for Assembler<M> {
 
 impl PendingBody {
     /// Appends `piece`; the buffer grows with the received bytes, to at most the announced size.
-    fn keep(&mut self, piece: &[u8]) {
+    fn append(&mut self, piece: &[u8]) {
         let needed = self.bytes.len() + piece.len();
         if needed > self.bytes.capacity() {
             let target = needed.max(self.bytes.capacity() * 2).max(INITIAL_CAPACITY).min(self.size);
@@ -178,8 +178,8 @@ fn expected_method() -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, "expected method frame, got non method frame instead")
 }
 
-/// Buffer for a body's first pieces: the whole body up to this number of bytes, so that common messages are allocated
-/// once, while a peer that announces much and sends little costs little.
+/// Bytes allocated for a body's first piece, or the whole body if that is smaller: common messages need one allocation, while a
+/// peer that announces a large body and sends little of it uses little memory.
 const INITIAL_CAPACITY: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_in_one_frame_is_lent_not_copied() {
+    fn a_body_in_one_frame_is_borrowed_not_copied() {
         let mut assembler = expecting();
         assert_eq!(assembler.header(header(5), LIMIT), Ok(Assembled::More));
         let content = complete(assembler.body(b"hello").unwrap());
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_size_is_refused_before_anything_is_kept() {
+    fn an_oversize_body_is_refused_before_it_is_buffered() {
         let fault = expecting().header(header(17), 16).unwrap_err();
         assert_eq!(
             fault.to_string(),

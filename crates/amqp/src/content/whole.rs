@@ -20,8 +20,8 @@ impl<'a> Whole<'a> {
     /// Looks at `input`, which starts after a content-carrying method on `channel`, for a header frame and, unless
     /// the message is empty, one frame with the whole body.
     ///
-    /// Returns `None` if the input is anything else, be it incomplete, split, interleaved or wrong: the frames then go
-    /// through an [`super::Assembler`], which waits or finds the fault.
+    /// Returns `None` for any other input (incomplete, split, interleaved or malformed). Its frames then go through an
+    /// [`super::Assembler`], which waits for more or reports the fault.
     ///
     /// # Errors
     /// A body that is too large ([`check_size`]), or an error of [`Frame::parse`].
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_message_is_lent() {
+    fn a_small_message_is_borrowed() {
         let mut input = message(5, &[b"hello"]);
         let wire_len = input.len();
         input.extend_from_slice(b"\x01\0\x01");

@@ -44,7 +44,7 @@ fn piece_len(frame_max: u32) -> usize {
 
 /// Bytes of a content header before the properties: class, weight, body size.
 const FIXED_HEADER_LEN: usize = 12;
-/// Most content-carrying methods fit into this many bytes; a guess to reserve space once, no limit.
+/// Most content-carrying methods fit into this many bytes. It is a capacity hint, not a limit.
 const METHOD_ESTIMATE: usize = 128;
 
 #[cfg(test)]

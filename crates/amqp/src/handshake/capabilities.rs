@@ -12,8 +12,8 @@ macro_rules! capabilities {
             /// All nine, as RabbitMQ announces them.
             pub const ALL: Self = Self { $($name: true),* };
 
-            /// Reads the table `capabilities` inside client and server properties; an entry that is absent, or no
-            /// boolean, is not supported.
+            /// Reads the table `capabilities` inside client and server properties. A missing or non-boolean entry counts as
+            /// unsupported.
             pub fn from_properties(properties: &FieldTable) -> Self {
                 let Some(FieldValue::Table(table)) = properties.get(KEY) else { return Self::default() };
                 Self { $($name: table.get($wire) == Some(&FieldValue::Boolean(true))),* }
@@ -37,7 +37,7 @@ capabilities! {
     connection_blocked "connection.blocked" "`connection.blocked` and `connection.unblocked`.",
     consumer_priorities "consumer_priorities" "The consumer argument `x-priority`.",
     authentication_failure_close "authentication_failure_close"
-        "A refused login is told by `connection.close`, not by a closed socket.",
+        "A refused login is answered with `connection.close`, not by closing the socket.",
     per_consumer_qos "per_consumer_qos" "`basic.qos` limits each consumer.",
     direct_reply_to "direct_reply_to" "`amq.rabbitmq.reply-to`.",
 }

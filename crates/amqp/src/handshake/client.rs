@@ -21,11 +21,11 @@ pub struct ClientOffer {
     pub virtual_host: String,
     /// Product, version, `connection_name` and so on. The caller adds the `capabilities` ([`Capabilities::add_to`]).
     pub client_properties: FieldTable,
-    /// The most channels wanted; 0 leaves it to the server.
+    /// The requested channel_max; 0 leaves it to the server.
     pub channel_max: u16,
-    /// Bytes of the largest frame wanted, at least [`crate::frame::MIN_FRAME_MAX`]; 0 leaves it to the server.
+    /// The requested frame_max in bytes, at least [`crate::frame::MIN_FRAME_MAX`]; 0 leaves it to the server.
     pub frame_max: u32,
-    /// The longest heartbeat interval wanted, in seconds; 0 leaves it to the server.
+    /// The requested heartbeat interval, in seconds; 0 leaves it to the server.
     pub heartbeat: u16,
 }
 
@@ -77,7 +77,7 @@ pub enum ClientFailure {
     WrongProtocol([u8; 8]),
     /// The server does not offer the mechanism of the credentials; these are the ones it offers.
     MechanismNotOffered(String),
-    /// The server closed the stream after it saw the credentials: this is how servers refuse a login of clients without
+    /// The server closed the stream after it received the credentials: servers refuse logins this way if the client lacks
     /// `authentication_failure_close`.
     ClosedDuringLogin,
     /// The server closed the stream at any other time.
@@ -153,7 +153,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes as much as it can from the front of `input` and returns that number of bytes.
+    /// Consumes as much of `input` as it can, and returns the number of bytes consumed.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
         loop {
@@ -185,7 +185,7 @@ impl ClientHandshake {
         out.append(&mut self.output);
     }
 
-    /// Answers a challenge. Without effect if none is pending.
+    /// Answers a challenge. Does nothing if none is pending.
     pub fn respond(&mut self, response: &[u8]) {
         if self.state == ClientState::ChallengePending {
             self.state = ClientState::LoggingIn;
@@ -198,7 +198,7 @@ impl ClientHandshake {
         self.state == ClientState::Open
     }
 
-    /// Takes one frame and returns its length; 0 if there is nothing to take.
+    /// Consumes one frame and returns its length, or 0 if it consumed nothing.
     fn step(&mut self, input: &[u8]) -> usize {
         if matches!(self.state, ClientState::ChallengePending | ClientState::Open | ClientState::Ended) {
             return 0;
@@ -303,8 +303,7 @@ impl ClientHandshake {
         }));
     }
 
-    /// Notifies the server, but does not wait for its `close-ok`: it has already shown that it does not follow the
-    /// protocol.
+    /// Notifies the server, but does not wait for its `close-ok`: it has already violated the protocol.
     fn fail(&mut self, fault: Fault) {
         self.send(connection::Close {
             reply_code: fault.code.code(),

@@ -32,7 +32,7 @@ impl Negotiated {
         })
     }
 
-    /// A client's answer to a server's `tune`: of each pair the lower one, where 0 means "no opinion".
+    /// A client's answer to a server's `tune`: the lower value of each pair, where 0 means no preference.
     ///
     /// # Errors
     /// 530 NOT_ALLOWED if the server's frame_max is below the minimum of the specification.

@@ -128,8 +128,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes as much as it can from the front of `input` and returns that number of bytes. The state machine itself
-    /// answers protocol errors.
+    /// Consumes as much of `input` as it can, and returns the number of bytes consumed. The state machine itself answers
+    /// protocol errors.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
         loop {
@@ -158,7 +158,7 @@ impl ServerHandshake {
         out.append(&mut self.output);
     }
 
-    /// Accepts the credentials: sends `connection.tune`. Without effect if no login is pending.
+    /// Accepts the credentials: sends `connection.tune`. Does nothing if no login is pending.
     pub fn accept_login(&mut self) {
         if self.state == ServerState::LoginPending {
             self.state = ServerState::Tuning;
@@ -180,7 +180,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Asks the client for more, for a mechanism of several steps: sends `connection.secure`.
+    /// Requests another response, for a mechanism of several steps: sends `connection.secure`.
     pub fn challenge(&mut self, challenge: &[u8]) {
         if self.state == ServerState::LoginPending {
             self.state = ServerState::Securing;
@@ -188,7 +188,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Lets the client enter its vhost: sends `connection.open-ok`. Later input does not belong to the handshake.
+    /// Accepts the vhost: sends `connection.open-ok`. Later input does not belong to the handshake.
     pub fn accept_open(&mut self) {
         if self.state == ServerState::OpenPending {
             self.state = ServerState::Open;
@@ -226,7 +226,7 @@ impl ServerHandshake {
         matches!(self.state, ServerState::Closing | ServerState::Draining)
     }
 
-    /// Takes one protocol header or frame and returns its length; 0 if there is nothing to take.
+    /// Consumes one protocol header or frame and returns its length, or 0 if it consumed nothing.
     fn step(&mut self, input: &[u8]) -> usize {
         match self.state {
             ServerState::ProtocolHeader => return self.protocol_header(input),
@@ -256,7 +256,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Validates byte by byte, since a peer that speaks another protocol may wait for an answer after fewer than eight.
+    /// Validates byte by byte, since a peer of another protocol may send fewer than eight bytes and wait for an answer.
     fn protocol_header(&mut self, input: &[u8]) -> usize {
         let length = input.len().min(PROTOCOL_HEADER.len());
         let start = &input[..length];

@@ -224,9 +224,9 @@ fn a_client_does_not_present_credentials_in_a_way_that_is_not_offered() {
     assert_eq!(offered, "AMQPLAIN EXTERNAL");
 }
 
-// From here on a hand-made peer talks to one end.
+// A hand-made peer talks to one end in the tests below.
 
-/// Sends the protocol header and `methods` to a server that decides as [`judge`] does.
+/// Sends the protocol header and `methods` to a server that decides as [`validate`] does.
 fn serve(methods: &[Method<'_>]) -> (ServerHandshake, Option<ServerEnd>, Vec<u8>) {
     let mut input = PROTOCOL_HEADER.to_vec();
     methods.iter().for_each(|method| write_method(&mut input, 0, *method));

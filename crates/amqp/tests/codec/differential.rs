@@ -18,13 +18,13 @@ fn there_and_back(bytes: &[u8]) -> Result<Vec<u8>, String> {
     Ok(written.into_inner().0)
 }
 
-fn is_kept_there(argument: &str) -> bool {
+fn amq_protocol_preserves(argument: &str) -> bool {
     !argument.starts_with("reserved") && argument != "prefetch_size"
 }
 
 proptest! {
     #[test]
-    fn methods(payload in any_method_payload(is_kept_there)) {
+    fn methods(payload in any_method_payload(amq_protocol_preserves)) {
         let method = Method::decode(&payload).unwrap();
         // Its reserved argument is always 1 in amq-protocol.
         prop_assume!(!matches!(method, Method::AccessRequestOk(_)));

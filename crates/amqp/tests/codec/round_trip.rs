@@ -37,7 +37,7 @@ proptest! {
     }
 
     #[test]
-    fn every_cut_of_a_method_is_noticed(payload in any_method_payload(|_| true), cut in any::<prop::sample::Index>()) {
+    fn every_truncation_of_a_method_is_detected(payload in any_method_payload(|_| true), cut in any::<prop::sample::Index>()) {
         prop_assert!(Method::decode(&payload[..cut.index(payload.len())]).is_err());
     }
 

@@ -62,7 +62,7 @@ fn the_next_backend_is_asked_when_one_refuses() {
 }
 
 #[test]
-fn users_of_the_brokers_list_stay_out_if_it_is_not_asked() {
+fn internal_users_are_refused_if_the_chain_lacks_the_internal_backend() {
     let world = World::new(|tokens| vec![AuthBackend::OAuth2(tokens)]);
     assert!(world.log_in("guest", "guest").is_err());
     assert!(world.broker.authenticate_external("guest", true).is_err(), "not with a certificate either");
@@ -70,7 +70,7 @@ fn users_of_the_brokers_list_stay_out_if_it_is_not_asked() {
 }
 
 #[test]
-fn outdated_tokens_lock_nobody_out_and_guesses_at_passwords_do() {
+fn expired_tokens_lock_out_nobody_and_guessed_passwords_do() {
     let world = World::new(|tokens| vec![AuthBackend::Internal, AuthBackend::OAuth2(tokens)]);
     for number in 0..100 {
         let outdated = world.signer.sign(&claims(&json!({ "exp": number })));

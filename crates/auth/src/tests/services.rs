@@ -253,7 +253,7 @@ async fn a_login_waits_for_its_turn_and_its_answer_together_no_longer_than_the_t
 #[tokio::test]
 async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_again() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
-    let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
+    let settings = CacheSettings { ttl: PATIENCE, caches_refusals: true };
     let cached = service.backend.cached(settings).unwrap();
     let broker = broker(vec![AuthBackend::Http(cached)]);
     let held = service.gate.acquire_many(GATE).await.unwrap();
@@ -275,7 +275,7 @@ async fn an_answer_that_was_asked_for_before_all_were_forgotten_is_not_used_agai
 #[tokio::test]
 async fn an_answer_is_used_again_until_all_are_forgotten() {
     let service = Service::start(&["allow management", "deny"], usize::MAX).await;
-    let settings = CacheSettings { ttl: PATIENCE, keeps_refusals: true };
+    let settings = CacheSettings { ttl: PATIENCE, caches_refusals: true };
     let cached = service.backend.cached(settings).unwrap();
     let broker = broker(vec![AuthBackend::Http(cached)]);
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Which tokens are accepted, and for whom.
+//! The conditions under which tokens are accepted, and their users.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -113,7 +113,7 @@ fn a_token_for_another_server_is_refused_unless_that_is_switched_off() {
 }
 
 #[test]
-fn the_first_claim_that_names_the_user_does() {
+fn the_first_configured_claim_names_the_user() {
     let name = |changes: &Value| {
         let preferring = TokenPolicy { username_claims: vec!["email".into(), "upn".into()], ..policy() };
         verify_changed(&preferring, changes).map(|identity| identity.user().to_owned())

@@ -9,7 +9,7 @@ use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::Resource;
 
-/// Refuses a type of queue that does not exist, as RabbitMQ 4 does for a queue that it is to name.
+/// Refuses an unknown queue type, as RabbitMQ 4 does for server-named queues.
 pub(crate) fn check_queue_type(table: &FieldTable) -> Result<(), BrokerError> {
     let known = |name: &str| match ArgumentSpec::find("x-queue-type").map(|spec| &spec.value) {
         Some(ArgumentValue::Choice(known, _)) => known.contains(&name),
@@ -28,7 +28,7 @@ pub(super) fn check_queue_arguments(
     vhost: &str,
     compatibility: Compatibility,
 ) -> Result<(), BrokerError> {
-    // RabbitMQ checks this argument before all others, and words the error differently.
+    // RabbitMQ checks this argument before all others, with another error text.
     check_exchange_name_argument(table, DEAD_LETTER_EXCHANGE, Resource::Queue, queue, vhost)?;
     // Every type knows the type's own argument, whose check comes first.
     let kind = QueueKind::of(table);
@@ -143,7 +143,7 @@ fn check(valid: &'static ArgumentValue, value: &FieldValue, table: &FieldTable) 
             let exchange = table.get(DEAD_LETTER_EXCHANGE);
             exchange.map(drop).ok_or(ArgumentFault::NoDeadLetterExchange)
         }
-        // An exchange has been checked already, and the others belong to no queue of this broker.
+        // An exchange has been checked already, and no queue of this broker has the other kinds.
         ArgumentValue::Exchange | ArgumentValue::Text | ArgumentValue::Unspecified => Ok(()),
     }
 }

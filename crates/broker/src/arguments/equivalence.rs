@@ -91,7 +91,7 @@ fn queue_type_of(value: Option<&FieldValue>) -> Option<&str> {
     value.map_or(Some("classic"), FieldValue::as_text)
 }
 
-/// Integers of all widths are compared by value.
+/// Integers of all widths compare by value.
 fn same_value(one: &FieldValue, other: &FieldValue) -> bool {
     match (one.as_integer(), other.as_integer()) {
         (Some(one), Some(other)) => one == other,

@@ -1,4 +1,4 @@
-//! Logins: the broker's own list of users, and other auth backends that are asked.
+//! Logins: the internal list of users, and other auth backends.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Broker {
         self.users.authenticate(user, password, peer_is_loopback)
     }
 
-    /// From now on `backends` are asked about logins. They can be set once.
+    /// Sets the auth backends for logins. Call it once.
     pub fn set_auth_backends(&self, backends: Arc<dyn AuthBackends>) {
         let _ = self.auth_backends.set(backends);
     }
@@ -38,8 +38,8 @@ impl Broker {
         }
     }
 
-    /// Checks a new secret of a user who has logged in. Any is accepted for a user of the broker's own list: only
-    /// credentials that expire are renewed (RabbitMQ's `rabbit_auth_backend_internal:state_can_expire/0`).
+    /// Checks a new secret of a user who has logged in. Any secret is accepted for an internal user: only credentials that
+    /// expire are renewed (RabbitMQ's `rabbit_auth_backend_internal:state_can_expire/0`).
     pub fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
         match self.auth_backends.get().filter(|_| identity.is_external()) {
             Some(backends) => backends.renew(identity, secret),
@@ -53,8 +53,8 @@ impl Broker {
         self.auth_backends.get().is_some_and(|backends| backends.clear_cache())
     }
 
-    /// Asks whether a user may open a virtual host, if another auth backend decides about that: [`Self::begin_session`] then
-    /// knows. The name of a client has to be set before ([`Identity::as_client`]).
+    /// Requests permission to open a virtual host, if another auth backend authorizes the user: [`Self::begin_session`]
+    /// then uses the answer. Set the name of an MQTT client before ([`Identity::as_client`]).
     pub async fn authorise_vhost(&self, identity: &Identity, vhost: &str) {
         if let Some(found) = self.vhost(vhost).filter(|_| identity.is_asked()) {
             while let (Err(_), Some(question)) = (found.check_open(identity), identity.take_authz_request()) {
@@ -100,7 +100,7 @@ impl Broker {
 
     fn may_attempt(&self, user: &str, from: Option<IpAddr>, now: Instant) -> Result<(), LoginRefused> {
         if user.len() > MAX_NAME {
-            // No user has such a name. It is not remembered, since it may be as long as a frame.
+            // No user has such a name. It is not stored, since it may be as long as a frame.
             return Err(LoginRefused::UnknownUser);
         }
         if self.attempts.may_try(from.map(network_of), user, now) {
@@ -125,10 +125,10 @@ impl Broker {
         self.users.authenticate_external(user, peer_is_loopback)
     }
 
-    /// The user of the broker's own list whose password another auth backend has checked.
+    /// The internal user whose password another auth backend has checked.
     ///
     /// # Errors
-    /// There is no such user, or it may come from this machine only.
+    /// There is no such user, or it may log in only over the loopback interface.
     pub fn listed(&self, user: &str, peer_is_loopback: bool) -> Result<Identity, LoginRefused> {
         self.users.authenticate_external(user, peer_is_loopback)
     }

@@ -13,8 +13,8 @@ pub(crate) struct DefinitionBook {
 }
 
 impl DefinitionBook {
-    /// Adds an entry, or replaces one with the same names, then calls `written` before any other change to
-    /// the book, so that what is stored elsewhere has the same order. Returns whether the entry is new.
+    /// Adds an entry, or replaces one with the same names, then calls `written` before any other change to the book, so
+    /// that copies elsewhere have the same order. Returns whether the entry is new.
     pub(crate) fn put(&self, section: Section, names: &[&str], entry: Value, written: impl FnOnce()) -> bool {
         let mut entries = self.entries.write();
         let is_new = entries.insert((section, owned(names)), entry).is_none();

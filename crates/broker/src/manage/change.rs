@@ -13,8 +13,8 @@ use crate::topology_recorder::key;
 use crate::vhost::VirtualHost;
 
 impl Broker {
-    /// Adds an entry of a definitions file's section, or changes the one with its names. It takes effect at
-    /// once and is stored.
+    /// Adds an entry of a definitions file's section, or changes the one with its names. It takes effect at once and is
+    /// stored.
     ///
     /// # Errors
     /// The entry is invalid, and the reason. Nothing has changed then.

@@ -80,8 +80,8 @@ fn export_topology(
     drop_at_pace(FREED, ends.exchanges);
 }
 
-/// The queues that a file has, and the exchanges that it has or that every virtual host has. Clients may make others before the
-/// bindings are listed, and bind them.
+/// The queues in the export, and the exchanges in it or in every virtual host. Clients may create and bind others before
+/// the bindings are listed.
 #[derive(Default)]
 struct ListedEnds {
     queues: HashSet<Arc<str>>,
@@ -119,7 +119,7 @@ fn export_ends(vhost: &Arc<VirtualHost>, queues: &mut Vec<Value>, exchanges: &mu
     ends
 }
 
-/// Exports the bindings between what is listed: a file with others could not be loaded.
+/// Exports the bindings between listed queues and exchanges: a file with others could not be loaded.
 fn export_bindings(vhost: &VirtualHost, ends: &ListedEnds, bindings: &mut Vec<Value>) {
     let name = vhost.name();
     let mut from = Some(0);
@@ -144,7 +144,7 @@ fn export_bindings(vhost: &VirtualHost, ends: &ListedEnds, bindings: &mut Vec<Va
     }
 }
 
-/// Nanoseconds for making an entry, of removing a value from one, and of freeing a name.
+/// Nanoseconds for creating an entry, for removing a value from one, and for freeing a name.
 const EXPORTED: u32 = 3_000;
 const CHANGED: u32 = 200;
 const FREED: u32 = 50;

@@ -25,7 +25,7 @@ pub struct ExchangeView {
     pub durable: bool,
     /// Whether it is deleted with the last binding from it.
     pub auto_delete: bool,
-    /// Whether clients are refused to publish to it.
+    /// Whether clients may not publish to it.
     pub internal: bool,
     /// The arguments as they were sent.
     pub arguments: FieldTable,
@@ -58,7 +58,7 @@ pub struct QueueView {
 /// The ready messages of a queue that delivers returned messages first, then by priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PriorityCounts {
-    /// Each priority of which there are messages, ascending, and their number, without returned ones.
+    /// Each priority that occurs, ascending, with its number of messages, without returned ones.
     pub by_priority: Vec<(u8, u64)>,
     /// The number of returned messages.
     pub returned: u64,
@@ -69,7 +69,7 @@ pub struct PriorityCounts {
 pub struct BindingView {
     /// The source exchange; empty for the default one.
     pub source: Arc<str>,
-    /// The queue or exchange that it leads to.
+    /// The queue or exchange at its other end.
     pub destination: Arc<str>,
     /// The type of the destination.
     pub destination_type: BindingEnd,
@@ -270,8 +270,8 @@ impl Topology {
     }
 }
 
-/// Slots visited with the topology locked: well below a millisecond.
+/// Slots visited while the topology is locked: well below a millisecond.
 pub(crate) const STEP: usize = 1000;
 
-/// Nanoseconds for as many slots.
+/// Nanoseconds for that many slots.
 const STEPPED: u32 = 100_000;

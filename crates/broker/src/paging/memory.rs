@@ -1,4 +1,4 @@
-//! The memory of all queues, which every batch of messages changes.
+//! The memory of all queues, updated by every batch of messages.
 
 // std's atomic, not `sync`'s: no thread waits for this counter, so loom need not test its interleavings.
 use std::sync::atomic::AtomicI64;
@@ -6,19 +6,19 @@ use std::sync::atomic::AtomicI64;
 use sync::Shards;
 use sync::atomic::{AtomicU64, Ordering};
 
-/// A sum of bytes. Threads keep small changes to themselves: a sum that all cores change with each batch would go from cache
-/// to cache for it.
+/// A sum of bytes. Threads accumulate small changes locally: a sum that all cores update with each batch would move from
+/// cache to cache.
 ///
 /// An example: with a slack of 256 KiB a thread that adds 100 KiB three times changes the sum once, by 300 KiB.
 pub(super) struct Memory {
-    /// All that threads have reported; off from the exact sum by [`Memory::slack`] for each of the shares, at most.
+    /// The sum of all reported changes; its error is at most [`Memory::slack`] per shard.
     reported: AtomicU64,
     unreported: Shards<AtomicI64>,
-    /// Bytes that a thread may keep to itself.
+    /// Bytes that a thread may accumulate before it reports them.
     slack: i64,
 }
 
-/// A change of what all threads know of the sum.
+/// A change of the reported sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryChange {
     pub(super) before: u64,
@@ -26,8 +26,7 @@ pub(super) struct MemoryChange {
 }
 
 impl Memory {
-    /// A sum of which something depends on whether it exceeds `watermark` bytes: it is known to a sixty-fourth of those, and
-    /// to 4 MiB.
+    /// A sum that is compared with `watermark` bytes: its error is at most a sixty-fourth of those, and 4 MiB.
     pub(super) fn new(watermark: u64) -> Self {
         let share = watermark / MAX_UNREPORTED_PART / Shards::<AtomicI64>::COUNT as u64;
         Self {
@@ -37,8 +36,8 @@ impl Memory {
         }
     }
 
-    /// Replaces a queue's share. Returns the change of the known sum, which one thread sees for each change; `None` if it
-    /// stays as it is.
+    /// Replaces a queue's share. Returns the change of the reported sum, which exactly one thread gets; `None` if it has
+    /// not changed.
     #[inline]
     pub(super) fn change(&self, before: u64, now: u64) -> Option<MemoryChange> {
         let change = now.wrapping_sub(before).cast_signed();
@@ -50,14 +49,14 @@ impl Memory {
         if unreported.abs() <= self.slack {
             return None;
         }
-        // Another thread with the same share may have reported it.
+        // Another thread with the same shard may have reported it.
         let change = own.swap(0, Ordering::Relaxed).cast_unsigned();
         let before = self.reported.fetch_add(change, Ordering::Relaxed);
         (change != 0)
             .then(|| MemoryChange { before: as_bytes(before), now: as_bytes(before.wrapping_add(change)) })
     }
 
-    /// The known sum, by which all decisions are made.
+    /// The reported sum, on which all decisions are based.
     pub(super) fn known(&self) -> u64 {
         as_bytes(self.reported.load(Ordering::Relaxed))
     }
@@ -75,10 +74,10 @@ fn as_bytes(sum: u64) -> u64 {
     u64::try_from(sum.cast_signed()).unwrap_or(0)
 }
 
-/// The known sum is off by this part of the watermark at most.
+/// The largest error of the reported sum, as a fraction of the watermark.
 const MAX_UNREPORTED_PART: u64 = 64;
 
-/// Bytes that a thread keeps to itself at most: some hundred batches of small messages.
+/// The most bytes that a thread accumulates: some hundred batches of small messages.
 const MAX_UNREPORTED: i64 = 256 << 10;
 
 #[cfg(all(test, not(feature = "loom")))]

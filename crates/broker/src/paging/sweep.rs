@@ -1,9 +1,9 @@
 //! Pages out short queues when the long ones cannot free enough memory: a hundred thousand short queues take as much memory
 //! as a long one.
 //!
-//! All queues are visited, some at a time, and let messages leave memory until less than the watermark is in it: at first those
-//! that take more than 16 KiB, then all, but only messages that cost no write. Messages that consumers load stay until the next
-//! sweep, which begins when much more is in memory than at the end of this one.
+//! A sweep visits all queues, some at a time, and pages out messages until less than the watermark is in memory: first from
+//! queues that take more than 16 KiB, then from all, but only messages that need no write. Messages that consumers load
+//! stay until the next sweep, which starts when much more is in memory than at the end of this one.
 
 use std::sync::{Arc, Weak};
 
@@ -20,18 +20,18 @@ use crate::vhost::VirtualHost;
 pub(super) struct Sweep {
     /// Set when a sweep is due, cleared when it is done.
     is_wanted: AtomicBool,
-    /// Set while a thread does a step.
+    /// Set while a thread performs a step.
     is_busy: AtomicBool,
-    /// Bytes in memory above which the next one is due.
+    /// Bytes in memory above which the next sweep is due.
     threshold: AtomicU64,
-    /// The place of the sweep under way.
+    /// The position of the current sweep.
     cursor: Mutex<Option<Cursor>, { Rank::Leaf as u8 }>,
 }
 
-/// A place among the queues.
+/// A position among the queues.
 struct Cursor {
     extent: Extent,
-    /// The virtual hosts that there were at the beginning; the first `done` of them have been visited.
+    /// The virtual hosts at the start of the sweep; the first `done` of them have been visited.
     vhosts: Vec<Weak<VirtualHost>>,
     done: usize,
     /// The first slot of the next one that has not been visited.
@@ -48,24 +48,24 @@ impl Sweep {
         }
     }
 
-    /// Whether a sweep has become due by this number of bytes in memory, which is above the watermark.
+    /// Whether this number of bytes in memory, which is above the watermark, makes a sweep due.
     pub(super) fn is_due(&self, resident: u64) -> bool {
         resident > self.threshold.load(Ordering::Relaxed).max(LEEWAY)
             && !self.is_wanted.load(Ordering::Relaxed)
             && !self.is_wanted.swap(true, Ordering::AcqRel)
     }
 
-    /// Requests a visit of all queues, however little is in memory.
+    /// Requests a sweep, regardless of the bytes in memory.
     pub(super) fn want(&self) {
         self.is_wanted.store(true, Ordering::Release);
     }
 
-    /// Whether one is due, or under way.
+    /// Whether a sweep is due or in progress.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Acquire)
     }
 
-    /// Called when less than the watermark is in memory: when that is exceeded again, a sweep is due.
+    /// Called when less than the watermark is in memory: the next excess makes a sweep due.
     pub(super) fn begin_anew(&self) {
         self.threshold.store(0, Ordering::Relaxed);
     }
@@ -81,7 +81,7 @@ impl Broker {
     pub(super) fn sweep(&self, now: Timestamp) -> bool {
         let paging = self.paging();
         let sweep = &paging.sweep;
-        // The paging threads are woken when the last long queue has let go.
+        // The paging threads are woken when the last long queue has paged out.
         if !sweep.is_wanted() || paging.has_long_queues() || sweep.is_busy.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -104,7 +104,7 @@ impl Broker {
         Cursor { extent, vhosts, done: 0, slot: 0 }
     }
 
-    /// Visits the next queues. Returns the place behind them; `None` at the end of the sweep.
+    /// Visits the next queues. Returns the position after them; `None` at the end of the sweep.
     fn sweep_some(&self, cursor: Cursor, now: Timestamp) -> Option<Cursor> {
         let Some(vhost) = cursor.vhosts.get(cursor.done) else {
             return (cursor.extent == Extent::Short).then(|| self.first_queue(Extent::Stored));
@@ -122,16 +122,16 @@ impl Broker {
     }
 }
 
-/// Bytes by which memory has to grow beyond `bytes` before it is worth another sweep.
+/// Bytes by which memory has to grow above `bytes` before another sweep pays off.
 pub(super) fn growth(bytes: u64) -> u64 {
     (bytes / GROWTH).max(MIN_GROWTH)
 }
 
-/// Queues that are visited in one step.
+/// Queues visited in one step.
 const STEP: usize = 64;
 
-/// The part of the bytes in memory by which these have to grow before the next sweep: it would find little else to do.
+/// The growth before the next sweep, as a fraction of the bytes in memory: an earlier one would find little to do.
 const GROWTH: u64 = 16;
 
-/// The same in bytes, so that few queues are not visited all the time.
+/// The same in bytes, so that a few queues are not visited constantly.
 const MIN_GROWTH: u64 = 4 << 20;

@@ -25,13 +25,14 @@ use crate::vhost::{
 /// A connection's authorised session in a virtual host, counted against the limits of the user and the
 /// virtual host until it is dropped.
 ///
-/// The virtual host checks whether an operation is valid; the methods here check whether the user may request
-/// it. A check that depends on the name alone is a `check_*`, to be called first. A check that depends on
-/// whether something exists, or on its type, is called by the virtual host during the operation, so that
-/// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
+/// The virtual host checks whether an operation is valid; the methods here check whether the user may request it. Call a
+/// `check_*` first: it depends on the name alone. The virtual host calls the other checks during the operation, since they
+/// depend on whether something exists, or on its type, so that nothing can change in between. The methods refuse operations
+/// in the order of RabbitMQ 3.10.
 ///
-/// A check may fail with [`BrokerError::Unasked`] if another auth backend decides about the user's operations. Nothing has
-/// changed then, and the operation is repeated once that has answered ([`Identity::take_authz_request`]).
+/// A check fails with [`BrokerError::Unasked`] if another auth backend authorizes the user's operations and has not been
+/// queried. Nothing has changed then, and the session repeats the operation once that has answered
+/// ([`Identity::take_authz_request`]).
 pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
     identity: Identity,
@@ -39,7 +40,7 @@ pub struct AuthorisedSession {
     account: Arc<Account>,
     /// Channels of this connection that count against the user's limit.
     channels: AtomicU64,
-    /// The user's token has expired, and nothing is allowed.
+    /// The user's token has expired, so every operation is refused.
     is_expired: bool,
 }
 
@@ -70,19 +71,19 @@ impl AuthorisedSession {
         &self.identity
     }
 
-    /// Creates a publisher with the session's rights, for one channel. The end of the user's token and its renewal
-    /// reach it as they reach the session.
+    /// Creates a publisher with the session's permissions, for one channel. Expiry and renewal of the user's token apply to
+    /// it as to the session.
     pub fn publisher(&self) -> Publisher {
         Publisher::new(self.vhost.clone(), self.identity.clone(), self.grant.clone())
     }
 
-    /// When the user's rights end, unless they are renewed.
+    /// When the user's permissions expire, unless they are renewed.
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.identity.expires_at().filter(|_| !self.is_expired)
     }
 
-    /// Ends the user's rights if their time has come: from then on every operation that needs any is refused. Messages
-    /// still reach the session's consumers, as in RabbitMQ. Returns whether they have just ended.
+    /// Revokes the user's permissions if they have expired: from then on every operation that needs any is refused.
+    /// Messages still reach the session's consumers, as in RabbitMQ. Returns whether they have just expired.
     pub fn check_expiry(&mut self, now: Timestamp) -> bool {
         let Some(end) = self.expires_at().filter(|end| *end <= now) else { return false };
         self.is_expired = true;
@@ -90,7 +91,7 @@ impl AuthorisedSession {
         true
     }
 
-    /// The same user has shown a new token, whose rights take the place of the old one's.
+    /// Replaces the permissions by those of a new token of the same user.
     pub fn renew(&mut self, identity: Identity) {
         self.grant.renew(&identity);
         self.identity = identity;
@@ -150,8 +151,8 @@ impl AuthorisedSession {
         })
     }
 
-    /// A generated name for something that an operation creates. An operation that is repeated when its user's auth backend has
-    /// answered gets the same name.
+    /// A generated name for an object that an operation creates. If the operation is repeated after the user's auth backend
+    /// has answered, it gets the same name.
     pub fn generated_name(&self, generate: impl FnOnce() -> String) -> String {
         match self.identity.asked() {
             Some(asked) => asked.generated(generate),
@@ -159,8 +160,9 @@ impl AuthorisedSession {
         }
     }
 
-    /// Has the user's auth backend, if there is one, asked about declaring a queue, binding it and reading from it, so that the
-    /// queue is not created before all of that is known. Any error but a refusal is left to the operations themselves.
+    /// Queries the user's auth backend, if there is one, about declaring a queue, binding it and reading from it, so that
+    /// all answers are known before the queue is created. Errors other than a refusal are left to the operations
+    /// themselves.
     ///
     /// # Errors
     /// 403, and [`BrokerError::Unasked`].
@@ -180,8 +182,8 @@ impl AuthorisedSession {
         }
     }
 
-    /// As [`Self::authorise_subscription`], with all questions at once: for many subscriptions, each of which may be refused
-    /// by itself.
+    /// Like [`Self::authorise_subscription`], but sends all requests at once: for many subscriptions, each of which may be
+    /// refused separately.
     ///
     /// # Errors
     /// [`BrokerError::Unasked`].
@@ -196,8 +198,8 @@ impl AuthorisedSession {
         if checked.contains(&Err(BrokerError::Unasked)) { Err(BrokerError::Unasked) } else { Ok(()) }
     }
 
-    /// Has the user's auth backend, if there is one, asked about a queue that gets a generated name and is read from, so that
-    /// the queue is not created before that is known.
+    /// Queries the user's auth backend, if there is one, about a queue with a generated name and about reading from it, so
+    /// that the answers are known before the queue is created.
     ///
     /// # Errors
     /// 403, and [`BrokerError::Unasked`].
@@ -210,7 +212,7 @@ impl AuthorisedSession {
         self.check_read_queue(&name)
     }
 
-    /// Whether the user may bind with the routing key, if the exchange is there and is a topic exchange.
+    /// Whether the user may bind with the routing key, if the exchange exists and is a topic exchange.
     ///
     /// # Errors
     /// 403 without read on the topic.
@@ -295,8 +297,8 @@ impl AuthorisedSession {
         self.exchange(Access::Read, &source)
     }
 
-    /// Called under the lock under which the binding is made: otherwise the exchange could be deleted and
-    /// declared again as a topic exchange in between.
+    /// Called under the lock under which the binding is created: otherwise the exchange could be deleted and declared again
+    /// as a topic exchange in between.
     fn check_topic(&self, kind: ExchangeKind, binding: &Binding<'_>) -> Result<(), BrokerError> {
         if kind != ExchangeKind::Topic {
             return Ok(());
@@ -340,7 +342,7 @@ impl AuthorisedSession {
         self.exchange(Access::Configure, &name)
     }
 
-    /// Whether the user may learn that something is there, by a passive declaration.
+    /// Whether the user may learn by a passive declaration that an object exists.
     fn check_may_ask(&self, resource: Resource, name: &str) -> Result<(), BrokerError> {
         if !self.vhost.compatibility().passive_declare_needs_permission() {
             return Ok(());

@@ -11,8 +11,7 @@ use super::{Pattern, PatternError};
 /// The variable that is replaced with the client's name in an expression.
 const VARIABLE: &str = "{client_id}";
 
-/// Expressions that one client caches: those for publishing and for subscribing, and their successors if they
-/// are changed in the meantime.
+/// Expressions cached per client: those for publishing and for subscribing, and their successors after a change.
 const MAX_EXPANDED: usize = 4;
 
 /// A regular expression for topics.
@@ -50,7 +49,7 @@ impl TopicRule {
 /// The name of an MQTT client, and a cache of the expressions that contain it.
 pub(crate) struct ClientName {
     name: Box<str>,
-    /// Keyed by their texts before the name was put in; the most recently used come last.
+    /// By their texts before the client's name was inserted; the most recently used come last.
     expanded: Mutex<VecDeque<(Arc<str>, Option<Pattern>)>, { Rank::Leaf as u8 }>,
 }
 
@@ -59,7 +58,7 @@ impl ClientName {
         Self { name: name.into(), expanded: Mutex::default() }
     }
 
-    /// Whether an expression matches once the name is put in. One that becomes too large matches nothing.
+    /// Whether an expression matches with the name inserted. One that becomes too large matches nothing.
     fn matches(&self, text: &Arc<str>, key: &str) -> bool {
         let mut expanded = self.expanded.lock();
         let known = expanded.iter().position(|(known, _)| Arc::ptr_eq(known, text));

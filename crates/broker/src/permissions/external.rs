@@ -1,9 +1,9 @@
-//! Rights that another party decides about, operation by operation: what it is asked, and its answers.
+//! Permissions that an external auth backend decides, operation by operation: the requests to it, and its answers.
 //!
-//! Checks never wait, since many are made under a lock. A check whose answer is missing fails with
-//! [`crate::BrokerError::Unasked`] and leaves its question here. The session discards that outcome, takes the question
-//! ([`Identity::take_authz_request`]), reads nothing from its client until it has been answered, and then repeats the operation
-//! from its start. An operation changes nothing before its checks have passed.
+//! Checks never wait, since many run under a lock. A check without an answer fails with [`crate::BrokerError::Unasked`] and
+//! queues its request here. The session discards that outcome, sends the request ([`Identity::take_authz_request`]), reads
+//! nothing from its client until the answer arrives, and then repeats the operation from its start. An operation changes
+//! nothing before its checks have passed.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -18,60 +18,60 @@ use super::Access;
 use crate::names::Resource;
 use crate::users::Identity;
 
-/// Cached answers of a user's session, for its next operations. RabbitMQ caches 12 for each channel; all channels of
-/// a connection share these.
+/// The most answers cached per session, for later operations. RabbitMQ caches 12 for each channel; all channels of a
+/// connection share these.
 const MAX_CACHED: usize = 1024;
 
-/// Questions of one operation, such as an MQTT client's return to a session with many subscriptions. Their answers count
-/// until it is over, and take a hundred bytes each besides their names.
+/// The most requests of one operation, such as an MQTT client that resumes a session with many subscriptions. Their answers
+/// are stored until the operation ends, and take a hundred bytes each in addition to their names.
 const MAX_OF_OPERATION: usize = 16 * 1024;
 
-/// Questions of one operation that are asked at once: many subscriptions do not take as many round trips, and one session
-/// leaves most of an auth backend's capacity to others.
+/// The most concurrent requests of one operation: many subscriptions then take fewer round trips, and one session leaves
+/// most of an auth backend's capacity to others.
 const MAX_AT_ONCE: usize = 8;
 
-/// An auth backend that is asked about each operation of the users that it has let in.
+/// An auth backend that authorizes each operation of its users.
 pub trait AuthzBackend: Send + Sync {
-    /// The name of the module of RabbitMQ that does the same, for refusals.
+    /// The name of RabbitMQ's equivalent module, for refusals.
     fn module(&self) -> &'static str;
-    /// Asks. Nothing is sent before the answer is awaited.
+    /// Creates a request. It is sent when the future is polled.
     fn ask(&self, question: AuthzRequest) -> AuthzFuture;
-    /// Changes when all earlier answers are to be forgotten.
+    /// Changes when all earlier answers become invalid.
     fn generation(&self) -> u32;
 }
 
-/// A verdict that is being waited for.
+/// A decision that the auth backend has yet to make.
 pub type AuthzFuture = Pin<Box<dyn Future<Output = AuthzDecision> + Send>>;
 
-/// The questions of an operation, with which the session waits for the answers.
+/// The pending requests of an operation, for the session to await.
 pub type PendingAuthz = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The answer to a question; all but the first refuse the operation.
+/// The answer to a request; all but `Allowed` refuse the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthzDecision {
     /// The user may.
     Allowed,
     /// The user may not.
     Refused,
-    /// The auth backend could not be asked, or its answer is none. The user may not either.
+    /// The auth backend could not be queried, or gave no valid answer. The operation is refused.
     Unanswered,
 }
 
-/// A question, with all that an auth backend may want to know.
+/// A request, with all the details that an auth backend may use.
 #[derive(Debug, Clone)]
 pub struct AuthzRequest {
     /// The user and its connection.
     pub user: Arc<AuthzSubject>,
-    /// The operation that it wants to carry out.
+    /// The operation to be authorized.
     pub about: AuthzTarget,
 }
 
-/// The user that a question is about.
+/// The user of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AuthzSubject {
-    /// As it has logged in.
+    /// The name used at the login.
     pub name: Box<str>,
-    /// The tags, as the auth backend told them at the login.
+    /// The tags that the auth backend returned at the login.
     pub tags: Vec<String>,
     /// The client's address; `None` on a Unix socket.
     pub from: Option<IpAddr>,
@@ -79,7 +79,7 @@ pub struct AuthzSubject {
     pub client_id: Option<Box<str>>,
 }
 
-/// The operation that a question is about.
+/// The operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AuthzTarget {
     /// Opening a virtual host.
@@ -111,7 +111,7 @@ pub enum AuthzTarget {
     },
 }
 
-/// The rights of one login, shared by its session and publishers.
+/// The permissions of one login, shared by its session and publishers.
 pub(crate) struct ExternalPermissions {
     backend: Arc<dyn AuthzBackend>,
     user: Arc<AuthzSubject>,
@@ -120,22 +120,22 @@ pub(crate) struct ExternalPermissions {
 
 #[derive(Default)]
 struct Answers {
-    /// The auth backend's generation that they belong to: that of now, or of the beginning of the operation that is under way.
+    /// The auth backend's generation of these answers: the current one, or that at the start of the current operation.
     generation: u32,
-    /// The number of operations that are over. An answer to a question of an earlier one comes too late.
+    /// The number of operations that have ended. An answer to a request of an earlier one is too late.
     operation: u64,
     allowed: HashSet<AuthzTarget>,
-    /// The same in the order in which they came.
+    /// The same, in order of arrival.
     order: VecDeque<AuthzTarget>,
-    /// Refusals for the operation in progress: RabbitMQ caches no refusal either.
+    /// Refusals for the current operation: RabbitMQ caches no refusals either.
     refused: HashMap<AuthzTarget, AuthzDecision>,
-    /// The number of questions that the operation has asked.
+    /// Number of requests of the current operation.
     asked: usize,
-    /// The questions that have not been taken yet, in their order.
+    /// The requests that have not been taken yet, in order.
     pending: Vec<AuthzTarget>,
-    /// The same, to be found.
+    /// The same, for lookups.
     is_pending: HashSet<AuthzTarget>,
-    /// The name that the operation has generated.
+    /// The name generated by the current operation.
     generated: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl ExternalPermissions {
         Self { backend, user: Arc::new(user), answers: Mutex::default() }
     }
 
-    /// The same user as an MQTT client of this name, about whom nothing has been asked yet.
+    /// The same user as an MQTT client of this name, without cached answers.
     pub(crate) fn as_client(&self, name: &str) -> Self {
         let AuthzSubject { name: user, tags, from, .. } = &*self.user;
         let (user, tags) = (user.clone(), tags.clone());
@@ -160,18 +160,18 @@ impl ExternalPermissions {
         self.backend.module()
     }
 
-    /// The generation of the answers that count now. It does not change during an operation.
+    /// The generation of the valid answers. It does not change during an operation.
     pub(crate) fn generation(&self) -> u32 {
         let generation = self.backend.generation();
         let answers = self.answers.lock();
         if answers.asked > 0 { answers.generation } else { generation }
     }
 
-    /// The verdict; `None` if it is yet to be asked for, which is noted.
+    /// The decision; `None` if it has to be requested, which is recorded.
     pub(crate) fn decide(&self, about: AuthzTarget) -> Option<AuthzDecision> {
         let generation = self.backend.generation();
         let mut answers = self.answers.lock();
-        // An operation is decided by answers of one generation: what it has checked stays as it was.
+        // An operation uses answers of one generation, so that its passed checks remain valid.
         if answers.asked == 0 && answers.generation != generation {
             answers.generation = generation;
             answers.allowed.clear();
@@ -195,14 +195,14 @@ impl ExternalPermissions {
         None
     }
 
-    /// The questions that are yet to be asked, and the operation that they belong to.
+    /// The requests to be sent, and the number of their operation.
     fn take_pending(&self) -> (Vec<AuthzTarget>, u64) {
         let mut answers = self.answers.lock();
         answers.is_pending.clear();
         (std::mem::take(&mut answers.pending), answers.operation)
     }
 
-    /// Asks all of the questions, a few at once. If one gets no answer, the others do not wait for theirs.
+    /// Sends all requests, a few at once. If one gets no answer, the others do not wait for theirs.
     async fn ask(&self, questions: Vec<AuthzTarget>, operation: u64) {
         let mut questions = questions.into_iter();
         let mut asked: Vec<(AuthzTarget, AuthzFuture)> = Vec::new();
@@ -224,7 +224,7 @@ impl ExternalPermissions {
                 if !is_answered || (asked.is_empty() && questions.len() == 0) {
                     return Poll::Ready(is_answered);
                 }
-                // As many more are asked, if there are any.
+                // Send as many more, if there are any.
                 if answered == 0 || questions.len() == 0 {
                     return Poll::Pending;
                 }
@@ -237,7 +237,7 @@ impl ExternalPermissions {
         }
     }
 
-    /// Notes an answer, unless its operation has been given up.
+    /// Stores an answer, unless its operation has been abandoned.
     fn note(&self, about: &AuthzTarget, verdict: AuthzDecision, operation: u64) {
         let mut answers = self.answers.lock();
         if answers.operation != operation {
@@ -250,7 +250,7 @@ impl ExternalPermissions {
         }
     }
 
-    /// The operation is over.
+    /// Ends the current operation.
     fn end_operation(&self) {
         let mut answers = self.answers.lock();
         answers.operation += 1;
@@ -266,11 +266,11 @@ impl ExternalPermissions {
         }
     }
 
-    /// The name that the operation has generated, or now generates: repeated, it has the same.
+    /// The name generated by the current operation: when repeated, it gets the same one.
     pub(crate) fn generated(&self, generate: impl FnOnce() -> String) -> String {
         let mut answers = self.answers.lock();
         if answers.asked == 0 {
-            // It is not repeated: the name may be another operation's.
+            // This operation is not a repetition: the name may be another operation's.
             answers.generated = None;
         }
         answers.generated.get_or_insert_with(generate).clone()
@@ -300,12 +300,12 @@ impl AuthzTarget {
 }
 
 impl Identity {
-    /// Whether another auth backend decides about each operation of the user.
+    /// Whether an external auth backend authorizes each operation of the user.
     pub fn is_asked(&self) -> bool {
         self.asked().is_some()
     }
 
-    /// The questions that the last operation has left, to be awaited outside any lock before it is repeated.
+    /// The requests of the last operation, to be awaited without locks before it is repeated.
     pub fn take_authz_request(&self) -> Option<PendingAuthz> {
         let asked = self.asked()?;
         let (questions, operation) = asked.take_pending();
@@ -316,14 +316,14 @@ impl Identity {
         Some(Box::pin(async move { asked.ask(questions, operation).await }))
     }
 
-    /// Called after an operation that was repeated, or is given up: another one asks again about what was refused.
+    /// Called after an operation that was repeated or abandoned: refusals are then requested again.
     pub fn end_operation(&self) {
         if let Some(asked) = self.asked() {
             asked.end_operation();
         }
     }
 
-    /// Repeats an operation until nothing more is to be asked about it.
+    /// Repeats an operation until it needs no more answers.
     ///
     /// # Errors
     /// As the operation.

@@ -1,16 +1,16 @@
-//! The checks of a user about whose operations another auth backend is asked.
+//! The checks for a user whose operations an external auth backend authorizes.
 
 use super::external::{AuthzDecision, AuthzTarget, ExternalPermissions};
 use super::{Access, Grant};
 use crate::error::BrokerError;
 
 impl Grant {
-    /// The verdict about opening the virtual host; `None` if it is yet to be asked for.
+    /// The decision about opening the virtual host; `None` if it has yet to be requested.
     pub(super) fn authorise_vhost(&self, asked: &ExternalPermissions) -> Option<AuthzDecision> {
         asked.decide(AuthzTarget::VirtualHost { vhost: self.vhost.clone() })
     }
 
-    /// Refuses what the auth backend refuses, in RabbitMQ's words.
+    /// Refuses what the auth backend refuses, with RabbitMQ's texts.
     pub(super) fn ask(
         &self,
         asked: &ExternalPermissions,

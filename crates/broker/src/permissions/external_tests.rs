@@ -15,7 +15,7 @@ use crate::{
 const NOW: Timestamp = Timestamp(1_000);
 const ME: SessionId = SessionId(1);
 
-/// Answers by a rule, and remembers what it was asked.
+/// Answers by a rule, and records the requests.
 struct Oracle {
     rule: fn(&str) -> AuthzDecision,
     asked: PlainMutex<Vec<String>>,

@@ -22,7 +22,7 @@ pub struct PatternError {
     source: Box<fancy_regex::Error>,
 }
 
-/// An expression took too many steps on a name, so it is unknown whether it matches.
+/// Matching a name took too many steps, so it is unknown whether the expression matches.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[error("the regular expression '{text}' takes too many steps on names such as '{name}'")]
 pub struct TooManySteps {
@@ -39,7 +39,7 @@ enum Rule {
 
 struct Expression {
     regex: Regex,
-    /// A name on which it took too many steps has been logged.
+    /// A name with too many steps has been logged.
     is_logged: AtomicBool,
 }
 
@@ -56,8 +56,8 @@ impl Pattern {
         Ok(Self { text: text.into(), rule })
     }
 
-    /// The same expression, for a walk through this many names: they share a number of steps, of which each has some hundred at
-    /// least.
+    /// The same expression, for matching this many names: they share a budget of steps, of which each gets at least some
+    /// hundred.
     #[must_use]
     pub fn for_walk(&self, names: usize) -> Self {
         let rule = match &self.rule {
@@ -79,7 +79,7 @@ impl Pattern {
         &self.text
     }
 
-    /// Whether it matches. An expression that takes too many steps on a name does not match it; the first such name is logged.
+    /// Whether it matches. Too many steps count as no match; the first such name is logged.
     pub fn matches(&self, name: &str) -> bool {
         self.try_matches(name).unwrap_or_else(|error| {
             if let Rule::Expression(expression) = &self.rule
@@ -133,14 +133,14 @@ impl PartialEq for Pattern {
 /// names of 255 bytes need unless backtracking explodes.
 const MAX_STEPS: usize = 100_000;
 
-/// Steps that a walk through many names may take: less than a second.
+/// Steps for matching many names: less than a second.
 const WALK_STEPS: usize = 20_000_000;
 
-/// Steps that each name of a walk may take, however many there are: twice the longest name, so that expressions whose steps
-/// grow with its length alone are never refused.
+/// Steps available for each of many names, regardless of their number: twice the longest name, so that expressions whose
+/// steps are linear in its length are never refused.
 const MIN_STEPS: usize = 512;
 
-/// Steps that each of as many names may take.
+/// Steps available for each of `names` names.
 fn steps_for(names: usize) -> usize {
     (WALK_STEPS / names.max(1)).clamp(MIN_STEPS, MAX_STEPS)
 }

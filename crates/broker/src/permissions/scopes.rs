@@ -18,12 +18,12 @@ struct Scope {
     key: Option<Wildcard>,
 }
 
-/// A text in which `*` stands for any text: the parts between the asterisks, as bytes without escapes.
+/// A pattern in which `*` matches any text: the parts between the asterisks, as bytes without escapes.
 #[derive(Debug)]
 struct Wildcard(Vec<Vec<u8>>);
 
 impl Scopes {
-    /// Compiles the scopes that concern the virtual host; others, and those that are not permissions, are left out.
+    /// Compiles the scopes that apply to the virtual host; others, and those that are not permissions, are skipped.
     pub(super) fn new(texts: &[Box<str>], vhost: &str) -> Self {
         Self(texts.iter().filter_map(|text| Scope::new(text, vhost)).collect())
     }
@@ -75,11 +75,11 @@ impl Scope {
     }
 }
 
-/// Stands for the name of the virtual host that is asked about.
+/// Replaced by the name of the current virtual host.
 const VHOST_VARIABLE: &str = "{vhost}";
 
-/// Escapes a text so that it stands for itself within a scope. RabbitMQ inserts variables as they are, so that a user
-/// named `*` gets the rights of all.
+/// Escapes a text so that a scope matches it literally. RabbitMQ inserts variables unescaped, so that a user named `*` gets
+/// everyone's permissions.
 pub fn literal_in_scope(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -92,7 +92,7 @@ pub fn literal_in_scope(text: &str) -> String {
 }
 
 impl Wildcard {
-    /// Reads a pattern; `None` if an escape in it is incomplete, as it then matches nothing.
+    /// Parses a pattern; `None` if it contains an incomplete escape, and so matches nothing.
     fn new(text: &str) -> Option<Self> {
         text.split('*').map(unescape).collect::<Option<Vec<_>>>().map(Self)
     }
@@ -105,7 +105,7 @@ impl Wildcard {
             Some(after) => rest = after,
             None => return false,
         }
-        // The earliest place of each part leaves the most room for the next.
+        // The earliest match of each part leaves the most text for the next.
         for part in middle {
             match find(rest, part) {
                 Some(at) => rest = &rest[at + part.len()..],

@@ -9,24 +9,24 @@ use store::pages::Survey;
 use crate::message::{Message, USUAL_WEIGHT_WITHOUT_BODY};
 use crate::queue::{Delivery, NEVER, Queue, Run};
 
-/// Bytes of memory that may still be filled with messages.
+/// Bytes of memory still available for messages.
 pub(super) struct LoadBudget(pub(super) u64);
 
-/// The messages of a queue that have been found so far.
+/// The messages of a queue that were found so far.
 pub(super) struct QueueRecovery<'q> {
     pub(super) queue: &'q Arc<Queue>,
     next_position: u64,
     /// A summary of the messages in its segments.
     segments: Survey,
-    /// The messages that have been loaded into memory.
+    /// The messages loaded into memory.
     warm: Vec<Delivery>,
     /// The messages in its segments stay on disk.
     segments_are_on_disk: bool,
     /// All further messages stay on disk.
     is_on_disk: bool,
-    /// The messages that stay on disk, for a queue without priorities, except those in its segments.
+    /// Summary of the messages that stay on disk, except those in its segments, for a queue without priorities.
     on_disk: Option<Survey>,
-    /// The messages in its segments that stay on disk, by their ranks, for a queue with priorities.
+    /// The messages in its segments that stay on disk, by rank, for a queue with priorities.
     runs: BTreeMap<u8, Run>,
     /// Position, body size in bytes, expiry and rank of the other messages that stay on disk, for a queue with
     /// priorities.
@@ -69,7 +69,7 @@ impl<'q> QueueRecovery<'q> {
         let (position, deliveries, failures) = (place.position, place.deliveries, place.deliveries);
         let delivery = Delivery { position, expires, message: message.clone(), deliveries, failures };
         match self.is_on_disk {
-            // Segments are read in the order of their messages, and before all else.
+            // Segments are read in the order of their messages, and before everything else.
             true if in_segments && self.has_priorities() => {
                 let run = self.runs.entry(self.rank_of(&delivery)).or_default();
                 run.add_one_stored(position, message.body_len() as u64, expires);
@@ -79,11 +79,10 @@ impl<'q> QueueRecovery<'q> {
         }
     }
 
-    /// Gives the messages to the queue, and returns their number.
+    /// Passes the messages to the queue, and returns their number.
     pub(super) fn finish(mut self) -> u64 {
         self.warm.sort_unstable_by_key(|delivery| delivery.position);
-        // The log's order is the queue's, with a few exceptions: everything in memory must precede everything
-        // on disk.
+        // The log's order is the queue's, with a few exceptions: everything in memory must precede everything on disk.
         let segments =
             self.segments.positions.filter(|_| self.segments_are_on_disk && !self.has_priorities());
         let first = [
@@ -136,7 +135,7 @@ impl<'q> QueueRecovery<'q> {
 }
 
 impl LoadBudget {
-    /// Takes `bytes` from the remaining memory; returns whether there were enough.
+    /// Takes `bytes` from the budget; returns whether there were enough.
     fn take(&mut self, bytes: u64) -> bool {
         let left = self.0.checked_sub(bytes);
         self.0 = left.unwrap_or(self.0);

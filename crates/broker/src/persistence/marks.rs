@@ -1,14 +1,14 @@
-//! Changes to a queue's stored messages that have not been written yet.
+//! Changes to a queue's stored messages that are not written yet.
 
 use smallvec::SmallVec;
 use store::StoredQueue;
 use store::journal::{Lsn, Range};
 
-/// Positions of messages that have left a queue, or were delivered.
+/// Positions of messages that have left a queue or were delivered.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     settled: Ranges,
-    /// Grouped by the number of deliveries so far, which is mostly one for all of them.
+    /// Grouped by the number of deliveries so far, which is usually the same for all.
     delivered: SmallVec<[(u32, Ranges); 1]>,
 }
 
@@ -33,7 +33,7 @@ impl Marks {
         }
     }
 
-    /// Writes the records to the log. Returns the position to wait for if messages have left.
+    /// Writes the records to the log. If messages have left, returns the position to wait for.
     pub(crate) fn write(&self, stored: &StoredQueue) -> Option<Lsn> {
         for (count, ranges) in &self.delivered {
             stored.delivered(ranges, *count);

@@ -24,7 +24,7 @@ pub(crate) enum PagingError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// The disk is to keep its free space: the alarm for memory does the rest.
+    /// The write would use disk space that must stay free; the memory alarm handles the rest.
     #[error("{bytes} bytes would leave less free on the disk than disk_free_limit")]
     NoSpace { bytes: u64 },
     /// A message has a format that this version does not know.
@@ -35,7 +35,7 @@ pub(crate) enum PagingError {
     Missing { position: u64 },
 }
 
-/// Reads the messages of a plan. It blocks on the disk.
+/// Reads the messages of a plan. Blocks on the disk.
 pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, PagingError> {
     let (mut in_store, mut through) = (Vec::new(), plan.last());
     if let Some(stored) = stored.filter(|_| plan.has_stored) {
@@ -105,7 +105,7 @@ fn part(
     }
 }
 
-/// Writes messages that are not in the store to `page_segments`, if they fit into `space` bytes. It blocks on the disk.
+/// Writes messages that are not in the store to `page_segments`, if they fit into `space` bytes. Blocks on the disk.
 pub(crate) fn write<'d>(
     page_segments: &QueueSegments,
     space: u64,
@@ -133,8 +133,8 @@ pub(crate) fn write<'d>(
     Ok(page_segments.flush()?)
 }
 
-/// Bytes read in one go, and held twice for a moment: a disk reads them in about a millisecond.
+/// Bytes per read, briefly held twice: a disk reads them in about a millisecond.
 const LOAD_BYTES: usize = 1 << 20;
 
-/// Messages read in one go, for small ones.
+/// Messages per read, for small ones.
 const LOAD_MESSAGES: u64 = 2048;

@@ -38,7 +38,7 @@ pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R
     write(&parts)
 }
 
-/// Bytes of the body in a payload, by which queues are measured.
+/// Bytes of the body in a payload, which count towards queue lengths.
 pub fn body_bytes(payload: &[u8]) -> u32 {
     let body = || {
         let mut rest = payload.get(1..)?;
@@ -52,7 +52,7 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
     body().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
 }
 
-/// Decodes payloads; messages of the same exchange share its name, unless those of many others come between them.
+/// Decodes payloads. Messages share the name of their exchange, if few other exchanges occur in between.
 #[derive(Default)]
 pub(super) struct Decoder {
     exchanges: LruList<ExchangeName>,
@@ -134,7 +134,7 @@ const FORM: u8 = 1;
 /// Added to it for a message with such properties.
 const DEAD_LETTER: u8 = 1;
 const ANNOTATED: u8 = 2;
-/// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.
+/// Bytes on the stack for the fields before the routing key: an exchange's name, and a few more.
 const USUAL_HEAD: usize = 96;
 /// Lengths are below 2^35: a record is below 4 GiB.
 const MAX_NUMBER_BITS: u32 = 35;

@@ -26,16 +26,15 @@ pub enum RestoreError {
     UnknownForm(Arc<str>),
 }
 
-/// Queues whose messages are back, and in which nothing has expired yet.
+/// Queues whose messages are restored, and in which nothing has expired yet.
 pub(crate) struct Restored {
     queues: Vec<Arc<Queue>>,
     messages: u64,
 }
 
 impl Restored {
-    /// Fills queues, keyed by their numbers on disk, with their messages. Messages of other queues are
-    /// forgotten. For queues with many messages only the counts are restored: the messages stay on disk until
-    /// they are needed.
+    /// Fills queues, keyed by their numbers on disk, with their messages. Messages of other queues are dropped. For queues
+    /// with many messages only the counts are restored: the messages stay on disk until they are needed.
     pub(crate) fn fill(
         store: &Store,
         recovered: Recovered,
@@ -97,6 +96,6 @@ fn read(
     Ok(unreadable)
 }
 
-/// Most bytes of memory that a start fills with messages: a small broker has all its messages in memory
-/// again, and a large one starts within seconds.
+/// The most bytes of memory that a start fills with messages: a small broker has all its messages in memory again, and a
+/// large one starts within seconds.
 const WARM_BYTES: u64 = 64 << 20;

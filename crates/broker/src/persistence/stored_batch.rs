@@ -15,11 +15,11 @@ pub(crate) struct StoredBatch {
     /// One entry for each message of the batch; empty if none of them is stored.
     places: SmallVec<[Option<Place>; USUAL_BATCH]>,
     last: LastStoring,
-    /// The store has more waiting to be written than its limit.
+    /// The store's backlog of unwritten data exceeds its limit.
     pub(crate) full: bool,
 }
 
-/// The indices of the queues of a route that are the last to store messages of either kind.
+/// The indices of the last queues of a route that store persistent and transient messages.
 #[derive(Clone, Copy)]
 pub(crate) struct LastStoring {
     persistent: Option<usize>,
@@ -27,7 +27,7 @@ pub(crate) struct LastStoring {
 }
 
 impl LastStoring {
-    /// Looks at all queues of a route.
+    /// Examines all queues of a route.
     pub(crate) fn of(queues: &[Arc<Queue>]) -> Self {
         Self {
             persistent: queues.iter().rposition(|queue| queue.stored_messages() != StoredMessages::Nothing),
@@ -44,7 +44,7 @@ impl LastStoring {
 #[derive(Clone, Copy)]
 struct Place {
     message: MessageRef,
-    /// Otherwise only queues that store all messages refer to it.
+    /// If false, only queues that store all messages refer to it.
     is_persistent: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct QueueBatch<'k> {
     last: bool,
     /// No later queue stores transient messages.
     last_of_transient: bool,
-    /// Set if the message comes from another queue, which it is to leave in the same atomic step.
+    /// Set if the message comes from another queue, which it has to leave in the same atomic step.
     transfer: Option<&'k mut Transfer>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct QueueAppend<'k> {
 }
 
 impl StoredBatch {
-    /// Stores the messages that one of the queues stores.
+    /// Stores the messages that any of the queues stores.
     pub(crate) fn keep(store: Option<&Arc<Store>>, last: LastStoring, messages: &[Arc<Message>]) -> Self {
         let mut stored_batch = Self { places: SmallVec::new(), last, full: false };
         let Some(store) = store else { return stored_batch };
@@ -85,7 +85,7 @@ impl StoredBatch {
         stored_batch
     }
 
-    /// The part for the queue at index `at`. It has to be called for each queue, in order.
+    /// The part for the queue at index `at`. Call it for each queue, in order.
     pub(crate) fn at(&self, at: usize) -> QueueBatch<'_> {
         let is_last = |last: Option<usize>| last == Some(at);
         QueueBatch {
@@ -158,5 +158,5 @@ impl QueueAppend<'_> {
     }
 }
 
-/// Messages of a batch up to which no allocation is needed.
+/// Batches of up to this many messages need no allocation.
 const USUAL_BATCH: usize = 8;

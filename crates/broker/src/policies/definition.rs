@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use crate::arguments::QueueKind;
 use crate::compatibility::Compatibility;
 
-/// The keys of a policy that have an effect here; the others that RabbitMQ knows are accepted and ignored.
+/// The keys of a policy that have an effect here; other keys that RabbitMQ supports are accepted and ignored.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PolicyDefinition {
-    /// The arguments of queues that it sets.
+    /// The queue arguments that it sets.
     pub(super) arguments: FieldTable,
     /// `alternate-exchange`.
     pub(super) alternate_exchange: Option<Arc<str>>,
@@ -42,7 +42,7 @@ enum PolicyFault {
 }
 
 impl PolicyDefinition {
-    /// Reads the definition of a policy, which may have the keys that this release knows.
+    /// Parses the definition of a policy, which may have the keys of this release.
     ///
     /// # Errors
     /// A key is unknown or its value invalid, or there are no keys.
@@ -93,7 +93,7 @@ impl PolicyDefinition {
             return Ok(());
         }
         let spec = spec_of(key, release).ok_or(PolicyFault::Unknown)?;
-        // A policy has no more keys that keep it from a type of queues with one release than with the other.
+        // The releases agree on the keys that exclude a policy from a type of queue.
         self.not_for_classic |= QueueKind::Classic.refuses(spec, Compatibility::V3_10);
         self.not_for_quorum |= QueueKind::Quorum.refuses(spec, Compatibility::V3_10);
         if spec.has_effect {
@@ -103,7 +103,7 @@ impl PolicyDefinition {
     }
 }
 
-/// The argument that a policy's key sets, if the release knows the key.
+/// The argument that a policy's key sets, if the release supports the key.
 fn spec_of(key: &str, release: Compatibility) -> Option<&'static ArgumentSpec> {
     ArgumentSpec::of_policy(key).filter(|spec| release.knows(spec))
 }
@@ -149,7 +149,7 @@ impl fmt::Display for PolicyError {
     }
 }
 
-/// Keys about the mirrors of classic queues, which have no effect on a single node.
+/// Keys for mirrored classic queues, which have no effect on a single node.
 const MIRRORING: &[&str] = &[
     "ha-mode",
     "ha-params",

@@ -1,7 +1,7 @@
 //! A queue's consumers, and the order in which they are served.
 //!
-//! There may be very many of them, even of one client, so nothing here iterates over all of them: an
-//! operation on one costs at most the logarithm of their number.
+//! There may be very many consumers, even of one client, so nothing here iterates over all of them: an operation on one
+//! costs at most the logarithm of their number.
 
 mod sampling;
 
@@ -16,7 +16,7 @@ use self::sampling::ConsumerSampling;
 use super::delivery::{Consumer, ConsumerCapacity, ConsumerId};
 use crate::SessionId;
 
-/// A queue's consumers, which take no memory before there is one: of very many queues most never have any.
+/// A queue's consumers, which take no memory before the first one: most of very many queues never have any.
 #[derive(Default)]
 pub(super) struct QueueConsumers(Option<Box<Consumers>>);
 
@@ -56,16 +56,16 @@ static NOBODY: Consumers = Consumers {
 #[derive(Default)]
 pub(super) struct Consumers {
     entries: Slab<ConsumerEntry>,
-    /// Consumers that may be served, by priority, the highest first. No ring is empty.
+    /// Consumers that may be served, by priority, highest first. No ring is empty.
     rings: BTreeMap<Reverse<i64>, Ring>,
     /// The number of consumers that ever joined.
     joined: u64,
     /// The number of exclusive consumers.
     exclusive: usize,
     single: Option<SingleActive>,
-    /// The slots of all, in any order and without gaps.
+    /// The slots of all consumers, in any order and without gaps.
     listed: Vec<u32>,
-    /// Set by the first sample of them ([`Consumers::sample_lag`]).
+    /// Set by the first sample ([`Consumers::sample_lag`]).
     sampling: Option<Box<ConsumerSampling>>,
 }
 
@@ -77,8 +77,8 @@ struct SingleActive {
     waiting: BTreeSet<(Reverse<i64>, u64, u32)>,
 }
 
-/// Consumers of one priority that have room, in the order of their turns. They are linked in a circle by
-/// their slots, so that any of them can leave it.
+/// Consumers of one priority with capacity, in the order of their turns. Their slots form a doubly linked ring, so that any
+/// of them can leave it.
 struct Ring {
     /// The slot of the consumer to be served next.
     head: u32,
@@ -137,7 +137,7 @@ impl ConsumerEntry {
         }
     }
 
-    /// Its id, distinguished by the lower half of its age from those of earlier consumers in the same slot.
+    /// Its id: the slot and the lower half of its age, which distinguishes it from earlier consumers in that slot.
     fn id(&self, slot: u32) -> ConsumerId {
         ConsumerId(self.joined << 32 | u64::from(slot))
     }
@@ -164,7 +164,7 @@ impl Consumers {
         self.single.is_some()
     }
 
-    /// Whether a consumer may be served, which only the single active one may be, if there is one.
+    /// Whether a consumer may be served: with a single active consumer, only that one.
     pub(super) fn is_active(&self, entry: &ConsumerEntry) -> bool {
         let active = self.single.as_ref().map(|single| single.active);
         active.is_none_or(|active| active.is_some_and(|active| std::ptr::eq(self.get(active), entry)))
@@ -190,7 +190,7 @@ impl Consumers {
         self.entries.iter().map(|(_, entry)| entry)
     }
 
-    /// Adds a consumer that has no room yet.
+    /// Adds a consumer that has no capacity yet.
     pub(super) fn insert(&mut self, mut entry: ConsumerEntry) -> ConsumerId {
         entry.joined = self.joined;
         self.joined += 1;
@@ -225,7 +225,7 @@ impl Consumers {
         }
         if let Some(single) = &mut self.single {
             if single.active == Some(slot) {
-                // The waiting consumer with the highest priority that joined first is next.
+                // The waiting consumer with the highest priority that joined first becomes active.
                 single.active = single.waiting.pop_first().map(|(_, _, slot)| slot);
                 if let Some(next) = single.active.filter(|&next| self.entries[next as usize].has_capacity) {
                     self.enlist(next);
@@ -237,7 +237,7 @@ impl Consumers {
         Some(entry)
     }
 
-    /// Records that a consumer has room; returns whether it can be served now.
+    /// Records that a consumer has capacity; returns whether it can be served now.
     pub(super) fn resume(&mut self, id: ConsumerId) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         self.entries[slot as usize].has_capacity = true;
@@ -248,7 +248,7 @@ impl Consumers {
         eligible
     }
 
-    /// The next consumer to be served, and how many of its priority have room.
+    /// The next consumer to serve, and the number of consumers of its priority with capacity.
     #[inline]
     pub(super) fn next(&self) -> Option<(u32, usize)> {
         let (_, ring) = self.rings.first_key_value()?;
@@ -351,7 +351,7 @@ mod tests {
     /// The rules in their simplest form.
     struct Model {
         single: bool,
-        /// Id, priority, and whether it has room, by age.
+        /// Id, priority, and whether it has capacity, by age.
         all: Vec<(ConsumerId, i64, bool)>,
         active: Option<ConsumerId>,
         turns: VecDeque<ConsumerId>,
@@ -381,7 +381,7 @@ mod tests {
             }
         }
 
-        /// The next consumer, and how many of its priority have room.
+        /// The next consumer, and how many of its priority have capacity.
         fn next(&self) -> Option<(ConsumerId, usize)> {
             let highest = self.turns.iter().map(|id| self.priority(*id)).max()?;
             let mut group = self.turns.iter().filter(|id| self.priority(**id) == highest);

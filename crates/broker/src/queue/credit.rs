@@ -1,12 +1,12 @@
-//! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
-//! server, which the publishers take from them.
+//! Throttles publishers while a queue's backlog grows although its consumers could take more: they wait for turns of this
+//! server, which the publishers use up.
 //!
-//! The backlog is the credit. It may grow by [`MAX_BACKLOG_GROWTH`], or by what consumers take in [`RATE_WINDOW`], above its
-//! lowest level. Then each publisher is held once it has added [`MAX_BURST`] more, and continues when consumers have taken as
-//! much as it added, in order, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to other queues, too.
-//! So a connection that does many things, one message at a time, is held as seldom as one that does nothing but publish. Where
-//! holding does not help, because consumers take little though nobody publishes, publishers are left alone for a second, then
-//! for two, and so on; the backlog of that time is worked off when it helps again.
+//! The backlog is the credit. It may grow by [`MAX_BACKLOG_GROWTH`], or by what consumers take in [`RATE_WINDOW`], above
+//! its lowest level. Beyond that, each publisher is held once it has added [`MAX_BURST`] more. Publishers continue in order
+//! when consumers have taken as much as they added, or after at most [`MAX_PAUSE`], since a held connection may also
+//! publish to other queues. So a connection that publishes single messages between other work is held as rarely as one that
+//! only publishes. If throttling does not help, because consumers take little even while nobody publishes, it is off for a
+//! second, then for two, and so on. The backlog of that time is reduced when throttling helps again.
 //!
 //! # Example
 //! Ten publishers fill a queue with 300,000 messages a second, and its consumers take 250,000, since the twenty
@@ -24,11 +24,11 @@ use store::Waiter;
 
 use crate::time::Timestamp;
 
-/// The state of a queue whose backlog is, or was lately, above [`MAX_BACKLOG_GROWTH`]; nothing for all others.
+/// The state of a queue whose backlog is or was recently above [`MAX_BACKLOG_GROWTH`]; empty for all others.
 #[derive(Default)]
 pub(super) struct PublisherCredit(Option<Box<Throttle>>);
 
-/// The size of a backlog: its messages or, if that is more, the KiB of their bodies.
+/// The size of a backlog: the larger of its messages and the KiB of their bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Load(u64);
 
@@ -38,13 +38,13 @@ impl Load {
     }
 }
 
-/// How much a publisher has added to queues in which its credit is used up, since it was last held. Small, as each
-/// channel that publishes has one; more than it can count is far above [`MAX_BURST`].
+/// How much a publisher has added to queues whose credit is used up, since it was last held. It is small, since each
+/// publishing channel has one; its maximum is far above [`MAX_BURST`].
 #[derive(Debug, Default)]
 pub(crate) struct PublisherLoad(u16);
 
 impl PublisherLoad {
-    /// Adds a batch; returns the sum if that is enough for the publisher to be held.
+    /// Adds a batch; returns the sum if the publisher has to be held for it.
     pub(crate) fn add(&mut self, batch: Load) -> Option<Load> {
         self.0 = self.0.saturating_add(u16::try_from(batch.0).unwrap_or(u16::MAX));
         let sum = u64::from(self.0);
@@ -54,45 +54,45 @@ impl PublisherLoad {
 
 /// From the first time that the backlog exceeds [`MAX_BACKLOG_GROWTH`] until it is short again.
 struct Throttle {
-    /// The load above which the backlog may grow by [`MAX_BACKLOG_GROWTH`]: the lowest since it began, or since holding did
-    /// not help. That comes down to `floor` while holding helps.
+    /// The load above which the backlog may grow by [`MAX_BACKLOG_GROWTH`]: the lowest since the start, or since throttling
+    /// did not help. It decreases to `floor` while throttling helps.
     lowest: u64,
-    /// The lowest load since it began.
+    /// The lowest load since the start.
     floor: u64,
-    /// Set with the first publisher that is held, cleared when none is.
+    /// Set with the first held publisher, cleared when none is held.
     pause: Option<Pause>,
     /// No publisher is held before this time.
     disabled_until: Timestamp,
-    /// Milliseconds of the last time that publishers were left alone; 0 once holding has helped.
+    /// Milliseconds for which throttling was last off; 0 once it has helped.
     backoff: u64,
-    /// Since when `taken` counts.
+    /// Start time of the count in `taken`.
     since: Timestamp,
-    /// Messages that consumers have taken since.
+    /// Messages that consumers have taken since then.
     taken: u64,
-    /// As many as they took in the last [`RATE_WINDOW`] milliseconds that were counted.
+    /// Messages that they took in the last complete [`RATE_WINDOW`].
     pace: u64,
-    /// The publishers that are held, in order.
+    /// The held publishers, in order.
     waiting: VecDeque<PausedPublisher>,
 }
 
 struct PausedPublisher {
     since: Timestamp,
-    /// As many messages as it added since it was last held, and is expected to add when it continues.
+    /// Load that it has added since it was last held, and will probably add when it continues.
     added: u64,
     waiter: Arc<dyn Waiter>,
 }
 
 /// A time during which at least one publisher is held.
 struct Pause {
-    /// When it began, or when it was last found to help.
+    /// When it started, or when throttling was last found to help.
     since: Timestamp,
-    /// Messages that consumers have taken since.
+    /// Messages that consumers have taken since then.
     taken: u64,
-    /// As many as show that holding helps.
+    /// The number of taken messages that shows that throttling helps.
     helps_from: u64,
-    /// Those of them for which no publisher has gone on yet, since the backlog is short enough.
+    /// Taken messages for which no publisher has continued yet, counted while the backlog is short enough.
     unpaid: u64,
-    /// Set while nothing is ready: more publishers continue a moment later.
+    /// Set while nothing is ready: more publishers continue shortly afterwards.
     empty_since: Option<Timestamp>,
 }
 
@@ -115,7 +115,7 @@ impl PublisherCredit {
     }
 
     /// Called after messages were appended and consumers served: whether their publisher has used up its credit.
-    /// `sample_lag` says whether consumers wait for turns of this server.
+    /// `sample_lag` returns whether consumers wait for turns of this server.
     #[inline]
     pub(super) fn charge_backlog(
         &mut self,
@@ -138,13 +138,13 @@ impl PublisherCredit {
             return false;
         }
         episode.sink(load);
-        // Behind others that are held, after each turn, or it would have turn after turn while they wait.
+        // After each turn if others are held: otherwise it would get turn after turn while they wait.
         let is_due = !episode.waiting.is_empty() && load.0 > 0;
         (is_due || load.0 > episode.lowest.saturating_add(episode.high())) && sample_lag()
     }
 
-    /// Adds a publisher, which has `added` to it, to those that are held, unless the backlog has shrunk meanwhile; returns
-    /// whether it is held. It is woken by [`Self::released`] or [`Self::expire`].
+    /// Holds a publisher, which has `added` to the backlog, unless the backlog has shrunk meanwhile; returns whether it is
+    /// held. [`Self::released`] or [`Self::expire`] wakes it.
     pub(super) fn hold(
         &mut self,
         (load, messages): (Load, usize),
@@ -186,11 +186,11 @@ impl PublisherCredit {
         }
         pause.empty_since = (load.0 == 0).then_some(now);
         if load.0 > low {
-            // The first continues at once when it is not any more.
+            // The first one continues as soon as the backlog is short enough.
             pause.unpaid = episode.waiting.front().map_or(0, |first| first.added);
             return Released::default();
         }
-        // Messages taken above that level have made no room for others.
+        // Messages taken above that level have freed no credit.
         pause.unpaid += (taken as u64).min(low - load.0);
         let paid = |paused: &&PausedPublisher| {
             let rest = pause.unpaid.checked_sub(paused.added);
@@ -201,7 +201,7 @@ impl PublisherCredit {
         episode.release(if load.0 == 0 { paid.max(RELEASED_WHEN_EMPTY) } else { paid })
     }
 
-    /// The time at which [`Self::expire`] is to be called.
+    /// The time at which to call [`Self::expire`].
     pub(super) fn due(&self) -> Option<Timestamp> {
         let episode = self.0.as_ref()?;
         let longest = episode.waiting.front()?.since.after(MAX_PAUSE);
@@ -209,8 +209,8 @@ impl PublisherCredit {
         Some(empty_since.map_or(longest, |since| longest.min(since.after(1))))
     }
 
-    /// Releases publishers that have been held for long enough. If consumers have taken little meanwhile, they are the
-    /// limit, and nobody is held for a time.
+    /// Releases publishers that have been held for the maximum time. If consumers have taken little meanwhile, they are the
+    /// bottleneck, and throttling is off for a time.
     pub(super) fn expire(&mut self, now: Timestamp) -> Released {
         let Some(episode) = &mut self.0 else { return Released::default() };
         let Some(pause) = &mut episode.pause else { return Released::default() };
@@ -225,7 +225,7 @@ impl PublisherCredit {
         episode.release(due)
     }
 
-    /// Releases all publishers: the queue has no consumers, or is gone.
+    /// Releases all publishers: the queue has no consumers, or was deleted.
     pub(super) fn release_all(&mut self) -> Released {
         self.0.take().map(|mut episode| episode.release(usize::MAX)).unwrap_or_default()
     }
@@ -246,7 +246,7 @@ impl Throttle {
         }
     }
 
-    /// The growth at which publishers are held; the first of them continues at half of it, which is work for consumers until it
+    /// The growth at which publishers are held. The first one continues at half of it, which keeps consumers busy until it
     /// has been woken.
     fn high(&self) -> u64 {
         self.pace.clamp(MAX_BACKLOG_GROWTH, HIGHEST)
@@ -271,7 +271,7 @@ impl Throttle {
         }
     }
 
-    /// Removes the first publishers, at most `count`.
+    /// Releases the first publishers, at most `count`.
     fn release(&mut self, count: usize) -> Released {
         let next = self.waiting.len().min(count);
         let released = self.waiting.drain(..next).map(|paused| paused.waiter).collect();
@@ -281,46 +281,45 @@ impl Throttle {
         Released(released)
     }
 
-    /// Removes all publishers, and leaves them alone for a time, since holding them does not help.
+    /// Releases all publishers, and turns throttling off for a time, since it does not help.
     fn give_up(&mut self, now: Timestamp) -> Released {
         self.backoff = (2 * self.backoff).clamp(MIN_BACKOFF, MAX_BACKOFF);
         self.disabled_until = now.after(self.backoff);
-        // The backlog of that time counts as one that was there before, until holding helps.
+        // The backlog of that time counts as pre-existing until throttling helps.
         self.lowest = u64::MAX - MAX_BACKLOG_GROWTH;
         self.release(usize::MAX)
     }
 }
 
-/// Load that a publisher adds between two holds, beyond its credit: at least about as much as fits into its turn. In tests of
-/// all interleavings, one message.
+/// Load that a publisher may add between two holds beyond its credit: about as much as fits into its turn. In tests of all
+/// interleavings, one message.
 const MAX_BURST: u64 = if cfg!(feature = "loom") { 1 } else { 512 };
 
-/// Growth of the load at which publishers are held at the earliest: more than a publisher's turn. In tests of all
+/// The smallest growth of the load at which publishers are held: more than a publisher's turn. In tests of all
 /// interleavings, two messages.
 const MAX_BACKLOG_GROWTH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
 
 /// The same for consumers that take very many.
 const HIGHEST: u64 = 4 * MAX_BACKLOG_GROWTH;
 
-/// Milliseconds of what consumers take by which a backlog may grow: long in comparison with the time that it takes to wake a
-/// publisher, and short for a message that waits.
+/// Milliseconds of consumption by which a backlog may grow: long compared to the time to wake a publisher, and short for a
+/// message that waits.
 const RATE_WINDOW: u64 = 32;
 
 /// Publishers that continue at once, and in each millisecond, while nothing is ready.
 const RELEASED_WHEN_EMPTY: usize = 4;
 
-/// The part of the backlog from the time when publishers were left alone that is worked off in each [`RATE_WINDOW`]: two
-/// thirds of it in a second.
+/// The share of the backlog from the time without throttling that is removed in each [`RATE_WINDOW`]: two thirds of it in a
+/// second.
 const DRAIN_SHARE: u64 = 32;
 
 /// Longest time in milliseconds for which a publisher is held.
 const MAX_PAUSE: u64 = 50;
 
-/// The load that consumers have to take off in [`MAX_PAUSE`] to show that holding publishers helps: 512 messages,
-/// 10,000 a second.
+/// The load that consumers have to take in [`MAX_PAUSE`] to show that throttling helps: 512 messages, 10,000 a second.
 const MIN_CONSUMED: u64 = 512;
 
-/// Shortest and longest time in milliseconds for which publishers are left alone after it did not help.
+/// Shortest and longest time in milliseconds for which throttling is off after it did not help.
 const MIN_BACKOFF: u64 = 1_000;
 const MAX_BACKOFF: u64 = 32_000;
 

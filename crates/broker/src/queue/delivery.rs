@@ -19,11 +19,11 @@ use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
 ///
-/// The queue calls [`Consumer::accept`] with its own lock held, so a consumer may take its own lock inside, and
-/// must not call any queue with that lock held.
+/// The queue calls [`Consumer::accept`] under its own lock, so a consumer may take its own lock inside, and must not call
+/// any queue while holding that lock.
 pub trait Consumer: Send + Sync {
-    /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and
-    /// returns whether the consumer is now full. It must neither call the queue back nor block.
+    /// Takes deliveries from `offer` until it has no capacity left (prefetch, bytes waiting to be written), and returns
+    /// whether it is now full. It must neither call the queue nor block.
     ///
     /// After [`ConsumerCapacity::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
     /// as full.
@@ -32,9 +32,8 @@ pub trait Consumer: Send + Sync {
     /// Called when the queue, and the consumer with it, has been deleted. Called once, without any lock held.
     fn cancelled(&self);
 
-    /// If its connection has work to do for which it waits for this server, and not for its client (input that has not been
-    /// read, deliveries that the socket would take), the number of times that it has rested before. Called with the queue's
-    /// lock held.
+    /// The number of times that its connection was idle before, if the connection has work that waits for this server, and
+    /// not for its client (unread input, or deliveries that the socket would accept). Called under the queue's lock.
     fn busy_since_rest(&self) -> Option<u32> {
         None
     }
@@ -80,8 +79,8 @@ pub struct ConsumerSpec<'a> {
     pub arguments: RawTable<'a>,
 }
 
-/// A message on its way to a client. Unless it was taken with `no_ack`, the session stores it until it gives
-/// it back by [`super::Queue::ack`], [`super::Queue::requeue`] or [`super::Queue::reject`].
+/// A message on its way to a client. Unless it was taken with `no_ack`, the session stores it until it settles it with
+/// [`super::Queue::ack`], [`super::Queue::requeue`] or [`super::Queue::reject`].
 #[derive(Debug, Clone)]
 pub struct Delivery {
     /// Position in the queue, ascending in the order of publishing.
@@ -91,20 +90,20 @@ pub struct Delivery {
     pub(crate) message: Arc<Message>,
     /// The number of times this queue has delivered it before.
     pub(crate) deliveries: u32,
-    /// The number of failed deliveries, which count against the delivery limit, for a dead letter also those of the message
-    /// that it was made from. A restart keeps this number, and takes the other for as many.
+    /// The number of failed deliveries, which count towards the delivery limit. For a dead letter they include those of the
+    /// original message. A restart preserves this number, and uses it for the deliveries as well.
     pub(crate) failures: u32,
 }
 
-/// Why a client gives a delivery back, for others to have or for the dead letters.
+/// Why a client returns a delivery, to be requeued or dead-lettered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Returned {
-    /// The client is done with it: basic.nack and basic.recover. RabbitMQ 4 does not count it as a failure, of the
-    /// message or of the dead letter that is made from it.
+    /// The client returned it without a failure: basic.nack and basic.recover. RabbitMQ 4 counts no failure, neither for
+    /// the message nor for its dead letter.
     Released,
-    /// The client could not deal with it: basic.reject, the end of its channel.
+    /// The client failed to process it: basic.reject, or the end of its channel.
     Failed,
-    /// No client has seen it: it counts neither as delivered nor as failed.
+    /// No client has seen it: it counts as neither delivered nor failed.
     Unseen,
 }
 
@@ -117,7 +116,7 @@ impl Delivery {
         &self.message
     }
 
-    /// The message's properties as they were published, without what only a front end is to see.
+    /// The message's properties as they were published, without the front end's annotation.
     pub fn published_properties(&self) -> Cow<'_, [u8]> {
         match self.message.properties() {
             whole if self.message.broker_properties().is_annotated => Cow::Owned(without_annotation(whole)),
@@ -125,10 +124,10 @@ impl Delivery {
         }
     }
 
-    /// The message's properties as a client of the queue sees them. Quorum queues add the header `x-delivery-count`:
-    /// RabbitMQ 3.10's the number of earlier deliveries, always for `basic.get`, and for consumers from the second
-    /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and in `x-acquired-count` that of all from this
-    /// queue, or of the failed ones if there are no others.
+    /// The message's properties as a client of the queue sees them. Quorum queues add the header `x-delivery-count`. In
+    /// RabbitMQ 3.10 it is the number of earlier deliveries: always for `basic.get`, and for consumers from the second
+    /// delivery on. In RabbitMQ 4 it is the number of failed ones, if any; `x-acquired-count` is the number of all from
+    /// this queue, or of the failed ones if there are no others.
     pub fn properties(&self, from: &Queue, by_get: bool) -> Cow<'_, [u8]> {
         let properties = self.published_properties();
         let by_get = by_get && from.compatibility() == Compatibility::V3_10;
@@ -152,7 +151,7 @@ impl Delivery {
         Cow::Owned(with_headers(&decoded, &headers))
     }
 
-    /// Records that it was taken, if its queue has it in the store.
+    /// Records that it was taken, if the queue stores it.
     pub(super) fn mark_taken(&self, stores: StoredMessages, no_ack: bool, marks: &mut Marks) {
         match no_ack {
             _ if !stores.includes(&self.message) => {}
@@ -161,14 +160,14 @@ impl Delivery {
         }
     }
 
-    /// Whether its last delivery, which a stop of the server has ended, was one failure more than `limit` allows. A message
-    /// with more failures than that had them before the limit was there, and is dropped with its next failure.
+    /// Whether its last delivery, which ended with a stop of the server, was the first failure above `limit`. A message
+    /// with more failures had them before the limit existed, and is dropped with its next failure.
     pub(super) fn has_just_failed_too_often(&self, limit: u64) -> bool {
         u64::from(self.failures) == limit.saturating_add(1)
     }
 
-    /// Its position in the queue, ascending in the order of publishing. Persistent messages of a durable
-    /// queue keep theirs over a restart.
+    /// Its position in the queue, ascending in publishing order. Persistent messages of a durable queue keep it across a
+    /// restart.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -178,7 +177,8 @@ impl Delivery {
         (self.expires != NEVER).then_some(Timestamp(self.expires))
     }
 
-    /// Whether it was delivered before, to any consumer; as in RabbitMQ 4, also a dead letter whose message had failed.
+    /// Whether it was delivered before, to any consumer; as in RabbitMQ 4, this includes a dead letter whose original
+    /// message had failed.
     pub fn redelivered(&self) -> bool {
         self.deliveries > 0 || self.failures > 0
     }
@@ -200,14 +200,14 @@ pub enum Fetched {
     Got(Got),
     /// The queue is empty.
     Empty,
-    /// The next message is on disk; the caller asks again when the waiter is woken.
+    /// The next message is on disk; ask again when the waiter is woken.
     Later,
 }
 
 /// Messages on offer to one consumer.
 pub struct Offer<'a> {
     pub(super) ready: &'a mut ReadyStore,
-    /// The time up to which messages count as expired, in milliseconds.
+    /// The time, in milliseconds, up to which messages count as expired.
     pub(super) expired_by: u64,
     pub(super) now: Timestamp,
     /// See [`Offer::is_urgent`].
@@ -238,13 +238,13 @@ impl Offer<'_> {
         Some(delivery)
     }
 
-    /// Whether a consumer that has room should take messages now, even if whoever offers them has worked for long: what has
-    /// just arrived may be dropped or refused otherwise, and putting off many consumers for few messages takes longer.
+    /// Whether a consumer with capacity should take messages now, even if the current thread has worked for long: otherwise
+    /// new messages may be dropped or refused, and deferring many consumers for few messages takes longer.
     pub fn is_urgent(&self) -> bool {
         self.is_urgent
     }
 
-    /// The messages taken so far, for counters, and the time.
+    /// The counts of the messages taken so far, and the time.
     pub fn taken(&self) -> (DequeueCounts, Timestamp) {
         (DequeueCounts::delivered(self.taken, self.no_ack, self.redelivered), self.now)
     }

@@ -1,5 +1,5 @@
-//! Moving messages from one queue to another without a moment at which a crash loses or doubles them, and into a queue from
-//! another broker.
+//! Moves messages from one queue to another without a moment at which a crash loses or duplicates them, and into a queue
+//! from another broker.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::message::{Body, Message};
 use crate::persistence::{LastStoring, StoredBatch};
 use crate::time::Timestamp;
 
-/// A message that moves, and what it is in the other queue.
+/// A message that moves, and its content in the other queue.
 #[derive(Debug)]
 pub struct Moving {
     delivery: Delivery,
     message: Arc<Message>,
 }
 
-/// Messages that another queue has got, and this one has still.
+/// Messages that the other queue has already and this one still has.
 struct BegunMove {
     deliveries: Vec<Delivery>,
     transfer: Transfer,
@@ -28,12 +28,12 @@ struct BegunMove {
 }
 
 impl Moving {
-    /// It stays as it is.
+    /// It is not changed.
     pub fn unchanged(delivery: Delivery) -> Self {
         Self { message: Arc::clone(delivery.message()), delivery }
     }
 
-    /// It gets other properties, flags and list as they are on the wire, and another body.
+    /// It gets other properties (flags and list as they are on the wire) and another body.
     pub fn changed(delivery: Delivery, properties: &[u8], body: Body<'_>) -> Self {
         let old = delivery.message();
         let exchange = old.shared_exchange().clone();
@@ -47,8 +47,8 @@ impl Moving {
 pub struct ForeignMessage(Arc<Message>);
 
 impl ForeignMessage {
-    /// The message as it was delivered there: it has been published to this exchange, which need not exist here. `None` if its
-    /// properties, flags and list as they are on the wire, are malformed.
+    /// The message as the other broker delivered it. The exchange need not exist here. `None` if its properties (flags and
+    /// list as they are on the wire) are malformed.
     pub fn new(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Self> {
         let broker_properties = broker_properties_of(properties)?;
         let message =
@@ -60,17 +60,17 @@ impl ForeignMessage {
 /// The outcome of [`Queue::take_in`].
 #[derive(Debug, Default)]
 pub struct ImportOutcome {
-    /// The indices of the messages that the queue is too full for, ascending.
+    /// The indices of the messages that the full queue has refused, ascending.
     pub refused: Vec<usize>,
     /// The log position that has to be on disk before the others are safe; `None` if they need not wait.
     pub until: Option<Lsn>,
-    /// More waits to be written than the store's limit: see
+    /// The store's backlog exceeds its limit: see
     /// [`VirtualHost::wait_for_capacity`](crate::VirtualHost::wait_for_capacity).
     pub full: bool,
 }
 
 impl Queue {
-    /// The number of messages that it takes before it refuses one because of its length; `None` if it refuses none. One at most
+    /// The number of messages that it accepts before it refuses one for its length; `None` if it refuses none. At most one
     /// if its bytes are limited.
     pub fn capacity_before_refusal(&self) -> Option<u64> {
         let arguments = self.arguments.load();
@@ -83,8 +83,8 @@ impl Queue {
         of_length.into_iter().chain(of_bytes).min()
     }
 
-    /// Appends messages of another broker, in order, past all exchanges. A deleted queue refuses all of them. Those that are
-    /// refused are not dead letters: they are still at the other broker.
+    /// Appends messages of another broker, in order, bypassing all exchanges. A deleted queue refuses all of them. Refused
+    /// messages are not dead-lettered: the other broker still has them.
     pub fn take_in(self: &Arc<Self>, messages: Vec<ForeignMessage>, now: Timestamp) -> ImportOutcome {
         let messages: Vec<_> = messages.into_iter().map(|message| message.0).collect();
         let (count, mut refused) = (messages.len(), Vec::new());
@@ -99,9 +99,9 @@ impl Queue {
         ImportOutcome { refused, until: appended.until, full: stored.full || appended.full }
     }
 
-    /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
-    /// on disk: after a crash each message is in one of them. Returns the log position after which it is done permanently,
-    /// `None` if it need not wait. The other queue must refuse no messages and have no dead letters, as those of a spool.
+    /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, that is one atomic
+    /// step on disk: after a crash each message is in exactly one of them. Returns the log position to wait for; `None` if
+    /// there is none. The other queue must refuse no messages and have no dead letters, like those of a spool.
     ///
     /// # Errors
     /// The other queue is deleted; the messages are unacknowledged as before.
@@ -135,11 +135,12 @@ impl Queue {
         BegunMove { deliveries, transfer, until: appended.until }
     }
 
-    /// Has the messages leave, if the other queue is still there.
+    /// Removes the messages from this queue, if the other one still exists.
     fn end_move(&self, to: &Self, begun: BegunMove, now: Timestamp) -> Result<Option<Lsn>, Vec<Delivery>> {
         let BegunMove { deliveries, transfer, until } = begun;
         if to.is_deleted() {
-            // If it has been deleted only now, the transfer has begun, and its records would stay in the journal for ever.
+            // If it was deleted just now, the transfer has begun, and its records would otherwise stay in the journal
+            // forever.
             if let Some(stored) = self.stored().filter(|_| !transfer.is_empty()) {
                 stored.transfer(&[], &transfer);
             }

@@ -1,8 +1,8 @@
-//! Moves a queue's messages between memory and disk when there are more than memory is to hold.
+//! Moves a queue's messages between memory and disk when memory cannot hold them all.
 //!
-//! Each queue does one step at a time, in a call of [`Broker::page`](crate::Broker::page): a step checks
-//! under the lock for work, reads or writes without it, and applies the result under it. Since the queue may
-//! have changed in between, messages that were read or written are identified by their positions.
+//! Each queue performs one step at a time, in a call of [`Broker::page`](crate::Broker::page): a step checks for work under
+//! the lock, reads or writes without it, and applies the result under it. Since the queue may have changed in between,
+//! messages that were read or written are identified by position.
 //!
 //! # Example
 //! More is in memory than the watermark allows, and a queue has 3,000 ready transient messages, each of which takes
@@ -15,10 +15,11 @@
 //!   queues have their turn.
 //! - A consumer takes a message. Because the head has less than 512 KiB, about 1 MiB is read from the front of the run, a
 //!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
-//! - If all long queues have done that, and more than the watermark is in memory all the same, all other queues let go
-//!   what they have ([`Queue::evict`]), and long ones more of it.
-//! - If a read or a write fails, or the write would leave less on the disk than is to stay free, everything stays where it
-//!   is. It is tried again after 100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
+//! - If all long queues have done that, and memory still exceeds the watermark, all other queues page out what
+//!   they can ([`Queue::evict`]), and long ones more.
+//! - If a read or a write fails, or the write would use disk space that must stay free, nothing changes. It is retried
+//!   after
+//!   100 ms, then after 200 ms, and so on up to 25.6 s; a failed write delays no read.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,17 +42,17 @@ pub(super) struct PagingState {
     listed: bool,
     /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    /// The failures until the next success, if there were any; boxed, as queues seldom have them.
+    /// The failures since the last success, if any; boxed, as they are rare.
     retries: Option<Box<PagingRetries>>,
-    /// Bytes of messages that cannot be read any more and were given up, until [`Queue::take_lost_bytes`].
+    /// Bytes of unreadable messages that were dropped, until [`Queue::take_lost_bytes`].
     lost_bytes: u64,
-    /// The counts that were last reported to the broker.
+    /// The counts last reported to the broker.
     counted: Counted,
     /// Waiters for a message that is on disk, or behind dead letters.
     waiting: WaitList,
 }
 
-/// Reads and writes of a queue that have failed. A failed write delays no read.
+/// Failed reads and writes of a queue. A failed write delays no read.
 #[derive(Default)]
 struct PagingRetries {
     reads: RetryState,
@@ -67,7 +68,7 @@ struct RetryState {
 }
 
 impl Queue {
-    /// Does one step of paging, if there is any. It blocks on the disk.
+    /// Performs one step of paging, if one is due. Blocks on the disk.
     pub(crate) fn page(&self, now: Timestamp) {
         let mut state = self.state.lock();
         let discarded = state.ready.take_discarded();
@@ -83,8 +84,8 @@ impl Queue {
         self.end_step(now);
     }
 
-    /// Lets messages leave memory, of a queue that need not be long, while more than the watermark is in memory. It blocks on
-    /// the disk. Returns false if they could not be written.
+    /// Pages out messages, even of a short queue, while memory exceeds the watermark. Blocks on the disk. Returns false if
+    /// they could not be written.
     pub(crate) fn evict(&self, extent: Extent, now: Timestamp) -> bool {
         let mut state = self.state.lock();
         if state.paging.busy
@@ -108,11 +109,11 @@ impl Queue {
         state.paging.may_write(now)
     }
 
-    /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
-    /// the lock is released, after every change of the messages.
+    /// Reports the queue's contents to the broker, and schedules a step if one is needed. Called before the lock is
+    /// released, after every change of the messages.
     #[inline]
     pub(super) fn look_at_paging(&self, state: &mut QueueState, now: Timestamp) {
-        // The bytes that could not leave may have been delivered.
+        // The bytes that could not be paged out may have been delivered since.
         state.paging.stuck = state.paging.stuck.min(state.ready.pageable());
         let counted = state.counted();
         if counted != state.paging.counted {
@@ -146,7 +147,7 @@ impl Queue {
             || state.paging.may_write(now) && state.is_long() && self.should_page()
     }
 
-    /// Whether messages that can be on disk are to leave memory.
+    /// Whether messages that can be on disk have to leave memory.
     #[inline]
     pub(super) fn should_page(&self) -> bool {
         (self.context.paging.is_over_watermark() || self.lazy.load(Ordering::Relaxed))
@@ -156,7 +157,7 @@ impl Queue {
     fn load(&self, plan: &Plan, now: Timestamp) {
         let loaded = match persistence::load(plan, self.stored()) {
             Ok(loaded) => loaded,
-            // Damaged messages have been given up, and no others were left.
+            // Damaged messages were dropped, and there were no others.
             Err(PagingError::Missing { .. })
                 if self.state.lock().paging.failed_reads() >= MISSING_ATTEMPTS =>
             {
@@ -202,7 +203,7 @@ impl Queue {
         }
     }
 
-    /// Bytes of the bodies of messages that cannot be read from the disk any more and have left by that, since the call before.
+    /// Bytes of the bodies of unreadable messages that were dropped since the previous call.
     pub fn take_lost_bytes(&self) -> u64 {
         std::mem::take(&mut self.state.lock().paging.lost_bytes)
     }
@@ -215,7 +216,7 @@ impl Queue {
             }
             match state.ready.page_out(extent, || Arc::new(store.transient_segments())) {
                 PagedOut::Nothing => {
-                    // Others could leave by a write.
+                    // Others need a write to leave memory.
                     if extent != Extent::Stored {
                         state.paging.stuck = state.ready.pageable();
                     }
@@ -238,7 +239,7 @@ impl Queue {
         }
     }
 
-    /// Writes messages out; returns whether that succeeded.
+    /// Writes messages to disk; returns whether that succeeded.
     fn write_out(&self, to_write: ToWrite, now: Timestamp) -> bool {
         let stores = self.stored_messages();
         let deliveries = to_write.deliveries.iter().filter(|delivery| !stores.includes(&delivery.message));
@@ -264,7 +265,7 @@ impl Queue {
         self.context.metrics.bytes_paged_out.add(body_bytes(freed.iter()));
     }
 
-    /// Counts a failure, the first of several in a row if there were none `before`, and logs that one.
+    /// Logs a failure if it is the first of several in a row, with none `before`.
     fn paging_failed(&self, what: &str, before: u32, error: &PagingError) {
         self.context.metrics.paging_failures.add(1);
         if before == 0 {
@@ -275,7 +276,7 @@ impl Queue {
 
     fn remove(&self, segments: &QueueSegments) {
         if let Err(error) = segments.remove() {
-            // They are deleted by the next start.
+            // The next start deletes them.
             tracing::warn!(%error, "cannot delete segments of a deleted queue");
         }
     }
@@ -298,18 +299,18 @@ impl QueueState {
         self.paging.waiting.take()
     }
 
-    /// Whether messages are to be read from the disk, and may be: no read has failed that is to be tried again later.
+    /// Whether messages have to be read from the disk, and no failed read waits for its retry.
     fn may_load(&self, now: Timestamp) -> bool {
         self.ready.needs_load() && self.paging.may_read(now)
     }
 
-    /// The time at which a failed read or write is to be tried again.
+    /// The time at which a failed read or write is retried.
     pub(super) fn paging_retry(&self) -> Option<Timestamp> {
         let PagingRetries { reads, writes } = self.paging.retries.as_deref()?;
         reads.retry_at.into_iter().chain(writes.retry_at).min()
     }
 
-    /// Lets what has failed be tried again, if it is time.
+    /// Allows retries that are due.
     pub(super) fn retry_paging(&mut self, now: Timestamp) {
         let Some(PagingRetries { reads, writes }) = self.paging.retries.as_deref_mut() else { return };
         for retry_at in [&mut reads.retry_at, &mut writes.retry_at] {
@@ -322,7 +323,7 @@ impl QueueState {
         self.can_leave() > Extent::Usual.least()
     }
 
-    /// Bytes of memory that can be paged out, without those that the last attempt could not.
+    /// Bytes of memory that can be paged out, excluding those that the last attempt could not.
     #[inline]
     fn can_leave(&self) -> u64 {
         self.ready.pageable().saturating_sub(self.paging.stuck)
@@ -349,7 +350,7 @@ impl PagingState {
         self.retries.as_ref().is_none_or(|retries| retries.writes.is_due(now))
     }
 
-    /// Whether no write has failed that is to be tried again later.
+    /// Whether no failed write waits for its retry.
     fn pauses_no_writes(&self) -> bool {
         self.retries.as_ref().is_none_or(|retries| retries.writes.retry_at.is_none())
     }
@@ -358,7 +359,7 @@ impl PagingState {
         self.retries.as_ref().map_or(0, |retries| retries.reads.failures)
     }
 
-    /// Ends the pause of reads or of writes.
+    /// Ends the pause of reads or writes.
     fn succeeded(&mut self, which: impl Fn(&mut PagingRetries) -> &mut RetryState) {
         let Some(retries) = &mut self.retries else { return };
         *which(retries) = RetryState::default();
@@ -369,12 +370,12 @@ impl PagingState {
 }
 
 impl RetryState {
-    /// Whether none has failed that is to be tried again later.
+    /// Whether no failure waits for its retry.
     fn is_due(&self, now: Timestamp) -> bool {
         self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Sets the time of the next one; returns how many have failed before.
+    /// Sets the time of the next retry; returns the number of earlier failures.
     fn failed(&mut self, now: Timestamp) -> u32 {
         let before = self.failures;
         self.failures = before.saturating_add(1);
@@ -387,10 +388,10 @@ fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
     deliveries.map(|delivery| delivery.message.body_len()).sum()
 }
 
-/// Steps of one queue before other queues have their turn.
+/// Steps of one queue before other queues get their turn.
 const MAX_STEPS: usize = 64;
 
-/// RetryState after which messages that cannot be found count as lost.
+/// Failed reads after which missing messages count as lost.
 const MISSING_ATTEMPTS: u32 = 3;
 
 /// Milliseconds before the first retry.

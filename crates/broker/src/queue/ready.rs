@@ -34,9 +34,9 @@ use waiting::Next;
 /// Ready messages: the highest priority first, the oldest first within it.
 pub(crate) struct ReadyStore {
     order: DeliveryOrder,
-    /// In ascending order of their ranks; each is added with its first message, so that most queues have only one.
+    /// In ascending order of rank. Each is added with its first message, so most queues have only one.
     levels: Vec<Level>,
-    /// Which messages are in the store, too.
+    /// Which messages are also in the store.
     stores: StoredMessages,
     /// The number of messages, including those on disk.
     len: usize,
@@ -44,16 +44,16 @@ pub(crate) struct ReadyStore {
     bytes: u64,
     /// Bytes of memory that messages take.
     resident: u64,
-    /// Bytes of memory that are not paged out: heads, and a part of the returned messages.
+    /// Bytes of memory that cannot be paged out: heads, and a part of the returned messages.
     pinned: u64,
     on_disk: OnDisk,
     /// Messages need to be loaded.
     needs_load: bool,
     /// The number of messages returned so far, if these have a level of their own.
     returns: u64,
-    /// The number of calls of `take_all`, each of which invalidates loads and writes under way.
+    /// The number of calls of `take_all`, each of which invalidates loads and writes in progress.
     epoch: u64,
-    /// Segments that are not needed any more.
+    /// Segments that are no longer needed.
     discarded: Vec<Arc<QueueSegments>>,
 }
 
@@ -92,16 +92,16 @@ impl ReadyStore {
         self.resident
     }
 
-    /// Bytes of memory that could be paged out, or a little more.
+    /// Bytes of memory that could be paged out, as an upper bound.
     pub(super) fn pageable(&self) -> u64 {
         self.resident - self.pinned
     }
 
-    /// Whether something may leave memory.
+    /// Whether any message can be paged out.
     pub(super) fn has_evictable(&self, extent: Extent) -> bool {
         match extent {
             Extent::Usual => self.pageable() > 0,
-            // A part of the heads leaves, too.
+            // A part of the heads is paged out, too.
             Extent::Short | Extent::Stored => self.resident > 0,
         }
     }
@@ -110,8 +110,8 @@ impl ReadyStore {
         self.on_disk
     }
 
-    /// Adds a message that is younger than all others. With `spill` it does not stay in memory if the store
-    /// has it and the message before it is on disk.
+    /// Adds a message that is younger than all others. With `spill` it does not stay in memory if the store has it and the
+    /// previous message is on disk.
     #[inline]
     pub(super) fn push(&mut self, delivery: Delivery, spill: bool) {
         self.push_to(self.order.priority_of(&delivery.message), delivery, spill);
@@ -147,7 +147,7 @@ impl ReadyStore {
         self.pinned += self.levels[at].put_back(place, delivery, stored);
     }
 
-    /// Adds a message that a restart has found, which is younger than all others.
+    /// Adds a message found after a restart, which is younger than all others.
     pub(super) fn restore(&mut self, delivery: Delivery) {
         let rank = self.order.restored_rank(&delivery.message, delivery.deliveries);
         self.push_to(rank, delivery, false);
@@ -215,14 +215,14 @@ impl ReadyStore {
         Some(delivery)
     }
 
-    /// Takes the next message if it has expired; where returned messages come first, the next one of any level.
+    /// Takes the next message if it has expired; if returned messages come first, the next one of any level.
     pub(super) fn pop_expired(&mut self, now: u64) -> Option<Delivery> {
         let has_expired = |level: &Level| level.front().is_some_and(|next| next.expires <= now);
         if self.order.returned_first {
             if let Some(at) = self.levels.iter().rposition(has_expired) {
                 return self.pop_from(at);
             }
-            // One that is due is on disk. The levels above are loaded before it, a little of each.
+            // A message that is due is on disk. The levels above it are loaded first, a little of each.
             self.needs_load |= self.next_expiry().is_some_and(|expires| expires <= now);
             return None;
         }
@@ -255,11 +255,11 @@ impl ReadyStore {
         (expires != NEVER).then_some(expires)
     }
 
-    /// Takes everything. Loads and writes under way become void.
+    /// Takes everything. Loads and writes in progress become invalid.
     pub(super) fn take_all(&mut self) -> Self {
         let mut empty = Self::new(self.order, self.stores);
         empty.epoch = self.epoch + 1;
-        // Messages on their way back may have their places already.
+        // Returning messages may already have reserved their places.
         empty.returns = self.returns;
         empty.discarded = std::mem::take(&mut self.discarded);
         let segments = self.levels.iter_mut().filter_map(Level::take_page_segments);

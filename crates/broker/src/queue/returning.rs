@@ -9,12 +9,12 @@ use super::state::QueueState;
 use super::{ConsumerId, DeathReason, Delivery, Effects, Queue, Returned, StateGuard};
 use crate::time::Timestamp;
 
-/// Deliveries on their way back, with all that can be done before the queue is locked: a client may have had very many.
+/// Deliveries that return, prepared as far as possible without the queue's lock: a client may have had very many.
 struct Returning {
-    /// Their number, those included that have failed too often.
+    /// Their number, including those that have failed too often.
     count: usize,
     messages: Back,
-    /// Has the dead letters of those that have failed too often.
+    /// Includes the dead letters of those that have failed too often.
     effects: Effects,
 }
 
@@ -25,14 +25,14 @@ enum Back {
 }
 
 impl Queue {
-    /// Removes a consumer. Once this returns, the consumer is not called any more. An auto-delete queue is
-    /// deleted with its last consumer. Unknown consumers are ignored.
+    /// Removes a consumer. Once this returns, the consumer is no longer called. An auto-delete queue is deleted with its
+    /// last consumer. Unknown consumers are ignored.
     pub fn cancel(&self, consumer: ConsumerId, now: Timestamp) {
         self.leave(&[consumer], Vec::new(), now);
     }
 
-    /// Removes consumers as [`Queue::cancel`] does, and returns deliveries as [`Queue::requeue`] does, at the end of a client
-    /// or of its channel: all of that is one step. Nobody is served before everything is back, so that the next single
+    /// Removes consumers as [`Queue::cancel`] does, and returns deliveries as [`Queue::requeue`] does, in one step, at the
+    /// end of a client or its channel. No consumer is served before all deliveries have returned, so that the next single
     /// active consumer continues in order. A queue that is deleted with its last consumer takes nothing back.
     pub fn leave(&self, consumers: &[ConsumerId], deliveries: Vec<Delivery>, now: Timestamp) {
         let (early, late) = consumers.split_at(consumers.len().saturating_sub(STEP));
@@ -69,7 +69,7 @@ impl Queue {
     pub fn reject(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
         let (count, failure) = (deliveries.len(), self.failure_of(returned));
         let mut effects = Effects::default();
-        // Before it is done, so that others are looked after meanwhile if that is long.
+        // Charged before the work, so that a long one does not block others.
         work::charge(REFUSAL, count);
         for mut delivery in deliveries {
             delivery.failures = delivery.failures.saturating_add(failure);
@@ -83,8 +83,9 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Removes consumers with the lock released now and then, and nobody served. The single active one stays, and is
-    /// returned: its successor would be served before its deliveries are back. Returns also whether any was there.
+    /// Removes consumers, releasing the lock now and then, without serving any. The single active one stays, and is
+    /// returned: its successor would otherwise be served before its deliveries are back. Also returns whether any consumer
+    /// existed.
     fn remove_in_steps(&self, consumers: &[ConsumerId], now: Timestamp) -> (Option<ConsumerId>, bool) {
         let (mut active, mut has_left) = (None, false);
         for step in consumers.chunks(STEP) {
@@ -100,7 +101,7 @@ impl Queue {
         (active, has_left)
     }
 
-    /// Removes a consumer; returns whether it was there.
+    /// Removes a consumer; returns whether it existed.
     fn remove_consumer(&self, state: &mut QueueState, consumer: ConsumerId, now: Timestamp) -> bool {
         if state.consumers.remove(consumer).is_none() {
             return false;
@@ -144,7 +145,7 @@ impl Queue {
         ReturnedBatch::new(order, self.stored_messages(), back, first)
     }
 
-    /// Puts messages back, then looks at the limits, and only then serves consumers.
+    /// Puts messages back, then checks the limits, and only then serves consumers.
     fn take_back(&self, mut state: StateGuard<'_>, returning: Returning, now: Timestamp) {
         let Returning { count, messages, mut effects } = returning;
         self.context.metrics.messages_requeued.add(count);
@@ -153,14 +154,14 @@ impl Queue {
             Back::Many(messages) => state.ready.put_back_all(messages),
         }
         if count > 0 && self.delivery_order().returned_first {
-            // Such a queue hands out what it can before it looks at its limits.
+            // Such a queue delivers what it can before it checks its limits.
             state.pump_before_limits(now, &mut effects);
         }
         let state = self.trim(state, &mut effects, now);
         self.run(state, effects, now);
     }
 
-    /// The number of failures that a delivery counts for which is given back in this way.
+    /// The number of failures that this kind of return counts as.
     fn failure_of(&self, returned: Returned) -> u32 {
         let is_forgiven = match returned {
             Returned::Released => self.context.compatibility.requeue_ignores_delivery_limit(),
@@ -171,8 +172,7 @@ impl Queue {
     }
 }
 
-/// Most consumers that leave, and most messages that are put back one by one, while the lock is held: well below a
-/// millisecond.
+/// Consumers removed, or messages put back one by one, under one lock: well below a millisecond.
 const STEP: usize = 512;
 
 /// Nanoseconds charged for a returned message.

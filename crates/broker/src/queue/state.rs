@@ -30,41 +30,40 @@ pub(super) struct QueueState {
     pub(super) last_used: Timestamp,
     /// The time of the queue's entry in the broker's list of deadlines.
     pub(super) scheduled: Option<Timestamp>,
-    /// Set to the time of a call of [`QueueState::drop_expired`] that had to leave expired messages; `None`
-    /// once there are none.
+    /// The time of the last call of [`QueueState::drop_expired`] that left expired messages; `None` if there are none.
     pub(super) sweeping: Option<Timestamp>,
     /// Whether it is among the broker's queues with dead letters to send ([`Queue::dead_letter_some`]).
     pub(super) awaits_capacity: bool,
-    /// Which messages are in the store, too.
+    /// Which messages are also in the store.
     pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
-    /// Holds publishers while the backlog grows.
+    /// Throttles publishers while the backlog grows.
     pub(super) credit: PublisherCredit,
-    /// Set while dead letters are sent on. Boxed: a queue is small, and hardly ever has any.
+    /// Set while dead letters are being sent. Boxed: a queue is small, and rarely has any.
     letters: Option<Box<DeadLetterLine>>,
-    /// Counters of messages that came and went.
+    /// Counters of messages that entered and left.
     pub(super) passing: ThroughputCounters,
 }
 
-/// Dead letters that wait for those which were dropped before them.
+/// Dead letters that wait for those dropped before them.
 #[derive(Default)]
 struct DeadLetterLine {
     /// They stay here until a thread that has the [turn](Queue::dead_letters_turn) takes them.
     waiting: VecDeque<DeadLetter>,
     /// Bytes of their bodies.
     bytes: u64,
-    /// Whether a thread is sending dead letters on, or will once it has finished what it is doing. If none is, the next one
-    /// that drops messages does, or the broker's timer.
+    /// Whether a thread is sending dead letters, or will after its current work. If there is none, the next thread that
+    /// drops messages sends them, or the broker's timer.
     has_sender: bool,
-    /// Some of them are messages that consumers gave back.
+    /// Some of them are messages that consumers rejected.
     of_consumers: bool,
-    /// The queue itself if it is deleted: the topology keeps it no longer, and its dead letters have still to be sent.
+    /// The queue itself if it is deleted: it is no longer in the topology, and its dead letters have yet to be sent.
     of_deleted: Option<Arc<Queue>>,
 }
 
 impl DeadLetterLine {
-    /// The next dead letters, for a thread to send: a [`Step`] of them, or `at_least` this number.
+    /// Takes the next dead letters to send: a [`Step`] of them, or `at_least` this number.
     fn take(&mut self, at_least: usize) -> Vec<DeadLetter> {
         self.has_sender = true;
         self.of_deleted = None;
@@ -75,7 +74,7 @@ impl DeadLetterLine {
             *at < at_least || goes_on
         };
         let letters: Vec<_> = match self.waiting.iter().enumerate().take_while(is_next).count() {
-            // They may be very many, and are not copied.
+            // There may be very many, so avoid a copy.
             count if count == self.waiting.len() => std::mem::take(&mut self.waiting).into(),
             count => self.waiting.drain(..count).collect(),
         };
@@ -86,7 +85,7 @@ impl DeadLetterLine {
     fn add(&mut self, letters: Vec<DeadLetter>) {
         self.bytes += bytes_of(&letters);
         self.of_consumers |= letters.iter().any(DeadLetter::is_rejected_by_consumer);
-        // They may be very many, and are not copied.
+        // There may be very many, so avoid a copy.
         match self.waiting.is_empty() {
             true => self.waiting = letters.into(),
             false => self.waiting.extend(letters),
@@ -106,22 +105,21 @@ pub(crate) struct DeadLetter {
     pub(crate) reason: DeathReason,
     /// The number of its failed deliveries.
     pub(crate) failures: u32,
-    /// The position of a stored message, which is settled once the letter has been sent on.
+    /// The position of a stored message, which is settled once the letter has been sent.
     pub(crate) stored: Option<u64>,
     /// Maximum number of dead letters that may result from it, itself included.
     pub(crate) budget: u32,
 }
 
 impl DeadLetter {
-    /// Whether a consumer gave the message back for the last time.
+    /// Whether a consumer rejected the message.
     pub(super) fn is_rejected_by_consumer(&self) -> bool {
         matches!(self.reason, DeathReason::Rejected | DeathReason::DeliveryLimit)
     }
 }
 
-/// Maximum number of dead letters that one dead message may lead to by way of queues that drop it in turn. Cycles are cut, but
-/// full queues that all dead-letter to each other still have as many paths through them as there are orders
-/// of the queues.
+/// The most dead letters that one dead message may cause through queues that drop it in turn. Cycles are cut, but full
+/// queues that all dead-letter to each other still have as many paths through them as there are orders of the queues.
 const MAX_DEAD_LETTERS_OF_A_CAUSE: u32 = 1_000;
 
 /// The reason why a message was dropped, as in the header `x-death`.
@@ -133,14 +131,13 @@ pub(crate) enum DeathReason {
     DeliveryLimit,
 }
 
-/// Effects of a step that must be completed, or counted, once the lock is released.
+/// Effects of a step to be completed, or counted, once the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
-    /// Maximum number of dead letters that may result from all of `dead` together that the step caused, if it appended a dead
-    /// letter.
+    /// The most dead letters that may result from all of `dead` that this step caused, if it appended a dead letter.
     pub(super) budget: Option<u32>,
-    /// Whether messages were due to be dropped before the step: it did not cause any that expired.
+    /// Whether messages were already due to be dropped before the step: then it did not cause expiries.
     pub(super) were_overdue: bool,
     /// The number of messages from publishers.
     pub(super) published: usize,
@@ -162,7 +159,7 @@ impl Effects {
         self.dead.push(DeadLetter { message, reason, failures, stored, budget: MAX_DEAD_LETTERS_OF_A_CAUSE });
     }
 
-    /// Adds a message that its queue drops, and that is in the store, too, if that has such messages of the queue.
+    /// Adds a dropped message, with its position in the store if the queue stores it.
     pub(super) fn drop_delivery(&mut self, delivery: Delivery, reason: DeathReason, stores: StoredMessages) {
         let Delivery { message, position, failures, .. } = delivery;
         let stored = stores.includes(&message).then_some(position);
@@ -215,11 +212,11 @@ impl QueueState {
         Load::of(self.ready.len(), self.ready.bytes())
     }
 
-    /// Whether a publisher of this session has used up its credit: the backlog grows though consumers could take more.
+    /// Whether a publisher of this session has used up its credit: the backlog grows although consumers could take more.
     pub(super) fn holds_publishers(&mut self, session: Option<SessionId>, now: Timestamp) -> bool {
         let load = self.load();
         let Self { credit, consumers, .. } = self;
-        // A session that consumes what it publishes would be held with its own acknowledgements.
+        // A session that consumes what it publishes would be held together with its own acknowledgements.
         !consumers.is_empty()
             && credit.charge_backlog(load, now, || consumers.sample_lag(now))
             && session.is_none_or(|session| !consumers.are_of(session))
@@ -262,20 +259,20 @@ impl QueueState {
         effects.drop_delivery(delivery, reason, self.stores);
     }
 
-    /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever
-    /// thread dropped them. Returns whether the caller has to send dead letters on; not if another thread will.
+    /// Queues dead letters, so that they leave in the order in which they were dropped, whichever thread dropped them.
+    /// Returns whether the caller has to send dead letters, or another thread will.
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> bool {
         let line = self.letters.get_or_insert_default();
         line.add(letters);
         !std::mem::replace(&mut line.has_sender, true)
     }
 
-    /// Lines up dead letters for [`Queue::dead_letter_some`], unless another thread is sending already.
+    /// Queues dead letters for [`Queue::dead_letter_some`], unless a thread is already sending.
     pub(super) fn leave_dead_letters(&mut self, letters: Vec<DeadLetter>) {
         self.letters.get_or_insert_default().add(letters);
     }
 
-    /// Puts back letters that the thread with the turn has got and not sent.
+    /// Puts back letters that the thread with the turn has taken and not sent.
     pub(super) fn put_back_dead_letters(&mut self, letters: VecDeque<DeadLetter>) {
         let line = self.letters.get_or_insert_default();
         for letter in letters.into_iter().rev() {
@@ -284,9 +281,9 @@ impl QueueState {
         }
     }
 
-    /// The next dead letters, `at_least` this number, for the thread that has the turn and has sent `sent` others on. If there
-    /// are none, later dead letters need not wait any more. A thread that has sent many gets none:
-    /// [`QueueState::has_dead_letters`] says whether it leaves some.
+    /// The next dead letters, `at_least` this number, for the thread that has the turn and has already sent `sent`. If
+    /// there are none, later dead letters need not wait any more. A thread that has sent many gets none:
+    /// [`QueueState::has_dead_letters`] returns whether it leaves some.
     pub(super) fn next_dead_letters(&mut self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,
@@ -297,26 +294,26 @@ impl QueueState {
         Vec::new()
     }
 
-    /// Whether dead letters wait that no thread is sending.
+    /// Whether there are dead letters that no thread is sending.
     pub(super) fn has_dead_letters(&self) -> bool {
         self.letters.as_ref().is_some_and(|line| !line.has_sender)
     }
 
-    /// Whether many dead letters, or large ones, wait for capacity of the store or, if consumers gave the messages back, for
-    /// the timer. Consumers get nothing until they are sent: those that reject everything would bring all of a long queue into
-    /// memory.
+    /// Whether many or large dead letters wait for store capacity or, if consumers rejected the messages, for the timer.
+    /// Consumers get nothing until they are sent: consumers that reject everything would otherwise load a whole long queue
+    /// into memory.
     pub(super) fn is_behind_dead_letters(&self) -> bool {
         let Some(line) = self.letters.as_ref().filter(|_| self.awaits_capacity) else { return false };
         (line.of_consumers || !line.has_sender)
             && (line.waiting.len() > MAX_WAITING_DEAD_LETTERS || line.bytes > MAX_WAITING_BYTES)
     }
 
-    /// Whether more dead letters wait than threads that drop messages may leave behind.
+    /// Whether more dead letters wait than threads that drop messages may leave.
     pub(super) fn has_many_dead_letters(&self) -> bool {
         self.letters.as_ref().is_some_and(|line| line.waiting.len() > MAX_WAITING_DEAD_LETTERS)
     }
 
-    /// Keeps a queue that is deleted until the dead letters that no thread is sending are sent.
+    /// Keeps a deleted queue alive until its dead letters that no thread is sending are sent.
     pub(super) fn keep_for_dead_letters(&mut self, queue: Option<Arc<Queue>>) {
         if let Some(line) = self.letters.as_mut().filter(|line| !line.has_sender) {
             line.of_deleted = queue;
@@ -335,8 +332,8 @@ impl QueueState {
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head until the length limits are met, at most a [`Step`] of them; returns
-    /// whether no more in memory have to go. Only ready messages count (RabbitMQ, "Queue Length Limit").
+    /// Drops messages from the head until the length limits are met, at most a [`Step`] of them; returns whether no more in
+    /// memory have to be dropped. Only ready messages count (RabbitMQ, "Queue Length Limit").
     #[must_use]
     pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
         let mut step = Step::default();
@@ -357,7 +354,7 @@ impl QueueState {
                 || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
     }
 
-    /// Whether messages at the head have expired, or are above length limits that are new.
+    /// Whether messages at the head have expired, or exceed new length limits.
     pub(super) fn has_overdue(&self, arguments: &QueueArguments, now: Timestamp) -> bool {
         self.sweeping.is_some()
             || self.next_expiry().is_some_and(|expiry| expiry <= now)
@@ -380,23 +377,21 @@ impl QueueState {
         false
     }
 
-    /// [Serves consumers](Self::pump) with messages that have arrived at `now`: a message that a consumer can
-    /// take at once has not expired, however short its lifetime. Only if older messages are expired, these
-    /// must not slip through.
+    /// [Serves consumers](Self::pump) with messages that arrived at `now`: a message that a consumer can take at once has
+    /// not expired, however short its TTL. While older messages have expired, `now` applies, so that these are not delivered.
     pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
         let expired_by = if self.sweeping.is_some() { now } else { ALWAYS_UNEXPIRED };
         self.serve(expired_by, now, true, effects);
     }
 
-    /// [Serves consumers](Self::pump) before length limits are looked at: a message that a consumer with room can take is not
-    /// above them.
+    /// [Serves consumers](Self::pump) before checking length limits: a message that a consumer with capacity can take does
+    /// not exceed them.
     pub(super) fn pump_before_limits(&mut self, now: Timestamp, effects: &mut Effects) {
         self.serve(now, now, true, effects);
     }
 
-    /// Gives messages to consumers as long as there are both messages and consumers with room: to those of
-    /// the highest priority first, in turn, one message each; a single one takes any number up to
-    /// [`MAX_TURN`].
+    /// Delivers messages to consumers as long as there are both messages and consumers with capacity: to those of the
+    /// highest priority first, in turn, one message each; a single one takes any number up to [`MAX_TURN`].
     ///
     /// Messages that have expired by `now` are dropped when they come to the head; if there are very many,
     /// this ends early and returns false.
@@ -456,8 +451,8 @@ impl QueueState {
 /// A time before every expiry, for messages that have just arrived.
 const ALWAYS_UNEXPIRED: Timestamp = Timestamp(0);
 
-/// The messages that are dropped, because of expiry or length limits, while the lock is held, or the dead letters that one
-/// thread sends before it leaves the rest to others, so that it comes back to its own work.
+/// The messages dropped under one lock because of expiry or length limits, or the dead letters that one thread sends before
+/// it leaves the rest to others and returns to its own work.
 #[derive(Default)]
 pub(crate) struct Step {
     messages: usize,
@@ -470,7 +465,7 @@ impl Step {
         self.bytes += message.body_len() as u64;
     }
 
-    /// Ends it early: its thread's turn is over.
+    /// Ends the step early, since the thread's turn is over.
     pub(crate) fn end(&mut self) {
         self.messages = MESSAGES_AT_ONCE;
     }
@@ -483,22 +478,21 @@ impl Step {
 /// Most messages of a [`Step`]: to drop them takes well below a millisecond, to send them about one.
 const MESSAGES_AT_ONCE: usize = 512;
 
-/// Bytes of bodies at which a [`Step`] ends: dead letters may be written to the journal, of whose limit this is a small
-/// part.
+/// Bytes of bodies at which a [`Step`] ends: dead letters may be written to the journal, and this is a small part of its
+/// limit.
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Dead letters of one queue that may wait while threads continue dropping messages there.
+/// Dead letters of one queue that may wait while threads continue to drop messages there.
 const MAX_WAITING_DEAD_LETTERS: usize = 8 * MESSAGES_AT_ONCE;
 
-/// Bytes of the bodies of dead letters of one queue that may wait for capacity while consumers get more.
+/// Bytes of bodies of one queue's dead letters that may wait for capacity while consumers get more.
 const MAX_WAITING_BYTES: u64 = 8 * BYTES_AT_ONCE;
 
 /// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;
 const DELIVERY: u32 = 60;
 
-/// Most messages that one call of a consumer may take, so that the consumer's own lock is released now and
-/// then.
+/// The most messages that one call of a consumer may take, so that the consumer's own lock is released regularly.
 const MAX_TURN: usize = 1024;
 
 #[cfg(test)]
@@ -508,7 +502,7 @@ mod tests {
 
     #[test]
     fn an_idle_queue_is_small() {
-        // With the two counts of its `Arc`, one of the allocator's sizes.
+        // With the two counters of its `Arc`, one of the allocator's size classes.
         assert!(size_of::<Queue>() <= 512 - 2 * size_of::<usize>(), "{}", size_of::<Queue>());
         assert!(size_of::<QueueState>() <= 304, "{}", size_of::<QueueState>());
     }

@@ -11,7 +11,7 @@ use crate::message::Message;
 use crate::persistence::Marks;
 use crate::time::Timestamp;
 
-/// Which of its messages a queue has in the store, too.
+/// Which messages of a queue are also in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoredMessages {
     /// None: the queue is transient, or there is no store.
@@ -23,7 +23,7 @@ pub(crate) enum StoredMessages {
 }
 
 impl StoredMessages {
-    /// That of a queue of this kind, which has a part of the store or none.
+    /// The value for a queue of this kind, which is stored or not.
     pub(super) fn of(kind: QueueKind, stored: Option<&StoredQueue>) -> Self {
         match (stored, kind) {
             (None, _) => Self::Nothing,
@@ -44,7 +44,7 @@ impl StoredMessages {
 }
 
 impl Queue {
-    /// Which of its messages are in the store, too.
+    /// Which of its messages are also in the store.
     pub(crate) fn stored_messages(&self) -> StoredMessages {
         StoredMessages::of(self.kind(), self.stored())
     }
@@ -54,24 +54,22 @@ impl Queue {
         self.stored.as_ref()
     }
 
-    /// Records that a dead letter has been stored in its queues, and that in the same transfer the message it
-    /// was made from has left.
+    /// Records that a dead letter is stored in its queues, and that its original message has left in the same transfer.
     pub(crate) fn dead_letter_transferred(&self, position: u64, transfer: &Transfer) {
-        // Needed for a deleted queue too: without it the letter would be gone after a restart.
+        // Required even for a deleted queue: otherwise the letter would be lost by a restart.
         if let Some(stored) = self.stored() {
             stored.transfer(&[Range::one(position)], transfer);
         }
     }
 
-    /// Records that dead letters have been sent to queues that do not store them, so that the original
-    /// messages need not come back.
+    /// Records that dead letters were sent to queues that do not store them, so that the original messages do not return.
     pub(crate) fn dead_letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
         positions.into_iter().for_each(|position| marks.settled(position));
         self.persist(&marks);
     }
 
-    /// Called when the queue has been deleted, and the catalogue has a record of that.
+    /// Called when the queue has been deleted, and the catalogue has recorded it.
     pub(crate) fn forget_stored(&self) {
         self.stored.iter().for_each(StoredQueue::forget);
     }
@@ -90,8 +88,8 @@ impl Queue {
         state.ready.restore_runs(runs);
     }
 
-    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that have failed too often with
-    /// the delivery which the stop of the server ended, exceed the length limits or have expired.
+    /// Called after [`Queue::restore`], when everything else is restored, too: drops messages that exceeded the delivery
+    /// limit with the delivery that the server's stop ended, that exceed the length limits, or that have expired.
     pub(crate) fn restored(&self, now: Timestamp) {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
@@ -125,7 +123,7 @@ impl Queue {
     }
 
     pub(super) fn persist(&self, marks: &Marks) -> Option<Lsn> {
-        // The contents of a deleted queue are gone as a whole.
+        // The contents of a deleted queue are removed as a whole.
         self.stored().filter(|_| !self.is_deleted()).and_then(|stored| marks.write(stored))
     }
 }

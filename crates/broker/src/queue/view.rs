@@ -12,14 +12,14 @@ impl Queue {
         self.state.lock().view()
     }
 
-    /// The counts, and the counters of messages that came and went as of `now`; `None` if none ever did.
+    /// The counts, and the throughput counters as of `now`; `None` if nothing was ever counted.
     pub fn view_counted(&self, now: Timestamp) -> (QueueView, Option<MessageCounts>) {
         let state = self.state.lock();
         (state.view(), state.passing.read(now))
     }
 
-    /// Its ready messages by priority; `None` if it is not of a type whose returned messages precede all others (quorum
-    /// queues of RabbitMQ 4).
+    /// Its ready messages by priority; `None` unless its returned messages precede all others (quorum queues of RabbitMQ
+    /// 4).
     pub fn priorities(&self) -> Option<PriorityCounts> {
         let order = self.delivery_order();
         order.returned_first.then(|| {

@@ -11,12 +11,12 @@ use crate::time::Timestamp;
 /// Milliseconds of a tick: RabbitMQ's sampling interval.
 pub(super) const TICK: u64 = 5_000;
 
-/// Counters that one thread at a time adds to.
+/// Counters updated by one thread at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rated<const N: usize> {
     /// The counts up to the current tick.
     before: [u64; N],
-    /// The counts in the current tick. Four thousand million are not reached in five seconds, under one lock.
+    /// The counts in the current tick. They do not reach four billion in five seconds, under one lock.
     present: [u32; N],
     /// The counts in the previous tick.
     last: [u32; N],
@@ -47,8 +47,7 @@ impl<const N: usize> Rated<N> {
         })
     }
 
-    /// A `now` in an earlier tick comes from a thread that waited for the lock: it counts in the current
-    /// tick.
+    /// A `now` in an earlier tick comes from a thread that waited for the lock: it counts towards the current tick.
     #[inline]
     fn turn(&mut self, now: Timestamp) {
         if now.0 >= self.ends {
@@ -67,7 +66,7 @@ impl<const N: usize> Rated<N> {
     }
 }
 
-/// Counters that any thread may add to at a time.
+/// Counters that any thread may update at any time.
 pub(super) trait Totals<const N: usize>: Default {
     /// Adds to each of them.
     fn add(&self, counted: [u64; N]);
@@ -75,7 +74,7 @@ pub(super) trait Totals<const N: usize>: Default {
     fn get(&self, at: usize) -> u64;
 }
 
-/// For threads that rarely add at the same moment.
+/// For threads that rarely update at the same moment.
 #[derive(Debug)]
 pub(super) struct PlainTotals<const N: usize>([AtomicU64; N]);
 
@@ -107,7 +106,7 @@ impl<const N: usize> Totals<N> for ShardedCounters<N> {
     }
 }
 
-/// Counters that many threads add to, without waiting for each other except at the end of a tick.
+/// Counters that many threads update, without waiting for each other except at the end of a tick.
 #[derive(Debug)]
 pub(super) struct SharedRated<const N: usize, T = PlainTotals<N>> {
     counts: T,

@@ -1,12 +1,12 @@
-//! Values by binding key, for those who route messages outside of an exchange.
+//! Values by binding key, for routing outside of an exchange.
 
 use std::fmt;
 
 use super::topic::Topic;
 use super::{Keys, NOWHERE};
 
-/// Values by the binding keys of a topic exchange. A message's routing key finds them as it finds bindings in an exchange of
-/// the broker: in time proportional to its words and to the keys that match.
+/// Values by the binding keys of a topic exchange. A message's routing key finds them like bindings in an exchange of the
+/// broker: in time proportional to its words and to the matching keys.
 ///
 /// An example: with values for `a.*` and `a.#`, the routing key `a.b` finds both, and `a` the second.
 pub struct TopicIndex<T> {

@@ -86,7 +86,7 @@ fn a_key_with_many_words_and_many_hashes_stays_cheap() {
         let pattern = vec!["#.a"; hashes].join(".");
         tree.insert(&format!("{pattern}.z"), hashes as u32);
     }
-    // Exponential if the search did not record what it has followed: this would not end.
+    // Exponential unless the search records the words that it has followed: this would not end.
     let key = vec!["a"; 127].join(".");
     assert_eq!(tree.matches(&key), [0u32; 0]);
     assert_eq!(tree.matches(&format!("{key}.z")).len(), 60);

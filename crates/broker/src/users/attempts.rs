@@ -1,9 +1,8 @@
 //! A limit on guessing passwords, the same for all protocols.
 //!
-//! Failures are counted for each user and [network](crate::network_of), so that an attacker cannot lock the user out
-//! elsewhere, nor other users in the same network. A password counts once however often it is tried: many clients may
-//! share a network, and one of them that uses an outdated password does not prevent the others from logging
-//! in.
+//! Failures are counted per user and [network](crate::network_of), so that an attacker can lock out neither the user
+//! elsewhere nor other users in the same network. Repeated attempts with the same password count once: many clients may
+//! share a network, and one with an outdated password does not prevent the others from logging in.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -42,7 +41,7 @@ impl Attempts {
             failed.retain(|_, failures| !failures.is_over(now));
         }
         if failed.len() >= MAX_KNOWN {
-            // Somebody tries very many names. Forgetting them all only gives them a little more time.
+            // Somebody tries very many names. Clearing all entries gives them only a little more time.
             failed.clear();
         }
         let none = || Failures { hashes: Vec::new(), since: now };
@@ -68,13 +67,13 @@ impl Failures {
     }
 }
 
-/// Distinct wrong passwords for a user from one network within [`WINDOW`]: ample for a human, and useless for
-/// a client that guesses.
+/// Distinct wrong passwords for a user from one network within [`WINDOW`]: plenty for a human, and useless for a client
+/// that guesses.
 const MAX_ATTEMPTS: usize = 30;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Pairs remembered, each with a name of at most 255 bytes and [`MAX_ATTEMPTS`] hashes.
+/// Pairs stored, each with a name of at most 255 bytes and [`MAX_ATTEMPTS`] hashes.
 const MAX_KNOWN: usize = 10_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Users whom another auth backend than the broker's own list lets in: the interface to it, and what it says of them.
+//! Users of external auth backends: the interface to these, and the permissions that they grant.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -23,46 +23,46 @@ pub struct LoginAttempt {
     pub is_loopback: bool,
     /// The time of the attempt, for the limit on guesses.
     pub now: Instant,
-    /// Further facts that the protocol knows, by RabbitMQ's names: `vhost` of a client of MQTT or STOMP, `client_id` of one of
-    /// MQTT.
+    /// Further facts known to the protocol, by RabbitMQ's names: `vhost` for a client of MQTT or STOMP, `client_id` for one
+    /// of MQTT.
     pub context: Vec<(&'static str, String)>,
 }
 
-/// The outcome of a login, known or still to come.
+/// The outcome of a login, known or pending.
 pub enum LoginAnswer {
-    /// It took no waiting.
+    /// It is known at once.
     Now(Result<Identity, LoginRefused>),
-    /// Another system is being asked. To be awaited outside any lock.
+    /// An external system is being queried. Await it without locks.
     Later(PendingAnswer),
 }
 
-/// A login about which another system is being asked.
+/// A login that an external system is deciding.
 pub type PendingAnswer = Pin<Box<dyn Future<Output = Result<Identity, LoginRefused>> + Send>>;
 
-/// The auth backends that are asked about a login, in their order, the broker's own users among them or not.
+/// The auth backends that a login tries, in order, with or without the internal user list.
 pub trait AuthBackends: Send + Sync {
-    /// Decides about a login, by [`Broker::authenticate_from`] where it is the turn of the broker's own users.
+    /// Decides about a login, by [`Broker::authenticate_from`] for the internal user list.
     fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer;
 
-    /// Decides about a new secret for a user whom another auth backend than the broker's own list has let in.
+    /// Decides about a new secret of a user of an external auth backend.
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer;
 
-    /// Whether users of the broker's own list may come in, with the rights that are theirs there.
+    /// Whether internal users may log in, with their own permissions.
     fn allows_internal_users(&self) -> bool;
 
-    /// Forgets all answers of others, so that they are asked again. Returns whether others are asked at all.
+    /// Invalidates all cached answers. Returns whether there is any external auth backend.
     fn clear_cache(&self) -> bool {
         false
     }
 }
 
-/// A user whom another auth backend has let in, with the rights that it grants.
+/// A user accepted by an external auth backend, with the permissions that it grants.
 pub(crate) struct ExternalUser {
-    /// Counts connections and channels. Not in the broker's list, unless that has checked the password: it has no limits
-    /// then.
+    /// Counts connections and channels. It is not in the internal list, and has no limits, unless that list has checked the
+    /// password.
     pub(crate) account: Arc<Account>,
     pub(crate) tags: Vec<String>,
-    /// Whether the broker's own list has checked the password, and another auth backend decides about the rights alone.
+    /// Whether the internal list has checked the password, and another auth backend only authorizes.
     is_listed: bool,
     rights: ExternalRights,
     /// `None` if the login does not expire.
@@ -95,7 +95,7 @@ impl ExternalUser {
     pub(super) fn as_client(self: &Arc<Self>, name: &str) -> Arc<Self> {
         match &self.rights {
             ExternalRights::Scopes(_) => Arc::clone(self),
-            // Its answers stay.
+            // Its answers stay valid.
             ExternalRights::Asked(asked) if asked.user().client_id.as_deref() == Some(name) => {
                 Arc::clone(self)
             }
@@ -112,7 +112,7 @@ impl std::fmt::Debug for ExternalUser {
     }
 }
 
-/// The same if they come from the same login.
+/// Equal if they come from the same login.
 impl PartialEq for ExternalUser {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.account, &other.account)
@@ -121,19 +121,19 @@ impl PartialEq for ExternalUser {
 
 impl Eq for ExternalUser {}
 
-/// The rights that a token grants.
+/// The permissions that a token grants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenPermissions {
     /// Scopes without their prefix: `read:*/*`, `write:%2F/orders`.
     pub scopes: Vec<Box<str>>,
     /// The user's tags, such as `administrator`.
     pub tags: Vec<String>,
-    /// When the rights end.
+    /// When the permissions expire.
     pub expires_at: Timestamp,
 }
 
 impl Identity {
-    /// A user who has shown a token that was verified.
+    /// A user who has presented a verified token.
     pub fn of_token(name: &str, rights: TokenPermissions) -> Self {
         let TokenPermissions { scopes, tags, expires_at } = rights;
         let (account, rights) = (unlisted(name, &tags), ExternalRights::Scopes(scopes.into_boxed_slice()));
@@ -144,7 +144,7 @@ impl Identity {
         )
     }
 
-    /// A user whom `backend` has let in, and about whose operations it is asked one by one.
+    /// A user accepted by `backend`, which authorizes its operations one by one.
     pub fn of_authz_backend(user: AuthzSubject, backend: Arc<dyn AuthzBackend>) -> Self {
         let account = unlisted(&user.name, &user.tags);
         Self::for_external(account, false, user, backend)
@@ -168,8 +168,8 @@ impl Identity {
         Self { name: name.into(), impersonator, details: Some(Arc::new(details)) }
     }
 
-    /// The same user of the broker's own list, about whose operations `backend` is asked one by one. The limits of its
-    /// connections and channels stay those of the list. `None` if it has been deleted.
+    /// The same internal user, with `backend` authorizing its operations one by one. The limits of its connections and
+    /// channels are still those of the internal list. `None` if it has been deleted.
     #[must_use]
     pub fn authorised_by(
         &self,
@@ -182,7 +182,7 @@ impl Identity {
         Some(Self::for_external(account, true, user, backend))
     }
 
-    /// The same user of the broker's own list, with the tags that another auth backend has added.
+    /// The same internal user, with tags added by another auth backend.
     #[must_use]
     pub fn with_tags(mut self, tags: Vec<String>) -> Self {
         self.impersonator |= is_impersonator(&tags);
@@ -191,12 +191,12 @@ impl Identity {
         self
     }
 
-    /// The tags that another auth backend has added to those of the list.
+    /// The tags that another auth backend has added to the internal ones.
     pub(crate) fn added_tags(&self) -> &[String] {
         self.details.as_ref().map_or(&[], |details| &details.added_tags)
     }
 
-    /// The rights that another auth backend decides about.
+    /// The permissions that an external auth backend decides.
     pub(crate) fn asked(&self) -> Option<&Arc<ExternalPermissions>> {
         match &self.external()?.rights {
             ExternalRights::Asked(asked) => Some(asked),
@@ -204,7 +204,7 @@ impl Identity {
         }
     }
 
-    /// The same login, with rights that end at another time; does nothing to a user of the broker's own list.
+    /// The same login, with another expiry of its permissions; does nothing for an internal user.
     #[must_use]
     pub fn until(mut self, expires_at: Timestamp) -> Self {
         if let Some(external) = self.external() {
@@ -219,28 +219,28 @@ impl Identity {
         self.details.as_ref()?.external.as_deref()
     }
 
-    /// Whether another auth backend than the broker's own list of users has let the user in.
+    /// Whether an external auth backend accepted the user.
     pub fn is_external(&self) -> bool {
         self.external().is_some()
     }
 
-    /// Whether the user is one of the broker's own list, whoever decides about its rights: it is gone once it is deleted there.
+    /// Whether the user is in the internal list, whoever authorizes it: it no longer exists once it is deleted there.
     pub fn is_listed(&self) -> bool {
         self.external().is_none_or(|external| external.is_listed)
     }
 
-    /// When the user's rights end, unless they are renewed.
+    /// When the user's permissions expire, unless they are renewed.
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.external().and_then(|external| external.expires_at)
     }
 
-    /// Whether the user's rights have ended.
+    /// Whether the user's permissions have expired.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at().is_some_and(|end| end <= now)
     }
 }
 
-/// The account of a user who is not in the broker's list.
+/// The account of a user who is not in the internal list.
 fn unlisted(name: &str, tags: &[String]) -> Arc<Account> {
     let spec = UserSpec {
         name: name.to_owned(),

@@ -45,14 +45,15 @@ pub(crate) enum PasswordHashError {
 enum Algorithm {
     Sha256,
     Sha512,
-    /// That of RabbitMQ before 3.6, whose users have it until their passwords change. It is broken: no new password gets it.
+    /// The algorithm of RabbitMQ before 3.6, whose users keep it until they change their passwords. It is broken: no new
+    /// password uses it.
     Md5,
 }
 
 impl PasswordHash {
     /// Computes the digest of a password, with new salt.
     pub fn new(password: &[u8]) -> Self {
-        // Keyed with random bits from the operating system; salt has to differ, and need not be secret.
+        // Seeded from the operating system; a salt has to differ, and need not be secret.
         let salt = (RandomState::new().hash_one(0) as u32).to_le_bytes();
         Self { algorithm: Algorithm::Sha256, salt, digest: Algorithm::Sha256.digest(&salt, password) }
     }
@@ -92,7 +93,7 @@ impl PasswordHash {
         (STANDARD.encode(bytes), algorithm)
     }
 
-    /// Whether this is the password, in a time that does not reveal how much of it is right.
+    /// Whether this is the password, in constant time.
     pub(crate) fn matches(&self, password: &[u8]) -> bool {
         self.algorithm.digest(&self.salt, password).ct_eq(&self.digest).into()
     }

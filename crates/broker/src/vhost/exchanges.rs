@@ -239,8 +239,8 @@ impl ExchangeDeclare<'_> {
     }
 }
 
-/// Validates a binding of a queue of some type, or of an exchange (`None`), for the type of the source. Called before the check
-/// of the queue's owner.
+/// Validates a binding of a queue of some type, or of an exchange (`None`), for the type of the source. Called before
+/// checking the queue's owner.
 pub(super) fn check_binding(
     topology: &Topology,
     source: u32,

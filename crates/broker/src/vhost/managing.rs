@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 use crate::topology::{Destination, Topology};
 
 impl VirtualHost {
-    /// Calls `look` with the topology locked; it has to be brief.
+    /// Calls `look` with the topology locked; `look` must be brief.
     pub(crate) fn with_topology<R>(&self, look: impl FnOnce(&Topology) -> R) -> R {
         look(&self.topology.read())
     }
@@ -24,17 +24,17 @@ impl VirtualHost {
         &self.default_flow
     }
 
-    /// Adds the counts of a queue that has been deleted.
+    /// Adds the counts of a deleted queue.
     pub(crate) fn queue_has_passed(&self, counts: MessageCounts) {
         *self.gone.lock() += counts;
     }
 
-    /// The kind of queues that are declared without one, if the release that is followed has such a setting.
+    /// The kind of queues declared without a type, if the followed release has such a setting.
     pub(crate) fn default_queue_kind(&self) -> QueueKind {
         if self.prefers_quorum.load(Ordering::Relaxed) { QueueKind::Quorum } else { QueueKind::Classic }
     }
 
-    /// Changes the kind of queues that are declared without one from now on.
+    /// Changes the kind of queues declared without a type from now on.
     pub(crate) fn set_default_queue_kind(&self, kind: QueueKind) {
         self.prefers_quorum.store(kind == QueueKind::Quorum, Ordering::Relaxed);
     }
@@ -70,8 +70,8 @@ impl VirtualHost {
         self.topology.read().is_closed()
     }
 
-    /// Calls `note` to store something under the name of the virtual host, unless the virtual host has been
-    /// deleted: then the name on disk may belong to a new one. `note` must not call the virtual host.
+    /// Calls `note` to store something under the name of the virtual host, unless that has been deleted: the name on disk
+    /// may then belong to a new one. `note` must not call the virtual host.
     pub fn note(&self, note: impl FnOnce(&Catalogue) -> Ticket) -> Option<Ticket> {
         let catalogue = self.catalogue()?;
         // Locked meanwhile, so that a deletion comes either before or after.
@@ -79,7 +79,7 @@ impl VirtualHost {
         (!topology.is_closed()).then(|| note(catalogue))
     }
 
-    /// Refuses additions to a virtual host that has been deleted. Called with the topology locked.
+    /// Refuses additions to a deleted virtual host. Called with the topology locked.
     pub(super) fn check_stands(&self, topology: &Topology) -> Result<(), BrokerError> {
         if topology.is_closed() { Err(BrokerError::NoVirtualHost(self.name.to_string())) } else { Ok(()) }
     }

@@ -51,8 +51,8 @@ impl VirtualHost {
         self.change_policies(|policies| policies.remove(name), now);
     }
 
-    /// Tries the pattern of a policy or operator policy on the names that there are. Each policy has a share of the steps, so
-    /// that all of them together do not take long.
+    /// Tries the pattern of a policy or operator policy on the existing names. Each policy has a share of the steps, which
+    /// bounds the time for all of them together.
     ///
     /// # Errors
     /// It takes too many steps.
@@ -85,8 +85,8 @@ impl VirtualHost {
         self.grants.of(user, &self.name, self.compatibility)
     }
 
-    /// The rights of a user who has logged in: those of the broker's own users are shared, and change with what the
-    /// operator defines.
+    /// The permissions of a user who has logged in: internal users share theirs, which change with the operator's
+    /// definitions.
     pub(crate) fn grant_of(&self, identity: &Identity) -> Arc<Grant> {
         let external = Grant::of_external(identity, &self.name, self.compatibility);
         external.unwrap_or_else(|| self.grant(identity.user()))
@@ -115,7 +115,7 @@ impl VirtualHost {
         self.topology.read().exchange(name).is_some()
     }
 
-    /// Refuses one more queue beside `count`, if that is the limit.
+    /// Refuses another queue if `count` has reached the limit.
     pub(super) fn check_queue_limit(
         &self,
         queue: &str,
@@ -132,8 +132,8 @@ impl VirtualHost {
         Arc::clone(&self.policies.read())
     }
 
-    /// Calls `find` with the policies, without a lock, and passes its result to `then` while they are still the same: until
-    /// that has returned, they cannot change.
+    /// Calls `find` with the policies, without a lock, and passes its result to `then` if they are still the same. They
+    /// cannot change until that has returned.
     pub(crate) fn with_policies<F, R>(
         &self,
         find: impl Fn(&PolicyTable) -> F,
@@ -152,7 +152,7 @@ impl VirtualHost {
     /// Changes the policies, and applies them to every queue and exchange, one after the other. A concurrent declaration either
     /// comes first and is included, or finds the new policies.
     pub(super) fn change_policies(&self, change: impl FnOnce(&mut PolicyTable), now: Timestamp) {
-        // A copy, if anybody has a snapshot.
+        // Copies the policies if anybody has a snapshot.
         change(Arc::make_mut(&mut self.policies.write()));
         for exchange in self.exchanges() {
             self.with_policies(

@@ -94,8 +94,8 @@ impl VirtualHost {
         self.topology.read().exchange(name).map(|(_, exchange)| exchange.kind)
     }
 
-    /// The kind of a queue that is declared without one: the default of the virtual host, unless only classic queues have
-    /// such properties.
+    /// The kind of a queue that is declared without a type: the default of the virtual host, unless its properties require
+    /// a classic queue.
     fn kind_without_type(&self, declare: &QueueDeclare<'_>) -> QueueKind {
         if declare.durable && !declare.auto_delete { self.default_queue_kind() } else { QueueKind::Classic }
     }
@@ -131,7 +131,7 @@ impl VirtualHost {
             stored: self.store().zip(number).map(|(store, number)| store.queue(QueueId(number))),
         };
         let queue = Queue::new(new);
-        // The policies cannot change until the queue can be found, so that a change does not miss it.
+        // The policies cannot change until the queue can be found, so no change misses it.
         let existing = self.with_policies(
             |policies| policies.arguments_of(&queue),
             |arguments| {
@@ -298,8 +298,8 @@ impl VirtualHost {
         Ok(queue)
     }
 
-    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease again: for a front end whose
-    /// queues live as long as its sessions, whose lifetime may change. Returns a ticket to wait for.
+    /// Changes the `x-expires` of a queue, in milliseconds, and starts its lease again: for a front end whose queues live
+    /// as long as its sessions, whose expiry may change. Returns a ticket to wait for.
     pub fn set_queue_expires(&self, queue: &Arc<Queue>, expires: Option<u64>, now: Timestamp) -> Ticket {
         if !queue.set_own_expires(expires) {
             return Ticket::default();
@@ -326,8 +326,8 @@ impl VirtualHost {
         }
     }
 
-    /// Takes a queue that has been marked as deleted out of the topology: exactly this one, even if another
-    /// queue has its name by now. Called once, by the thread that has marked it.
+    /// Removes a queue that was marked as deleted from the topology: exactly this one, even if another queue has its name
+    /// by now. Called once, by the thread that marked it.
     pub(crate) fn forget_queue(&self, queue: &Queue) {
         self.metrics.queues.sub(1);
         self.metrics.queues_deleted.add(1);
@@ -348,8 +348,8 @@ impl VirtualHost {
         self.delete_in_steps(vec![doomed]);
     }
 
-    /// A ticket that is done when a queue that does not exist is not on disk either. Another thread may have marked it as
-    /// deleted without having deleted what is stored under its name: that is done here then.
+    /// A ticket that is done when a missing queue is not on disk either. Another thread may have marked it as deleted
+    /// without having deleted the entries stored under its name: then this does it.
     fn ticket_of_gone(&self, name: &str) -> Ticket {
         let name = &*strip_line_ends(name);
         if self.topology.read().deleted_queue(name).is_some() {

@@ -73,7 +73,7 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }
 
-/// A world with room for all messages in memory.
+/// A world with memory for all messages.
 pub(crate) fn disk_world(seed: u64) -> DiskWorld {
     paging(seed, u64::MAX)
 }
@@ -122,7 +122,7 @@ impl DiskWorld {
         while !matches!(self.rounds.step(), CommitOutcome::Idle) {}
     }
 
-    /// Moves all that it can out of the journal.
+    /// Retires as many journal segments as it can.
     pub(crate) fn retire(&mut self) {
         self.sync();
         while matches!(self.rounds.retire(), Retirement::Done) {}

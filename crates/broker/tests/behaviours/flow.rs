@@ -1,4 +1,4 @@
-//! Publishers that a queue holds while its consumers are behind.
+//! Throttling of publishers while consumers lag.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

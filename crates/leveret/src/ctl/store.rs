@@ -115,7 +115,7 @@ mod tests {
         let directory = filled();
         let (sound, report) = checked(directory.path());
         assert!(sound, "{report}");
-        assert!(report.contains("journal: 6 records") && report.ends_with("all is well\n"), "{report}");
+        assert!(report.contains("journal: 6 records") && report.ends_with("no problems found\n"), "{report}");
         assert_eq!(checked(directory.path()), (true, report));
     }
 

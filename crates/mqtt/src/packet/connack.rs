@@ -11,7 +11,7 @@ use crate::wire::PacketReader;
 pub struct ConnAck<'a> {
     /// Whether the server had a session for the client; never set with a refusal.
     pub session_present: bool,
-    /// Success or the reason of the refusal. Older versions have five refusals only, to which it is mapped.
+    /// Success or the reason of the refusal. It is mapped to one of five return codes before 5.0.
     pub reason: ReasonCode,
     /// Properties; empty before 5.0.
     pub properties: PacketProperties<'a>,

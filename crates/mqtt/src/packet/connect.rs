@@ -169,9 +169,9 @@ fn version(name: &[u8], level: u8) -> Result<(MqttVersion, bool), MqttFault> {
         (b"MQIsdp", 3 | 0x83) => Ok((MqttVersion::V31, level & BRIDGE != 0)),
         (b"MQTT" | b"MQIsdp", _) => Err(MqttFault::new(
             ReasonCode::UnsupportedProtocolVersion,
-            "versions 3.1, 3.1.1 and 5.0 are spoken here",
+            "supported versions are 3.1, 3.1.1 and 5.0",
         )),
-        _ => Err(MqttFault::malformed("this is not MQTT")),
+        _ => Err(MqttFault::malformed("not MQTT")),
     }
 }
 
@@ -184,7 +184,7 @@ impl<'a> Will<'a> {
         if flags & WILL == 0 {
             return match flags & 0b0011_1000 {
                 0 => Ok(None),
-                _ => Err(MqttFault::malformed("flags of a will without a will")),
+                _ => Err(MqttFault::malformed("will flags without a will")),
             };
         }
         let qos = QoS::from_level(flags >> 3 & 0b11).ok_or(MqttFault::malformed("will of QoS 3"))?;

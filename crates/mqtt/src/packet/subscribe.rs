@@ -76,7 +76,7 @@ impl SubscribeOptions {
                 retain_as_published: byte & 0b1000 != 0,
                 retain_handling,
             }),
-            _ => Err(MqttFault::malformed("subscription options that cannot be")),
+            _ => Err(MqttFault::malformed("invalid subscription options")),
         }
     }
 }

@@ -97,7 +97,7 @@ macro_rules! properties {
         match $reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(MqttFault::protocol("property other than 0 and 1")),
+            _ => return Err(MqttFault::protocol("boolean property other than 0 and 1")),
         }
     };
     (@read short $reader:ident) => { $reader.u16()? };
@@ -118,16 +118,16 @@ const USER_PROPERTY: u8 = 38;
 
 properties! {
     1 PayloadFormatIndicator payload_format_indicator flag [Publish Will] "Whether the payload is UTF-8 text."
-    2 MessageExpiryInterval message_expiry_interval long [Publish Will] "Seconds that a message is of use."
-    3 ContentType content_type text [Publish Will] "What the payload is."
-    8 ResponseTopic response_topic text [Publish Will] "Where an answer goes."
-    9 CorrelationData correlation_data data [Publish Will] "What an answer carries in turn."
+    2 MessageExpiryInterval message_expiry_interval long [Publish Will] "Seconds until the message expires."
+    3 ContentType content_type text [Publish Will] "Description of the payload, such as a MIME type."
+    8 ResponseTopic response_topic text [Publish Will] "Topic for the response."
+    9 CorrelationData correlation_data data [Publish Will] "Data that the response repeats."
     11 SubscriptionIdentifier subscription_identifier varint [Publish Subscribe]
         "The first Subscription Identifier."
     17 SessionExpiryInterval session_expiry_interval long [Connect ConnAck Disconnect]
         "Seconds that the session outlives the connection."
-    18 AssignedClientIdentifier assigned_client_identifier text [ConnAck] "The name that the server chose."
-    19 ServerKeepAlive server_keep_alive short [ConnAck] "Seconds, in place of what the client asked for."
+    18 AssignedClientIdentifier assigned_client_identifier text [ConnAck] "The client identifier that the server assigned."
+    19 ServerKeepAlive server_keep_alive short [ConnAck] "Seconds, in place of the client's Keep Alive."
     21 AuthenticationMethod authentication_method text [Connect ConnAck Auth] "Of enhanced authentication."
     22 AuthenticationData authentication_data data [Connect ConnAck Auth] "Of enhanced authentication."
     23 RequestProblemInformation request_problem_information flag [Connect]
@@ -135,10 +135,10 @@ properties! {
     24 WillDelayInterval will_delay_interval long [Will] "Seconds between the connection's end and the will."
     25 RequestResponseInformation request_response_information flag [Connect]
         "Whether Response Information is wanted."
-    26 ResponseInformation response_information text [ConnAck] "What response topics are made from."
+    26 ResponseInformation response_information text [ConnAck] "Basis of response topics."
     28 ServerReference server_reference text [ConnAck Disconnect] "Another server."
     31 ReasonString reason_string text [ConnAck Ack SubAck UnsubAck Disconnect Auth] "For people."
-    33 ReceiveMaximum receive_maximum short [Connect ConnAck] "Messages of QoS 1 and 2 that may be under way."
+    33 ReceiveMaximum receive_maximum short [Connect ConnAck] "Messages of QoS 1 and 2 that may be in flight."
     34 TopicAliasMaximum topic_alias_maximum short [Connect ConnAck] "The highest Topic Alias accepted."
     35 TopicAlias topic_alias short [Publish] "A number in place of the topic."
     36 MaximumQos maximum_qos flag [ConnAck] "The highest QoS below 2."

@@ -32,7 +32,7 @@ fn properties_are_read_as_they_were_written() {
 }
 
 #[test]
-fn a_property_stands_once_where_it_must() {
+fn a_repeated_property_is_refused() {
     let twice = list(&[Property::ReceiveMaximum(1), Property::ReceiveMaximum(1)]);
     assert_eq!(code(&twice, Holder::Connect), Some(ReasonCode::ProtocolError));
     let twice = list(&[Property::SubscriptionIdentifier(1), Property::SubscriptionIdentifier(1)]);
@@ -41,7 +41,7 @@ fn a_property_stands_once_where_it_must() {
 }
 
 #[test]
-fn a_property_stands_only_where_it_may() {
+fn a_property_in_the_wrong_packet_is_refused() {
     let alias = list(&[Property::TopicAlias(1)]);
     assert_eq!(code(&alias, Holder::Publish), None);
     assert_eq!(code(&alias, Holder::Will), Some(ReasonCode::ProtocolError));

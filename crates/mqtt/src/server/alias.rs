@@ -13,7 +13,7 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Stores that `alias` stands for `topic`, or, if `topic` is empty, checks that the alias is defined.
+    /// Defines `alias` as `topic`, or, if `topic` is empty, checks that the alias is defined.
     pub(super) fn learn(&mut self, maximum: u16, alias: u16, topic: &str) -> Result<(), MqttFault> {
         if alias > maximum {
             return Err(MqttFault::new(ReasonCode::TopicAliasInvalid, "topic alias above the maximum"));
@@ -21,11 +21,7 @@ impl Received {
         let at = usize::from(alias) - 1;
         if topic.is_empty() {
             let is_known = self.find(alias).is_some();
-            return if is_known {
-                Ok(())
-            } else {
-                Err(MqttFault::protocol("topic alias that was not given a topic"))
-            };
+            return if is_known { Ok(()) } else { Err(MqttFault::protocol("topic alias is not defined")) };
         }
         if self.topics.len() <= at {
             self.topics.resize(at + 1, None);

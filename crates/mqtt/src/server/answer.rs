@@ -58,8 +58,8 @@ impl ServerConnection {
         None
     }
 
-    /// Refuses a message of QoS 1 or 2 that a full queue has refused. Older clients than those of 5.0 get no answer, as from
-    /// RabbitMQ 4, and the message is forgotten: if they send it again, it is a new one.
+    /// Refuses a message of QoS 1 or 2 that a full queue has rejected. Clients before 5.0 get no answer, as with RabbitMQ
+    /// 4, and the message is discarded: if they send it again, it counts as a new one.
     pub fn refuse_for_full_queue(&mut self, packet_id: u16, text: &str, out: &mut impl Output) {
         let core = &mut self.core;
         if core.version.is_5() {

@@ -54,7 +54,7 @@ impl Core {
         if connect.properties.authentication_method().is_some() {
             return Err(MqttFault::new(
                 ReasonCode::BadAuthenticationMethod,
-                "no enhanced authentication here",
+                "enhanced authentication is not supported",
             ));
         }
         match &connect.will {
@@ -107,10 +107,10 @@ impl ServerConnection {
         core.phase = Phase::Connected;
         core.keep_alive = Some(KeepAlive::new(core.keep_alive_secs, now));
         self.decoder.set(core.version, settings.maximum_packet_size);
-        // CONNACK has the server's limits, and of the client's wishes only those that it did not get (section 3.2.2.3).
+        // CONNACK reports the server's limits, and those requested values that the server replaced (section 3.2.2.3).
         let mut properties = PropertyList::new();
         if core.version.is_5() {
-            if core.session_expiry != asked.1 || settings.tells_session_expiry {
+            if core.session_expiry != asked.1 || settings.always_sends_session_expiry {
                 properties.push(Property::SessionExpiryInterval(core.session_expiry));
             }
             if core.keep_alive_secs != asked.0 {

@@ -171,20 +171,20 @@ impl ServerConnection {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return None;
         }
-        self.core.say_goodbye(ReasonCode::KeepAliveTimeout, "", out);
+        self.core.write_end_reason(ReasonCode::KeepAliveTimeout, "", out);
         self.core.end(Cause::KeepAlive)
     }
 
     /// Ends the connection; a client of 5.0 receives the reason, and `text` as its reason string unless that is empty.
     pub fn disconnect(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<MqttEnd> {
-        self.core.say_goodbye(reason, text, out);
+        self.core.write_end_reason(reason, text, out);
         self.core.end(Cause::Server(reason))
     }
 
     /// Ends the connection for an error of the client that only the server can detect, such as a message that
     /// is too large for the broker.
     pub fn fail(&mut self, fault: MqttFault, out: &mut impl Output) -> Option<MqttEnd> {
-        self.core.say_goodbye(fault.code, fault.text, out);
+        self.core.write_end_reason(fault.code, fault.text, out);
         self.core.end(Cause::Fault(fault))
     }
 
@@ -252,7 +252,7 @@ impl Core {
 
     /// Ends the connection of a client that violated the protocol.
     pub(super) fn fail<'a>(&mut self, fault: MqttFault, out: &mut impl Output) -> MqttEvent<'a> {
-        self.say_goodbye(fault.code, fault.text, out);
+        self.write_end_reason(fault.code, fault.text, out);
         MqttEvent::Ended(self.end(Cause::Fault(fault)).expect("the connection was open, for something came"))
     }
 
@@ -268,7 +268,7 @@ impl Core {
     }
 
     /// Writes a CONNACK or DISCONNECT with a reason, as far as the version has them (section 4.13).
-    pub(super) fn say_goodbye(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
+    pub(super) fn write_end_reason(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
         let mut properties = PropertyList::new();
         // A packet must not be larger than the client takes for the sake of its text (section 3.14.2.2.3).
         let fits = text.len() + REASON_BYTES <= self.maximum_packet_size as usize;

@@ -51,7 +51,7 @@ impl Core {
         if publish.qos > self.settings.maximum_qos {
             return Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS above the maximum"));
         }
-        // Older clients cannot be informed beforehand, and their messages are of use without being retained.
+        // Older clients cannot learn of this beforehand; their messages are routed without being retained.
         if publish.retain && !self.settings.retain && self.version.is_5() {
             return Err(MqttFault::new(ReasonCode::RetainNotSupported, "retained message"));
         }
@@ -150,7 +150,7 @@ impl Core {
     fn pubrec<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<MqttEvent<'a>> {
         let packet_id = ack.packet_id;
         let Some(entry) = self.session.outgoing.find(packet_id) else {
-            // Section 4.3.3: the client has to forget it, too.
+            // Section 4.3.3: the client has to discard it, too.
             let reason = ReasonCode::PacketIdentifierNotFound;
             Ack::new(AckKind::PubRel, packet_id, reason).encode(self.version, out.tail());
             return None;
@@ -197,12 +197,12 @@ impl Core {
 
     fn disconnected<'a>(&mut self, packet: &Disconnect<'_>) -> Result<Option<MqttEvent<'a>>, MqttFault> {
         if packet.properties.server_reference().is_some() {
-            return Err(MqttFault::protocol("server reference of a client"));
+            return Err(MqttFault::protocol("server reference from a client"));
         }
         if let Some(expiry) = packet.properties.session_expiry_interval() {
             // Section 3.14.2.2.2.
             if self.session_expiry == 0 && expiry != 0 {
-                return Err(MqttFault::protocol("session expiry of a session that was to end"));
+                return Err(MqttFault::protocol("session expiry interval changed from 0"));
             }
             self.session_expiry = expiry.min(self.settings.session_expiry_maximum);
         }

@@ -13,16 +13,16 @@ pub struct MqttSettings {
     pub receive_maximum: u16,
     /// Messages of QoS 1 and 2 that the server has in flight to a client; the client may ask for less.
     pub in_flight: u16,
-    /// The highest Topic Alias that clients may use; each holds a topic in memory.
+    /// The highest Topic Alias that clients may use; each takes memory for a topic.
     pub topic_alias_maximum: u16,
     /// The highest Topic Alias that the server uses when it sends to a client.
     pub send_topic_aliases: u16,
-    /// Seconds; a client of 5.0 that asks for a longer Keep Alive, or none, has to use this. 0 lets clients choose.
+    /// The longest Keep Alive in seconds, which replaces a longer one, or none, of a client of 5.0. 0 lets clients choose.
     pub keep_alive_maximum: u16,
     /// Seconds for which a session may outlive its connection; `u32::MAX` means forever.
     pub session_expiry_maximum: u32,
-    /// Whether every client of 5.0 is sent its session's expiry, not only one that gets another than it asked for.
-    pub tells_session_expiry: bool,
+    /// Whether CONNACK always has the Session Expiry Interval, instead of only if it differs from the requested one.
+    pub always_sends_session_expiry: bool,
     /// The highest quality at which clients may publish.
     pub maximum_qos: QoS,
     /// Whether messages may be retained.
@@ -53,7 +53,7 @@ impl Default for MqttSettings {
             send_topic_aliases: 16,
             keep_alive_maximum: 0,
             session_expiry_maximum: u32::MAX,
-            tells_session_expiry: false,
+            always_sends_session_expiry: false,
             maximum_qos: QoS::ExactlyOnce,
             retain: true,
             wildcards: true,

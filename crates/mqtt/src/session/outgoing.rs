@@ -9,9 +9,9 @@ use crate::packet::QoS;
 #[derive(Debug, Default)]
 pub struct Outgoing {
     entries: VecDeque<InFlight>,
-    /// The packet identifier given last.
+    /// The packet identifier assigned last.
     last_id: u16,
-    /// How many identifiers behind `last_id` are known to be free.
+    /// Number of identifiers after `last_id` that are known to be free.
     free_ids: u16,
     /// Entries at the end of the queue that were not sent again since the client reconnected.
     unsent: usize,
@@ -61,7 +61,7 @@ impl Outgoing {
         self.unsent
     }
 
-    /// Adds a message that is being sent, and assigns an identifier. There must be room.
+    /// Adds a message that is being sent, and assigns an identifier. One must be free.
     pub(crate) fn add(&mut self, tag: u64, message: OutgoingMessage) -> u16 {
         debug_assert!(self.unsent == 0 && self.entries.len() < usize::from(u16::MAX));
         while self.free_ids == 0 {
@@ -74,12 +74,12 @@ impl Outgoing {
         self.last_id
     }
 
-    /// Sets `free_ids`. If the next identifier is used, it is skipped. Identifiers are given in ascending order, so that the
-    /// entries are looked at once for very many messages.
+    /// Sets `free_ids`, and skips the next identifier if it is in use. Identifiers are assigned in ascending order, so this
+    /// scan of the entries is rare.
     fn find_free_ids(&mut self) {
         let last = self.last_id;
         let distances = self.entries.iter().map(|entry| distance(last, entry.packet_id));
-        // From the last identifier to itself it is the longest way.
+        // The distance from the last identifier to itself is the longest one.
         self.free_ids = distances.min().unwrap_or(u16::MAX) - 1;
         if self.free_ids == 0 {
             self.last_id = next_id(last);
@@ -163,7 +163,7 @@ fn next_id(id: u16) -> u16 {
     id.checked_add(1).unwrap_or(1)
 }
 
-/// How many steps of [`next_id`] lead from one identifier to another: at least one, and [`u16::MAX`] to itself.
+/// Number of steps of [`next_id`] from one identifier to another: at least one, and [`u16::MAX`] to itself.
 fn distance(from: u16, to: u16) -> u16 {
     if to > from { to - from } else { u16::MAX - (from - to) }
 }

@@ -30,8 +30,8 @@ pub fn routing_key_to_topic(key: &str) -> String {
     key.chars().map(exchanged).collect()
 }
 
-/// The form that earlier versions used for a topic or filter in AMQP, where `.` and `/` were the same: it
-/// finds the data that these have left on disk. It is the text itself if it has no dot.
+/// The AMQP form of a topic or filter that earlier versions used, where `.` and `/` were the same: it finds the data that
+/// they left on disk. Text without a dot is returned unchanged.
 pub fn merged(text: &str) -> Cow<'_, str> {
     if text.contains('.') { Cow::Owned(text.replace('.', "/")) } else { Cow::Borrowed(text) }
 }

@@ -47,7 +47,7 @@ proptest! {
 
 #[test]
 fn a_packet_in_single_bytes_is_looked_at_once_for_each_of_them() {
-    // The packet must not be left in the input, where the reader would pass all of it again for each byte.
+    // The packet must not stay in the input, where the reader would pass all of it again for each byte.
     let mut packet = vec![0x30, 0x80, 0x80, 0x40, 0, 1, b'a'];
     packet.resize(packet.len() + (1 << 20) - 3, 7);
     let mut connection = ServerConnection::new(MqttSettings::default());

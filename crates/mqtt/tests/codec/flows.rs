@@ -43,7 +43,7 @@ struct World {
     now: Instant,
     client: Client,
     server: Option<ServerConnection>,
-    /// The session between connections.
+    /// The session between two connections.
     resumed: Option<Session>,
     memory: Disk,
     disk: Disk,
@@ -240,7 +240,7 @@ impl World {
         assert!(matches!(step.event, Some(MqttEvent::Connect(_))));
         assert!(server.wants_session());
         let resumed = self.resumed.take();
-        // A session that never existed is equivalent to a lost one: the client has sent nothing by then.
+        // A session that was never stored is equivalent to a lost one: the client has sent nothing by then.
         assert!(server.accept(resumed, None, self.now, &mut out).is_empty());
         self.server = Some(server);
         self.client.is_connected = true;

@@ -11,7 +11,7 @@ use super::counting::{AskError, ask};
 use super::{MoveContext, SurveyPause};
 
 /// A queue is asked for this often in the time after which it would be deleted.
-const ASKED: u32 = 4;
+const POLL_ORDER: u32 = 4;
 
 /// Asks for the queues until the move is stopped.
 pub(super) async fn keep(context: &MoveContext) {
@@ -25,7 +25,7 @@ pub(super) async fn keep(context: &MoveContext) {
             let due = pause.look(|| {
                 let is_due = |queue: &Arc<Queue>| {
                     queue.arguments().expires.is_some_and(|after| {
-                        let interval = Duration::from_millis(after) / ASKED;
+                        let interval = Duration::from_millis(after) / POLL_ORDER;
                         asked.get(&key(queue)).is_none_or(|last| now - *last >= interval)
                     })
                 };

@@ -96,7 +96,7 @@ impl SpoolLink {
             forwarder.settle(now);
             self.open_channels(forwarder);
             let mut published = 0;
-            for channel in ForwardingChannel::ASKED {
+            for channel in ForwardingChannel::POLL_ORDER {
                 published += self.publish(channel, forwarder, now)?;
             }
             let has_settled = forwarder.settle(now);

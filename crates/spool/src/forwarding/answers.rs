@@ -7,12 +7,12 @@ use crate::item::{Item, Source};
 use crate::refusal::{FaultCertainty, MessageRefusal};
 
 impl<T> Forwarding<T> {
-    /// The broker has confirmed messages, by the tags of a channel.
+    /// Handles confirms of the broker, by a channel's delivery tags.
     pub fn acked(&mut self, channel: ForwardingChannel, delivery_tag: u64, multiple: bool, now: Instant) {
         for item in self.channel_mut(channel).take(delivery_tag, multiple) {
-            self.landed(&item);
-            if self.accused.is_some_and(|(id, _)| id == item.envelope.id()) {
-                self.accused = None;
+            self.remove_from_flight(&item);
+            if self.suspect.is_some_and(|(id, _)| id == item.envelope.id()) {
+                self.suspect = None;
             }
             self.nacks.ended(&self.keys, item.destination, &item.envelope);
             self.confirmed += 1;
@@ -44,8 +44,8 @@ impl<T> Forwarding<T> {
         }
     }
 
-    /// The broker has not taken messages, such as those for a full queue: they are tried again later, or parked if that has
-    /// gone on for too long. `at` is the time in milliseconds since 1970, or `None` if nothing can be parked now.
+    /// Handles nacks, such as those for a full queue: the messages are retried later, or parked if that has gone on for too
+    /// long. `at` is the time in milliseconds since 1970, or `None` if nothing can be parked now.
     pub fn nacked(
         &mut self,
         channel: ForwardingChannel,
@@ -55,13 +55,13 @@ impl<T> Forwarding<T> {
         at: Option<u64>,
     ) {
         for item in self.channel_mut(channel).take(delivery_tag, multiple) {
-            self.landed(&item);
+            self.remove_from_flight(&item);
             let destination = item.destination;
             let lasted = self.nacks.nacked(&self.keys, destination, &item.envelope, now);
             let age = at.map(|at| Duration::from_millis(at.saturating_sub(item.envelope.accepted_at())));
             let is_over = |max| lasted >= max && age.is_some_and(|age| age >= max);
             if self.limits.nacked_max.is_some_and(is_over) {
-                // Without another pause: those behind it get their attempt.
+                // Without another pause: the messages behind it get their attempt.
                 if item.was_deferred {
                     self.deferred.left(destination, false);
                 }
@@ -74,10 +74,10 @@ impl<T> Forwarding<T> {
         }
     }
 
-    /// The broker has closed a channel, because of one of the messages in flight there.
+    /// Handles a channel that the broker has closed because of one of the messages in flight there.
     pub fn refused(&mut self, channel: ForwardingChannel, refusal: MessageRefusal, now: Instant) {
         let mut back = self.channel_mut(channel).close();
-        back.iter().for_each(|item| self.landed(item));
+        back.iter().for_each(|item| self.remove_from_flight(item));
         if channel == ForwardingChannel::Careful {
             (self.careful_window, self.careful_confirmed) = (1, 0);
         }
@@ -117,9 +117,9 @@ impl<T> Forwarding<T> {
         self.answered(destination, now);
     }
 
-    /// The connection is lost, whatever was published on its channels, and all messages are released. `close` has the code and
-    /// text of the broker's connection.close if there was one: the message that has caused it is parked once it is found.
-    /// Returns whether it is being sought, which needs another connection.
+    /// Handles the loss of the connection, with whatever was published on its channels, and releases all messages. `close`
+    /// has the code and text of the broker's connection.close if there was one: the message that caused it is parked once
+    /// it is found. Returns whether that search continues, which needs another connection.
     pub fn lost(&mut self, close: Option<MessageRefusal>) -> bool {
         let mut back = self.fast.close();
         back.extend(self.careful.close());
@@ -133,11 +133,11 @@ impl<T> Forwarding<T> {
                 [alone] => {
                     let id = alone.envelope.id();
                     let before =
-                        self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
-                    self.accused = Some((id, before + 1));
+                        self.suspect.filter(|(suspect, _)| *suspect == id).map_or(0, |(_, times)| times);
+                    self.suspect = Some((id, before + 1));
                     (self.window, self.confirmed) = (1, 0);
-                    if certainty == FaultCertainty::Sure || before + 1 >= close.attempts() {
-                        self.accused = None;
+                    if certainty == FaultCertainty::Certain || before + 1 >= close.attempts() {
+                        self.suspect = None;
                         self.window = self.limits.window;
                         back.drain(..).for_each(|item| self.park(item, close.clone()));
                     }
@@ -154,11 +154,11 @@ impl<T> Forwarding<T> {
         is_sought
     }
 
-    /// Messages without an answer, in their order, are published again before all others.
+    /// Schedules messages without an answer, in order, to be published before all others.
     fn put_back(&mut self, back: Vec<Item<T>>, now: Instant) {
         let mut destinations = Vec::new();
         for item in back.into_iter().rev() {
-            // After a nack a later message of the destination may have been in flight, and belongs behind it.
+            // After a nack, a later message of the destination may have been in flight; it belongs behind that one.
             if item.was_deferred || self.deferred.contains(item.destination) {
                 destinations.push(item.destination);
                 let channel = self.channel_of(&item);

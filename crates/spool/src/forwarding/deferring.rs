@@ -9,8 +9,7 @@ use crate::item::{DestinationKey, Item, Source};
 use crate::refusal::MessageRefusal;
 
 impl<T> Forwarding<T> {
-    /// Lets a message wait if earlier ones of its destination do, or if its exchange is one that refuses messages; otherwise
-    /// returns it.
+    /// Defers a message if earlier ones of its destination wait, or if its exchange refuses messages; returns it otherwise.
     pub(super) fn defer(&mut self, item: Item<T>) -> Option<Item<T>> {
         let destination = item.destination;
         let covering = self.covering(&item);
@@ -59,9 +58,8 @@ impl<T> Forwarding<T> {
         self.move_largest(DeferredSize { messages: limits.deferred / 2, bytes: limits.deferred_bytes / 2 });
     }
 
-    /// Has those messages leave memory that wait for their destination, so that others are not kept out of it: those of the
-    /// main queue move to backlogs, and those of a backlog are released while its destination pauses. Returns whether any has
-    /// left.
+    /// Frees the memory of messages that wait for their destination, for the sake of others: those of the main queue move
+    /// to backlogs, and those of a backlog are released while its destination pauses. Returns whether it freed any.
     pub fn free_memory(&mut self) -> bool {
         let before = self.bytes;
         self.move_largest(DeferredSize::default());
@@ -71,7 +69,7 @@ impl<T> Forwarding<T> {
         self.bytes < before
     }
 
-    /// Moves messages of the destinations with the most bytes to backlogs, so that at most these stay.
+    /// Moves messages of the destinations with the most bytes to backlogs, until at most `stay` remains.
     fn move_largest(&mut self, stay: DeferredSize) {
         let limits = self.limits;
         let largest: Vec<_> = self
@@ -92,23 +90,24 @@ impl<T> Forwarding<T> {
 
     pub(super) fn start_move(&mut self, destination: DestinationKey, backlog: BacklogId) {
         if self.deferred.move_to(destination, backlog) {
-            self.backlogs.awaits(backlog);
+            self.backlogs.plan_move(backlog);
         }
         self.finish_move(destination);
     }
 
-    /// Moves messages that are to go to a backlog, if none of the main queue's is in flight that may return before them.
+    /// Moves the messages that have to go to a backlog, unless one of the main queue's is in flight and may return before
+    /// them.
     pub(super) fn finish_move(&mut self, destination: DestinationKey) {
         if self.main_in_flight.contains_key(&destination) {
             return;
         }
         let Some((backlog, items)) = self.deferred.take_moving(destination) else { return };
         items.into_iter().for_each(|item| self.move_to(backlog, item));
-        self.backlogs.awaited(backlog);
+        self.backlogs.complete_move(backlog);
         self.deferred.forget_unused(destination, &self.backlogs);
     }
 
-    /// Does what is due for a destination after an answer of the broker.
+    /// Does the work that is due for a destination after an answer of the broker.
     pub(super) fn answered(&mut self, destination: DestinationKey, now: Instant) {
         if !self.deferred.contains(destination) {
             return;

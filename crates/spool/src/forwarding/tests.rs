@@ -140,7 +140,7 @@ impl Bench {
 }
 
 #[test]
-fn a_full_destination_waits_alone_and_in_order() {
+fn a_full_destination_delays_only_its_own_messages_in_order() {
     let mut bench = Bench::new(&["full", "a", "full", "a", "full"]);
     assert_eq!(bench.published(), [0, 1, 2, 3, 4]);
     bench.nacked(1, false);

@@ -49,11 +49,11 @@ pub(super) struct Core {
     heart_beat: HeartBeat,
     /// Keyed by consumer tag.
     pub(super) subscriptions: HashMap<Box<str>, Subscription>,
-    /// The delivery tag behind those of a subscription that the server has cancelled, by consumer tag: a client that has
-    /// received a message cannot know in time that it is not to be acknowledged any more.
+    /// By consumer tag of a subscription that the server has cancelled: the first delivery tag after its own. The client
+    /// may acknowledge its messages before it learns of the cancellation.
     pub(super) cancelled: HashMap<Box<str>, u64>,
     pub(super) transactions: Vec<(Box<str>, TransactionId)>,
-    /// The number given last to a subscription or transaction.
+    /// The number assigned last to a subscription or transaction.
     pub(super) next_number: u64,
 }
 
@@ -176,7 +176,7 @@ impl StompServerConnection {
         }
         let removed = core.subscriptions.remove(tag);
         if removed.is_some_and(|removed| removed.ack != AckMode::Auto) {
-            core.note_cancelled(tag, next_delivery_tag);
+            core.record_cancelled(tag, next_delivery_tag);
         }
         let (id, description) = match tag.split_at_checked(2) {
             Some((super::form::TAG_OF_ID, id)) => (id, format!("id='{id}'")),
@@ -302,8 +302,8 @@ impl Core {
         self.next_number
     }
 
-    /// Remembers a cancelled subscription, in place of the one whose messages are the oldest if there are too many.
-    fn note_cancelled(&mut self, tag: &str, next_delivery_tag: u64) {
+    /// Records a cancelled subscription. At the limit it replaces the one with the oldest messages.
+    fn record_cancelled(&mut self, tag: &str, next_delivery_tag: u64) {
         if self.cancelled.len() >= MAX_CANCELLED && !self.cancelled.contains_key(tag) {
             let oldest = self.cancelled.values().copied().min().unwrap_or_default();
             self.cancelled.retain(|_, next| *next != oldest);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn beats_are_sent_in_time_and_two_missed_ones_are_death() {
+    fn heart_beats_are_sent_in_time_and_a_peer_is_dead_after_two_missed() {
         let start = Instant::now();
         let mut beat = HeartBeat::negotiate(Some("4000,2000"), start).unwrap();
         assert_eq!(beat.next_deadline(), Some(start + SECOND));

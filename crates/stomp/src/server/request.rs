@@ -92,7 +92,7 @@ impl Core {
             return Err(StompFault::new("Subscription not found", detail));
         }
         let (requeue, transaction) = (headers.flag("requeue")?.unwrap_or(true), self.transaction(headers)?);
-        // The message may be one of a cancelled subscription though the client has another with the same tag.
+        // The message may belong to a cancelled subscription even if a new one has the same tag.
         let Some(subscription) = subscription.filter(|_| !is_cancelled) else {
             return Ok(EventKind::SettleCancelled);
         };

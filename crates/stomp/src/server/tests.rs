@@ -104,7 +104,7 @@ fn connected_reports_the_negotiated_values() {
 }
 
 #[test]
-fn nothing_is_read_while_the_login_is_judged_and_nothing_is_done_without_one() {
+fn nothing_is_read_during_a_login_and_nothing_is_done_without_one() {
     let mut world = World::new();
     let both = "CONNECT\nlogin:a\n\n\0BEGIN\ntransaction:t\n\n\0";
     let connect = both.find('\0').unwrap() + 1;
@@ -121,7 +121,7 @@ fn nothing_is_read_while_the_login_is_judged_and_nothing_is_done_without_one() {
 }
 
 #[test]
-fn an_error_tells_which_request_it_is_about_and_is_the_last_word() {
+fn an_error_names_its_request_and_ends_the_connection() {
     let mut world = World::connected("1.2");
     world.send("SEND\nreceipt:r-1\n\nbody\0BEGIN\ntransaction:t\n\n\0");
     let reported = world.reported();
@@ -169,7 +169,7 @@ fn nacks_without_a_valid_delivery_of_this_session_are_refused() {
 }
 
 #[test]
-fn an_acknowledgement_of_1_1_is_known_by_its_message_alone() {
+fn an_acknowledgement_of_1_1_is_identified_by_its_message_id() {
     let mut world = World::connected("1.1");
     world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n\0");
     for other in ["", "subscription:1\n", "subscription:2\n"] {
@@ -179,7 +179,7 @@ fn an_acknowledgement_of_1_1_is_known_by_its_message_alone() {
 }
 
 #[test]
-fn subscriptions_have_ids_or_are_known_by_their_destinations() {
+fn subscriptions_are_identified_by_ids_or_destinations() {
     let mut world = World::connected("1.2");
     let subscribe = "SUBSCRIBE\ndestination:/queue/q\n\n\0";
     assert!(world.send(subscribe)[0].contains("number: 1"));
@@ -214,7 +214,7 @@ fn subscriptions_have_ids_or_are_known_by_their_destinations() {
 }
 
 #[test]
-fn transactions_are_known_from_begin_to_their_end() {
+fn transactions_exist_from_begin_to_commit_or_abort() {
     let mut world = World::connected("1.2");
     assert_eq!(world.send("BEGIN\ntransaction:t\n\n\0"), ["Begin(TransactionId(1))"]);
     let sent = world.send("SEND\ndestination:/queue/q\ntransaction:t\n\nx\0");
@@ -230,7 +230,7 @@ fn transactions_are_known_from_begin_to_their_end() {
 }
 
 #[test]
-fn a_disconnect_is_answered_and_nothing_behind_it_is_read() {
+fn a_disconnect_is_answered_and_nothing_after_it_is_read() {
     let mut world = World::connected("1.2");
     assert_eq!(world.send("DISCONNECT\nreceipt:1\n\n\0BEGIN\n\n\0"), ["Disconnect"]);
     world.connection.receipt("1", &mut world.out);
@@ -287,13 +287,13 @@ fn messages_of_a_cancelled_subscription_may_still_be_acknowledged() {
     world.connection.cancelled("T_1", 1, 8, &mut world.out);
     assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"]);
     assert_eq!(world.send("NACK\nid:T_1@@session-s@@1\nrequeue:false\n\n\0"), ["SettleCancelled"]);
-    // The tag is used anew, by another subscription.
+    // Another subscription reuses the tag.
     world.send(&subscribe("1"));
     assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"]);
     assert!(world.send(&ack("1", 8))[0].contains("subscription: 2, delivery_tag: 8"));
     world.connection.cancelled("T_1", 2, 0, &mut world.out);
     assert_eq!(world.send(&ack("1", 7)), ["SettleCancelled"], "nothing of the second was unacknowledged");
-    // As many are remembered as the connection may have, and the oldest are forgotten.
+    // The connection records at most `MAX_CANCELLED`, and drops the oldest.
     for next in 9..=8 + MAX_CANCELLED as u64 {
         let number = next - 6;
         world.send(&subscribe("n"));
@@ -311,7 +311,7 @@ fn messages_of_a_cancelled_subscription_may_still_be_acknowledged() {
 }
 
 #[test]
-fn heart_beats_go_out_and_a_silent_client_is_given_up() {
+fn heart_beats_are_sent_and_a_silent_client_is_disconnected() {
     let mut world = World::new();
     world.send("CONNECT\naccept-version:1.1\nheart-beat:2000,2000\n\n\0");
     world.connection.accept("s".into(), world.now, &mut world.out);

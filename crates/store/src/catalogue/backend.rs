@@ -1,7 +1,7 @@
 //! The database's backend on a [`Disk`], so that it can be tested on one that fails.
 //!
-//! After a failed sync the kernel considers unwritten data clean, so data read from the file may never reach the disk.
-//! The file is in doubt, also for a later process, until all of it has been written again.
+//! After a failed sync the kernel considers unwritten data clean, so data that was read from the file may never reach the
+//! disk. The file's state is then in doubt, even for a later process, until all of it has been written again.
 
 use std::fmt;
 use std::io;
@@ -25,7 +25,7 @@ pub(super) struct UnsyncedState {
 }
 
 impl UnsyncedState {
-    /// The state that an earlier process has left.
+    /// Reads the state that an earlier process has left.
     pub(super) fn of(disk: Arc<dyn Disk>) -> io::Result<Arc<Self>> {
         let is_unsynced = disk.list("")?.iter().any(|name| name == UNSYNCED_MARK).into();
         Ok(Arc::new(Self { disk, is_unsynced }))
@@ -33,11 +33,12 @@ impl UnsyncedState {
 
     fn begin(&self) {
         self.is_unsynced.store(true, Ordering::Relaxed);
-        // Only needed if this process is killed, and the power fails after that: it cannot do more.
+        // The mark is needed only if this process is killed and the power fails after that; there is nothing else to do on
+        // failure.
         let _ = (0..ATTEMPTS).find(|_| self.disk.open(UNSYNCED_MARK).is_ok());
     }
 
-    /// Writes the whole file again if it is in doubt.
+    /// Rewrites the whole file if it is in doubt.
     fn clear(&self, file: &dyn DiskFile) -> io::Result<()> {
         if !self.is_unsynced.load(Ordering::Relaxed) {
             return Ok(());
@@ -51,7 +52,7 @@ impl UnsyncedState {
         }
         file.sync()?;
         self.is_unsynced.store(false, Ordering::Relaxed);
-        // If it stays, the next start writes the file once more.
+        // If the mark stays, the next start rewrites the file once more.
         let _ = self.disk.remove(UNSYNCED_MARK);
         Ok(())
     }
@@ -62,12 +63,12 @@ impl Backend {
     pub(super) fn open(unsynced: &Arc<UnsyncedState>) -> io::Result<Self> {
         let backend = Self::at(FILE, unsynced)?;
         unsynced.clear(&*backend.file)?;
-        // The file of an earlier version may have holes. On a full disk they stay.
+        // The file of an earlier version may be sparse. On a full disk it stays so.
         drop(backend.file.reserve(backend.file.len()?));
         Ok(backend)
     }
 
-    /// Opens another file.
+    /// Opens the file at another path.
     pub(super) fn at(path: &str, unsynced: &Arc<UnsyncedState>) -> io::Result<Self> {
         Ok(Self { file: unsynced.disk.open(path)?, unsynced: unsynced.clone() })
     }
@@ -85,8 +86,8 @@ impl StorageBackend for Backend {
         Ok(())
     }
 
-    /// The database extends the file in large steps and writes to it much later. There must be space for that even if
-    /// the disk is full by then: the store removes no file without first taking it off the list in this database.
+    /// The database extends the file in large steps and writes to it much later. The space must be reserved even if the
+    /// disk is full by then: the store removes no file before this database has recorded that.
     fn set_len(&self, len: u64) -> io::Result<()> {
         if len > self.file.len()? {
             reserve_if_possible(&*self.file, len)?;
@@ -111,7 +112,7 @@ impl fmt::Debug for Backend {
 
 /// This file exists while the database file is in doubt.
 const UNSYNCED_MARK: &str = "definitions.in-doubt";
-/// A disk that has just failed may do so again.
+/// A disk that has just failed may fail again.
 const ATTEMPTS: usize = 10;
 /// Bytes written at once.
 const STEP: usize = 1 << 20;

@@ -27,13 +27,13 @@ pub struct DefinitionsReport {
     pub entries: Vec<(Section, u64)>,
     /// Whether the database's own structure is damaged.
     pub damaged: bool,
-    /// Whether it was beyond repair, and a new file was made of the readable definitions.
+    /// Whether it was beyond repair, and a new file was built from the readable definitions.
     pub rebuilt: bool,
-    /// The name of the damaged file, if a repair has put one aside.
+    /// The new name of the damaged file, if a repair has renamed it.
     pub put_aside: Option<String>,
 }
 
-/// Verifies all of the definitions' file, in a copy in memory.
+/// Verifies the whole definitions file, in a copy in memory.
 ///
 /// # Errors
 /// A file that cannot be read or is of a newer version; damage that cannot be repaired.
@@ -46,8 +46,8 @@ pub fn check(disk: &dyn Disk) -> Result<DefinitionsReport, CatalogueError> {
     guarded(|| verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(copy)?)?))
 }
 
-/// Calls `each` with every definition of a section, changing nothing; with none if there is no file, or it cannot be
-/// read.
+/// Calls `each` with every definition of a section, without changing anything. There are none if the file is missing or
+/// unreadable.
 pub(crate) fn entries(disk: &dyn Disk, section: Section, mut each: impl FnMut(&[u8], &[u8])) {
     let read = guarded(|| {
         if !exists(disk).map_err(redb::Error::Io)? {
@@ -66,8 +66,8 @@ pub(crate) fn entries(disk: &dyn Disk, section: Section, mut each: impl FnMut(&[
     drop(read);
 }
 
-/// Repairs the structure of the definitions' file, or makes a new one of the readable definitions, even if there are
-/// none, and reports the damage and the remaining definitions. The damaged file is kept, under another name.
+/// Repairs the structure of the definitions file, or builds a new one from the readable definitions, even if there are
+/// none. Reports the damage and the remaining definitions. The damaged file is kept under another name.
 ///
 /// # Errors
 /// A file that cannot be read or written or is of a newer version.
@@ -79,7 +79,7 @@ pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> 
         rebuild(&disk)?;
         return Ok(DefinitionsReport { missing: true, rebuilt: true, ..check(&*disk)? });
     }
-    // In a copy at first: a file beyond repair must be left as it is.
+    // In a copy first: a file beyond repair must stay unchanged.
     match check(&*disk) {
         Ok(report) if !report.damaged => Ok(report),
         Err(error) if !error.is_damage() => Err(error),
@@ -116,7 +116,7 @@ pub(super) fn exists(disk: &dyn Disk) -> io::Result<bool> {
     Ok(disk.list("")?.iter().any(|name| name == FILE) && disk.open(FILE)?.len()? > 0)
 }
 
-/// Whether the file of definitions is missing or empty although there are messages, which never precede it.
+/// Whether the definitions file is missing or empty although there are messages, which are never stored before it.
 pub(super) fn is_missing(disk: &dyn Disk) -> io::Result<bool> {
     Ok(!exists(disk)? && (journal::has_segments(disk)? || !disk.list(QUEUES)?.is_empty()))
 }

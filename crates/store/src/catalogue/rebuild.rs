@@ -12,7 +12,7 @@ use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, LOADED, META, Section, prepare};
 use crate::disk::{Disk, name_for_damaged};
 
-/// Replaces a damaged file, which is kept under another name, or a missing one by a new file. Returns the name of the
+/// Replaces a damaged file, which is kept under another name, or a missing one by a new file. Returns the new name of the
 /// damaged file; `None` if there was none.
 ///
 /// # Errors
@@ -41,7 +41,7 @@ fn source(disk: &dyn Disk) -> Result<Option<Database>, CatalogueError> {
     if let Some(database) = open(copy(disk).map_err(redb::Error::Io)?) {
         return Ok(Some(database));
     }
-    // The rest of a file that is cut off can be read once it is as long as its header says.
+    // A truncated file may be readable once it is padded to the length in its header.
     let padded = copy(disk).map_err(redb::Error::Io)?;
     let Some(len) = promised_len(&padded) else { return Ok(None) };
     let longer = padded.len().is_ok_and(|now| now < len) && padded.set_len(len).is_ok();
@@ -67,7 +67,7 @@ fn transfer(source: &Database, target: &Database) -> Result<(), CatalogueError> 
     let mut users = 0;
     for section in Section::ALL {
         let mut found = Vec::new();
-        // Definitions found before a damaged page are kept.
+        // Definitions found before a damaged page are retained.
         drop(guarded(|| read_section(source, section, &mut found)));
         let mut into = write.open_table(section.table())?;
         let mut new = 0;
@@ -88,7 +88,7 @@ fn transfer(source: &Database, target: &Database) -> Result<(), CatalogueError> 
     if let Some(loaded) = known(LOADED) {
         meta.insert(LOADED, loaded)?;
     }
-    // Without any user nobody could ever log in again: the next start then adds the definitions of a new broker.
+    // Without any user nobody could log in: the next start then adds the default definitions.
     if users > 0 {
         meta.insert(CREATED, 1)?;
     }
@@ -109,7 +109,7 @@ fn read_section(
         Err(TableError::TableDoesNotExist(_)) => return Ok(()),
         table => table?,
     };
-    // From the front up to a damaged page, and from the end back to it.
+    // From the start up to a damaged page, and from the end back to it.
     let whole = found.len();
     for entry in table.iter()?.map_while(Result::ok) {
         found.push((entry.0.value().to_vec(), entry.1.value().to_vec()));
@@ -123,7 +123,7 @@ fn read_section(
     Ok(())
 }
 
-/// For a file of which nothing can be read: the next start finds it without any commit, but assigns no id again.
+/// For a file with nothing readable: the next start treats it as new, but assigns no id again.
 fn begin_anew(target: &Database) -> Result<(), CatalogueError> {
     let write = target.begin_write()?;
     write.open_table(META)?.insert(LAST_ID, UNUSED_ID)?;
@@ -131,7 +131,7 @@ fn begin_anew(target: &Database) -> Result<(), CatalogueError> {
     Ok(())
 }
 
-/// The file exists at all times: without it a broker would begin with no definitions, and drop the messages.
+/// The file exists at all times: without it a broker would start with no definitions, and drop the messages.
 fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
     let mut put_aside = None;
     disk.sync_dir("")?;
@@ -162,5 +162,5 @@ const UNUSED_ID: u64 = 1 << 48;
 const STEP: usize = 1 << 20;
 /// Bytes of the header that are read.
 const HEADER: usize = 32;
-/// Most bytes that a cut-off file is extended to in memory: a header with a greater length is more likely to be wrong.
+/// The most bytes to which a truncated file is padded in memory: a header with a greater length is probably wrong.
 const MAX_SALVAGED: u64 = 4 << 30;

@@ -27,7 +27,7 @@ pub enum Section {
     Bindings,
     /// Sessions of MQTT clients that outlive their connections.
     MqttSessions,
-    /// Messages of QoS 2 from MQTT clients, which these have not released.
+    /// Messages of QoS 2 that MQTT clients have published and not released.
     MqttReceived,
     /// Retained messages of MQTT.
     MqttRetained,
@@ -35,16 +35,16 @@ pub enum Section {
     MqttPendingRetained,
     /// Queues of shared subscriptions that MQTT has declared.
     MqttGroups,
-    /// The clock of the stored times, for the next start.
+    /// The last reading of the broker's clock, for the next start.
     Clock,
-    /// List of the store's files, so that a missing one is noticed. Used by the store only.
+    /// The list of the store's files, by which missing ones are detected. Used only by the store.
     StoreFiles,
 }
 
 pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
-    /// All sections, in an order in which they can be loaded: none depends on a later one.
+    /// All sections in loading order: none depends on a later one.
     pub const ALL: [Self; 17] = [
         Self::Users,
         Self::VirtualHosts,
@@ -65,7 +65,7 @@ impl Section {
         Self::StoreFiles,
     ];
 
-    /// Whether it holds what clients and operators define, rather than the broker's own notes.
+    /// Whether clients and operators define its entries, as opposed to the broker's own records.
     pub(crate) fn is_defined(self) -> bool {
         !matches!(self, Self::Clock | Self::StoreFiles)
     }

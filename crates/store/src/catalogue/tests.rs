@@ -107,7 +107,7 @@ fn only_committed_entries_are_present_after_a_restart() {
 }
 
 #[test]
-fn that_definitions_were_loaded_is_known_once_they_are_committed() {
+fn the_loaded_flag_is_stored_once_the_definitions_are_committed() {
     let directory = tempfile::tempdir().expect("a directory");
     for is_committed in [false, true] {
         let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
@@ -122,7 +122,7 @@ fn that_definitions_were_loaded_is_known_once_they_are_committed() {
 }
 
 #[test]
-fn all_that_begins_alike_goes_whether_it_is_on_disk_or_not_and_nothing_that_comes_later() {
+fn deleting_a_prefix_removes_entries_on_disk_and_pending_ones_but_no_later_ones() {
     let directory = tempfile::tempdir().expect("a directory");
     let catalogue = Catalogue::open(real_disk(&directory)).expect("open");
     let put = |key: &[u8]| catalogue.put(Section::Queues, key.to_vec(), Vec::new());
@@ -218,7 +218,7 @@ proptest! {
 }
 
 #[test]
-fn changes_that_are_noted_together_are_committed_together() {
+fn changes_that_are_submitted_together_are_committed_together() {
     const GROUPS: u64 = 300;
     const OF: u64 = 20;
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,9 +1,9 @@
-//! An in-memory disk that behaves as badly as real ones may.
+//! An in-memory disk that fails in all the ways that real disks may.
 //!
-//! Data that was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any version
-//! since the last sync may be found, in any combination, and names that were created, changed or removed since the
-//! directory was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second
-//! call succeeds without having written them. A seed determines everything.
+//! [`SimDisk::crash`] decides about data that was written but not synced: each sector of 512 bytes is found in any version
+//! since the last sync, in any combination, and names that were created, changed or removed since the directory was synced
+//! are found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second call succeeds without
+//! having written them. A seed determines everything.
 
 mod file;
 mod random;
@@ -37,18 +37,18 @@ pub struct Faults {
 }
 
 impl SimDisk {
-    /// An empty disk with room for `capacity` bytes.
+    /// An empty disk with a capacity of `capacity` bytes.
     pub fn new(seed: u64, capacity: u64) -> Self {
         Self(Arc::new(Mutex::new(State::new(seed, capacity))))
     }
 
-    /// The disk as found after a power failure. This one remains usable, as if nothing had happened.
+    /// The disk as a power failure leaves it. This one remains usable, as if nothing had happened.
     #[must_use]
     pub fn crash(&self) -> Self {
         Self(Arc::new(Mutex::new(self.0.lock().after_power_loss())))
     }
 
-    /// The disk as found after the process was killed: all written data is there, even if not yet synced.
+    /// The disk as killing the process leaves it: all written data is there, even if not synced.
     #[must_use]
     pub fn kill(&self) -> Self {
         Self(Arc::new(Mutex::new(self.0.lock().clone())))
@@ -79,7 +79,7 @@ impl SimDisk {
         self.0.lock().syncs
     }
 
-    /// Makes `sync` and `sync_dir` do nothing and report success, to show that a test notices.
+    /// Makes `sync` and `sync_dir` do nothing and report success, to verify that a test detects it.
     pub fn lie_about_syncs(&self) {
         self.0.lock().lies = true;
     }
@@ -94,7 +94,7 @@ impl SimDisk {
         self.0.lock().names.keys().cloned().collect()
     }
 
-    /// Changes a file without a write, like wear of the medium. Nothing happens if there is no such file.
+    /// Changes a file's contents without a write, like bit rot. Does nothing if there is no such file.
     pub fn damage(&self, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
         self.0.lock().damage(path, change);
     }

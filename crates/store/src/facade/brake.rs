@@ -1,6 +1,6 @@
-//! Pauses publishers while the journal is far longer than its budget: a disk that keeps up with publishing may be too
-//! busy with it to write the messages a second time, to the queues' own segments. Without a bound the next start would
-//! have to read all of it.
+//! Pauses publishers while the journal is far longer than its budget: a disk that keeps up with publishing may be too busy
+//! to write the messages a second time, to the queues' own segments. Without a limit the next start would have to read the
+//! whole journal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use crate::waiters::{WaitList, Waiter};
 
-/// Whether publishers are to pause, and the publishers that wait.
+/// Whether publishers have to pause, and the publishers that wait.
 pub(super) struct Brake {
-    /// Number of segments of the journal from which on publishers pause.
+    /// Number of journal segments at which publishers pause.
     limit: usize,
     on: AtomicBool,
     waiting: Mutex<PausedPublishers>,
@@ -20,12 +20,12 @@ pub(super) struct Brake {
 #[derive(Default)]
 struct PausedPublishers {
     publishers: WaitList,
-    /// Retirement makes no progress by itself, so there is nothing to wait for.
+    /// Retirement cannot make progress by itself, so there is nothing to wait for.
     idle: bool,
 }
 
 impl Brake {
-    /// For a journal that should not have more segments than `budget`.
+    /// For a journal with a budget of `budget` segments.
     pub(super) fn new(budget: usize) -> Self {
         let limit = budget.max(1).saturating_mul(LEEWAY);
         Self { limit, on: AtomicBool::new(false), waiting: Mutex::default() }
@@ -36,18 +36,18 @@ impl Brake {
     }
 
     /// Updates the brake: the journal has `segments` segments now.
-    pub(super) fn look(&self, segments: usize) {
+    pub(super) fn update(&self, segments: usize) {
         self.change(segments, |_| {});
     }
 
     /// The same after an attempt to retire a segment, which may have failed.
-    pub(super) fn tried(&self, segments: usize, failed: bool) {
+    pub(super) fn update_after_attempt(&self, segments: usize, failed: bool) {
         self.change(segments, |waiting| waiting.idle = failed);
     }
 
-    /// Releases the brake: no further segment is retired.
+    /// Releases the brake, since no further segment will be retired.
     pub(super) fn give_up(&self) {
-        self.tried(0, true);
+        self.update_after_attempt(0, true);
     }
 
     /// Wakes `waiter` when publishers may continue; returns it if they already may.
@@ -71,7 +71,7 @@ impl Brake {
     }
 }
 
-/// Multiple of its budget that the journal may reach: a burst is accepted at the journal's own pace, and a start still
+/// The multiple of its budget that the journal may reach: a burst is accepted at the journal's own speed, and a start still
 /// reads half a gigabyte at most.
 const LEEWAY: usize = 2;
 
@@ -103,27 +103,27 @@ mod tests {
     #[test]
     fn publishers_wait_until_the_journal_is_short_enough() {
         let brake = Brake::new(4);
-        brake.look(8);
+        brake.update(8);
         assert!(!wait(&brake).1);
-        brake.look(9);
+        brake.update(9);
         let (reported, waits) = wait(&brake);
         assert!(waits && brake.is_on());
-        brake.tried(9, false);
+        brake.update_after_attempt(9, false);
         assert_eq!(times(&reported), 0);
-        brake.tried(8, false);
+        brake.update_after_attempt(8, false);
         assert!(times(&reported) == 1 && !brake.is_on());
     }
 
     #[test]
     fn publishers_do_not_wait_while_the_journal_makes_no_progress() {
         let brake = Brake::new(1);
-        brake.look(3);
+        brake.update(3);
         let (reported, _) = wait(&brake);
-        brake.tried(3, true);
+        brake.update_after_attempt(3, true);
         assert_eq!(times(&reported), 1);
-        brake.look(4);
+        brake.update(4);
         assert!(!brake.is_on(), "until it gets on again");
-        brake.tried(3, false);
+        brake.update_after_attempt(3, false);
         let (reported, waits) = wait(&brake);
         assert!(waits);
         brake.give_up();

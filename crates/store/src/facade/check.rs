@@ -1,4 +1,4 @@
-//! Verifies a data directory that no process has open, and discards damaged parts of it.
+//! Verifies a data directory that no process has open, and discards its damaged parts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,13 +14,13 @@ use crate::pages::{Damage, DirectoryReport, Durability, Pages, Repair};
 /// Findings about a data directory.
 #[derive(Debug, Clone, Default)]
 pub struct CheckReport {
-    /// The contents, a line for each part.
+    /// Descriptions of the contents, one line per part.
     pub facts: Vec<String>,
-    /// The damage, a line for each location. A broker does not start on it.
+    /// Descriptions of the damage, one line per location. A broker refuses to start with any.
     pub problems: Vec<String>,
 }
 
-/// Reads everything in a data directory and verifies all checksums. Changes nothing. The caller must hold the
+/// Reads everything in a data directory and verifies all checksums, without changes. The caller must hold the
 /// [lock](crate::DirectoryLock) of the directory.
 ///
 /// # Errors
@@ -47,8 +47,8 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     Ok(report)
 }
 
-/// Discards the damaged parts of a data directory, and nothing else, so that a broker starts on it again. The caller must
-/// hold the [lock](crate::DirectoryLock) of the directory. Returns a line for each change.
+/// Discards the damaged parts of a data directory, and nothing else, so that a broker can start again. The caller must hold
+/// the [lock](crate::DirectoryLock) of the directory. Returns one line per change.
 ///
 /// # Errors
 /// A part that cannot be read or written, and definitions that cannot be repaired.
@@ -66,7 +66,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
             }
         }
         DefinitionsReport { damaged: true, .. } => {
-            done.push("definitions: the database's structure was mended".to_owned());
+            done.push("definitions: the database's structure was repaired".to_owned());
         }
         DefinitionsReport { .. } => {}
     }
@@ -87,7 +87,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     if !done.is_empty() {
         // The remaining files are complete from now on: the next start lists them again.
         let catalogue = Catalogue::open(disk.clone())?;
-        // A catalogue that was just created is to stay as a new one is.
+        // A catalogue that was just created must still count as new.
         if !catalogue.was_empty() {
             catalogue.delete_all(Section::StoreFiles, Vec::new());
             catalogue.commit_pending()?;
@@ -108,7 +108,7 @@ fn missing_segments(pages: &Pages, inventory: &Inventory) -> Result<Vec<Damage>,
     Ok(missing)
 }
 
-/// Reported if a repair has found no user to keep.
+/// Reported if a repair has found no users.
 const NO_USERS: &str = "definitions: no user is left, so the next start adds what a new broker has (guest, from this machine \
                         only); messages of queues that are not declared go then: put definitions.redb back from a backup now if there is one";
 
@@ -162,7 +162,7 @@ impl CheckReport {
     }
 }
 
-/// Explains what happens to a torn end.
+/// Explains a torn end.
 const CUT_OFF: &str = ", as a crash leaves it: cut off at the next start";
 
 impl fmt::Display for CheckReport {
@@ -170,7 +170,7 @@ impl fmt::Display for CheckReport {
         self.facts.iter().try_for_each(|fact| writeln!(into, "{fact}"))?;
         self.problems.iter().try_for_each(|problem| writeln!(into, "DAMAGED {problem}"))?;
         match self.problems.len() {
-            0 => writeln!(into, "all is well"),
+            0 => writeln!(into, "no problems found"),
             count => writeln!(into, "damaged places: {count}"),
         }
     }

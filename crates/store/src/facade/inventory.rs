@@ -1,8 +1,8 @@
-//! Lists the store's files, so that the next start notices one that is missing or has become shorter: otherwise the
-//! rest would pass for everything.
+//! Lists the store's files, so that the next start detects a file that is missing or truncated. Otherwise the remaining
+//! data would look complete.
 //!
-//! The list lies in the catalogue. A file is listed once its promised content is on disk, and before the journal drops
-//! the only other copy of it; it leaves the list, durably, before it is removed. So there may be more files than are
+//! The list is stored in the catalogue. A file is added once its content is on disk, and before the journal drops the only
+//! other copy of that. It is removed from the list, durably, before the file is deleted. So there may be more files than
 //! listed, never fewer.
 //!
 //! | key | value |
@@ -68,7 +68,7 @@ impl Inventory {
         all.map(|((_, sequence), bytes)| (*sequence, *bytes))
     }
 
-    /// Lists the journal's files; returns `None` if they are already listed.
+    /// Adds the journal's files to the list; returns `None` if it already has them.
     pub(super) fn list_journal(&mut self, files: JournalFiles) -> Option<Change> {
         if self.journal.as_ref() == Some(&files) {
             return None;
@@ -79,7 +79,7 @@ impl Inventory {
         Some(Change::put(Section::StoreFiles, JOURNAL.to_vec(), value))
     }
 
-    /// Lists segments of a queue with their length in bytes on disk.
+    /// Adds segments of a queue, with their length in bytes on disk, to the list.
     pub(super) fn list_segments(&mut self, queue: u64, found: Vec<(u64, u64)>) -> Vec<Change> {
         let new = found.into_iter().filter(|&(sequence, length)| {
             self.segments.insert((queue, sequence), length).is_none_or(|before| before != length)
@@ -89,7 +89,7 @@ impl Inventory {
         new.map(put).collect()
     }
 
-    /// Removes segments from the list that are to be deleted.
+    /// Removes segments that will be deleted from the list.
     pub(super) fn delete(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
         let known = sequences.iter().filter(|sequence| self.segments.remove(&(queue, **sequence)).is_some());
         known.map(|sequence| Change::delete(Section::StoreFiles, bytes([queue, *sequence]))).collect()
@@ -111,7 +111,7 @@ impl InventoryWriter {
         Self { catalogue, inventory, changes, noted: Ticket::default() }
     }
 
-    /// Lists the journal's files if they have changed, and how far they were on disk by then.
+    /// Lists the journal's files if they have changed, and how far they are on disk.
     ///
     /// # Errors
     /// If the catalogue cannot be written.
@@ -125,11 +125,11 @@ impl InventoryWriter {
         self.commit()
     }
 
-    /// Lists that the journal is about to begin only at `first`, and commits that with all copies of messages before
-    /// it.
+    /// Records that the journal is about to start only at `first`, and commits that together with the list of all copies of
+    /// earlier messages.
     ///
     /// # Errors
-    /// If the catalogue cannot be written: the files may not be removed then.
+    /// The catalogue cannot be written. The files must not be removed then.
     pub(super) fn evict(&mut self, journal: &Journal, first: Lsn) -> Result<(), StoreError> {
         self.changes.extend(self.inventory.list_journal(journal.files_on_disk(Some(first), false)));
         self.commit()
@@ -140,12 +140,12 @@ impl InventoryWriter {
         self.changes.extend(self.inventory.list_segments(queue.0, found));
     }
 
-    /// Takes segments off the list that are to be removed after the next [`InventoryWriter::commit`].
+    /// Removes segments from the list that will be deleted after the next [`InventoryWriter::commit`].
     pub(super) fn delete(&mut self, queue: QueueId, sequences: &[u64]) {
         self.changes.extend(self.inventory.delete(queue.0, sequences));
     }
 
-    /// Takes all segments of a queue off the list.
+    /// Removes all segments of a queue from the list.
     pub(super) fn delete_all(&mut self, queue: QueueId) {
         let all: Vec<_> = self.inventory.segments_of(queue.0).map(|(sequence, _)| sequence).collect();
         self.delete(queue, &all);

@@ -18,8 +18,8 @@ pub(super) struct RestartedQueue {
     pub(super) survey: Survey,
 }
 
-/// Opens the segments of all queues, and settles there what the journal has settled. Includes queues that the catalogue
-/// no longer has.
+/// Opens the segments of all queues, and settles in them what the journal has settled. Includes queues that are no longer
+/// in the catalogue.
 ///
 /// # Errors
 /// Segments that cannot be read, that are damaged, or that are missing although the inventory lists them.
@@ -58,7 +58,7 @@ pub(super) fn merge(
                 repeat(&stored_queues.journal, queue, &opened, recovered.last);
             }
             next_position = next_position.max(recovered.last.map_or(0, |last| last + 1));
-            // After the repetition, so that only live messages count.
+            // After replaying the journal, so that only live messages count.
             survey = opened.survey()?;
             segments = Some(opened);
         }
@@ -68,13 +68,13 @@ pub(super) fn merge(
     Ok((Arc::new(stored_queues), found))
 }
 
-/// Repeats the journal's events in the segments, and removes from the journal the messages that the segments have.
+/// Replays the journal's events in the segments, and removes from the journal the messages that the segments have.
 fn repeat(journal: &Journal, queue: &JournalQueue, segments: &QueueSegments, last: Option<u64>) {
     segments.settle(queue.settled.iter().map(inclusive));
     for (range, count) in &queue.delivered {
         segments.mark_delivered([inclusive(range)], *count);
     }
-    // Messages are copied in order: all up to the last one were copied, and those no longer there were settled.
+    // Messages are copied in order, so all up to the last copy were copied, and any that are missing were settled.
     let copied = last.map_or_else(Vec::new, |last| {
         let messages = queue.queue.messages_from(0, usize::MAX).into_iter();
         messages.map(|live| live.position).take_while(|position| *position <= last).collect()

@@ -1,4 +1,4 @@
-//! The thread that retires segments. It decides only when.
+//! The thread that retires segments. It only decides when.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::retire::{Mover, Retirement};
 use crate::journal::{Journal, Lsn};
 use crate::waiters::Waiter;
 
-/// Handle of the thread. Dropping it stops the thread, between two messages at the latest.
+/// Handle of the thread. Dropping it stops the thread after the current message at the latest.
 pub(super) struct MoverThread {
     notifier: Arc<MoverNotifier>,
     brake: Arc<Brake>,
@@ -44,7 +44,7 @@ impl MoverThread {
         journal.on_new_segment(Arc::new(move || {
             let (notifier, brake, journal) = &theirs;
             notifier.notify();
-            journal.upgrade().into_iter().for_each(|journal| brake.look(journal.length_in_segments()));
+            journal.upgrade().into_iter().for_each(|journal| brake.update(journal.length_in_segments()));
         }));
         // The journal found by a restart may be over its budget.
         notifier.notify();
@@ -81,7 +81,7 @@ impl MoverNotifier {
         self.changed.notify_all();
     }
 
-    /// Waits until there is something to do, at most for `time`. `false` when it is time to stop.
+    /// Waits until there is something to do, at most for `time`. Returns `false` when the thread has to stop.
     fn wait(&self, time: Duration) -> bool {
         let mut requested = self.requested.lock();
         let idle = |requested: &mut MoverRequests| !requested.work && !requested.stop;
@@ -90,7 +90,7 @@ impl MoverNotifier {
         !requested.stop
     }
 
-    /// Waits until the log is on disk up to `lsn`; `false` if it is time to stop before that.
+    /// Waits until the log is on disk up to `lsn`; returns `false` if the thread has to stop before that.
     fn wait_for(self: &Arc<Self>, journal: &Journal, lsn: Lsn) -> bool {
         if journal.durable() < lsn {
             journal.wait(lsn, self.clone());
@@ -128,9 +128,9 @@ fn run(mut mover: Mover, journal: &Journal, notifier: &Arc<MoverNotifier>) {
     }
 }
 
-/// A segment that is still needed is tried again after this time.
+/// Time after which a segment that is still needed is tried again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 /// Interval at which free space is measured, since other programs may use it up.
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The pause after many failures: a disk that has room again is noticed within this time.
+/// The pause after many failures, within which freed disk space is noticed.
 const MAX_PAUSE: Duration = Duration::from_secs(5);

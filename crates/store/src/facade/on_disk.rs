@@ -1,4 +1,4 @@
-//! The writes that an answer waits for, and the answers that wait.
+//! Positions on disk that an answer depends on, and the answers that wait for them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::catalogue::Ticket;
 use crate::journal::Lsn;
 use crate::waiters::Waiter;
 
-/// The writes that have to be on disk before something is answered. Writes of either kind get to the disk in order.
+/// The writes that must be on disk before an answer. Each kind of write reaches the disk in order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskPoint {
     /// The last change to definitions.
@@ -36,7 +36,7 @@ impl From<Option<Lsn>> for DiskPoint {
 }
 
 impl DiskPoint {
-    /// Both this and `other`.
+    /// Both this point and `other`.
     pub fn and(self, other: Self) -> Self {
         Self { ticket: self.ticket.max(other.ticket), lsn: self.lsn.max(other.lsn) }
     }
@@ -67,8 +67,8 @@ impl Store {
     }
 }
 
-/// Answers of one client that wait for the disk. They are given in the order of the requests, so one that need not wait
-/// waits for those before it.
+/// Answers to one client that wait for the disk. They are sent in the order of the requests, so an answer that depends on
+/// no write still waits for those before it.
 #[derive(Debug)]
 pub struct AnswerQueue<A> {
     waiting: VecDeque<(DiskPoint, A)>,
@@ -81,8 +81,8 @@ impl<A> Default for AnswerQueue<A> {
 }
 
 impl<A> AnswerQueue<A> {
-    /// Adds an answer behind all others. `waiter` is woken when it is worth calling [`next`](Self::next). Without a store
-    /// nothing is waited for.
+    /// Adds an answer at the end. `waiter` is woken when [`next`](Self::next) may return something. Without a store no
+    /// answer waits.
     pub fn push(
         &mut self,
         answer: A,
@@ -101,7 +101,7 @@ impl<A> AnswerQueue<A> {
         self.waiting.push_back((missing, answer));
     }
 
-    /// The next answer, if what it waits for is on disk.
+    /// The next answer, if its writes are on disk.
     pub fn next(&mut self, store: Option<&Arc<Store>>) -> Option<A> {
         let is_ready =
             |entry: &mut (DiskPoint, A)| store.is_none_or(|store| store.missing(entry.0).is_empty());
@@ -123,7 +123,7 @@ impl<A> AnswerQueue<A> {
         self.waiting.len()
     }
 
-    /// Takes all of them, when there is no client left to answer.
+    /// Takes all answers when the client is gone.
     pub fn drain(&mut self) -> impl Iterator<Item = A> + use<A> {
         std::mem::take(&mut self.waiting).into_iter().map(|(_, answer)| answer)
     }

@@ -1,4 +1,4 @@
-//! The store's state of each queue: a part in the journal, and a part in segments of its own, which change together.
+//! The store's state of each queue: a part in the journal and a part in its own segments, which are updated together.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -16,9 +16,9 @@ pub(super) struct StoredQueues {
     pub(super) journal: Arc<Journal>,
     pub(super) pages: Pages,
     known: Mutex<HashMap<QueueId, Arc<QueueStorage>>, { Rank::StoredQueues as u8 }>,
-    /// Number of the next transient segments.
+    /// Number of the next transient queue segments.
     next_transient: AtomicU64,
-    /// Deleted queues that have files.
+    /// Deleted queues that still have files.
     forgotten: Mutex<Vec<Arc<QueueStorage>>, { Rank::Leaf as u8 }>,
     /// Notified when files can be removed.
     pub(super) notifier: Arc<MoverNotifier>,
@@ -27,13 +27,14 @@ pub(super) struct StoredQueues {
 /// A queue's messages on disk.
 pub(super) struct QueueStorage {
     pub(super) log: Arc<QueueLog>,
-    /// Unset for most queues, which never have any.
+    /// Unset for most queues, which never have segments.
     segments: OnceLock<Box<QueueSegments>>,
-    /// Locked while first the journal and then the segments are updated with an event: after taking it, the segments
-    /// know every record that is in the journal.
+    /// Locked while an event updates first the journal and then the segments: after taking it, the segments reflect every
+    /// record in the journal.
     order: Mutex<(), { Rank::QueueEvents as u8 }>,
     forgotten: AtomicBool,
-    /// The first message at the location in the segments that was read last and found damaged, and how often in a row.
+    /// The first message at the segment location that was last read and found damaged, and how often that happened in a
+    /// row.
     damaged: Mutex<Option<Box<(u64, u32)>>, { Rank::Leaf as u8 }>,
 }
 
@@ -43,7 +44,7 @@ impl StoredQueues {
         Self { journal, pages, known, next_transient: AtomicU64::new(0), forgotten, notifier: Arc::default() }
     }
 
-    /// The queue of that number, which is empty if it is new.
+    /// The queue with that number, which is empty if it is new.
     pub(super) fn get(&self, id: QueueId) -> Arc<QueueStorage> {
         let new = || Arc::new(QueueStorage::new(self.journal.queue(id)));
         self.known.lock().entry(id).or_insert_with(new).clone()
@@ -58,7 +59,7 @@ impl StoredQueues {
         self.known.lock().values().filter(|storage| storage.segments().is_some()).cloned().collect()
     }
 
-    /// Forgets a deleted queue; the deletion must be on disk. Its files are removed with the next step of the mover.
+    /// Drops a deleted queue, whose deletion must be on disk. The mover's next step removes its files.
     pub(super) fn forget(&self, id: QueueId) {
         self.journal.forget(id);
         let Some(storage) = self.known.lock().remove(&id) else { return };
@@ -69,7 +70,7 @@ impl StoredQueues {
         }
     }
 
-    /// Adds a queue that a restart has found.
+    /// Adds a queue that was found after a restart.
     pub(super) fn add(&self, log: Arc<QueueLog>, segments: Option<QueueSegments>) -> Arc<QueueStorage> {
         let id = log.id();
         let storage = Arc::new(QueueStorage::new(log));
@@ -80,7 +81,7 @@ impl StoredQueues {
         storage
     }
 
-    /// The queue's segments, to append to; created if it has none.
+    /// The queue's segments for appending, created if it has none.
     pub(super) fn segments<'s>(&self, storage: &'s QueueStorage) -> &'s QueueSegments {
         let new = || Box::new(self.pages.queue(Durability::Durable, storage.log.id().0));
         storage.segments.get_or_init(new)
@@ -90,7 +91,7 @@ impl StoredQueues {
         self.pages.queue(Durability::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes the deleted queues whose files are to be removed.
+    /// Takes the deleted queues whose files must be removed.
     pub(super) fn take_forgotten(&self) -> Vec<Arc<QueueStorage>> {
         std::mem::take(&mut *self.forgotten.lock())
     }
@@ -107,8 +108,8 @@ impl QueueStorage {
         Self { log, segments, order, forgotten, damaged }
     }
 
-    /// Counts that the location of the message at `position` was read and found damaged; returns how often that
-    /// happened in a row.
+    /// Records that the location of the message at `position` was read and found damaged; returns how often that happened
+    /// in a row.
     pub(super) fn found_damaged(&self, position: u64) -> u32 {
         let mut damaged = self.damaged.lock();
         let damaged = damaged.get_or_insert_default();
@@ -151,8 +152,8 @@ impl QueueStorage {
         }
     }
 
-    /// Removes messages from the journal that have a copy in the segments that is on disk, given with the delivery
-    /// counts of the copies. Events since the copy are repeated there.
+    /// Removes messages from the journal whose copies in the segments are on disk; `messages` contains the delivery counts
+    /// of the copies. Events since the copy are repeated in the segments.
     pub(super) fn moved(&self, journal: &Journal, messages: &[(u64, u32)]) {
         let Some(segments) = self.segments() else { return };
         for chunk in messages.chunks(CHUNK) {
@@ -167,7 +168,7 @@ impl QueueStorage {
         }
     }
 
-    /// Waits until events that are being written to the journal are known to the segments too.
+    /// Waits until the segments reflect the events that are being written to the journal.
     pub(super) fn catch_up(&self) {
         drop(self.order.lock());
     }
@@ -177,7 +178,7 @@ pub(super) fn inclusive(range: &Range) -> RangeInclusive<u64> {
     range.first..=range.last
 }
 
-/// Messages that are moved under one lock, for which the queue's publishers and consumers wait: some microseconds.
+/// Messages moved under one lock, which the queue's publishers and consumers wait for: some microseconds.
 const CHUNK: usize = 256;
 
 #[cfg(test)]
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_idle_queue_takes_little() {
-        // With the two counts of an `Arc`, up to one of the allocator's sizes.
+        // With the two counters of an `Arc`, at most one of the allocator's size classes.
         assert!(size_of::<QueueStorage>() <= 64 - 16, "{}", size_of::<QueueStorage>());
         assert!(size_of::<QueueLog>() <= 80 - 16, "{}", size_of::<QueueLog>());
     }

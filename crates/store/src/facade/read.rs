@@ -1,4 +1,4 @@
-//! Reads a queue's messages back from wherever they are.
+//! Reads a queue's messages from the journal and from its segments.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,13 +17,15 @@ pub(super) fn read(
     max_bytes: usize,
 ) -> Result<Vec<Stored>, StoreError> {
     loop {
-        // The journal first: messages that move to the segments meanwhile are found twice, and not missed.
+        // The journal first: messages that move to the segments meanwhile are then found twice instead of missed.
         let live = storage.log.messages_from(from, max_messages);
         let mut moved = BTreeMap::new();
         let mut limit = u64::MAX;
         if let Some(segments) = storage.segments() {
             let stored = match segments.read(from, max_messages, max_bytes) {
-                Err(PagesError::Damaged(damage)) if gives_up(storage, segments, journal, &damage) => continue,
+                Err(PagesError::Damaged(damage)) if drop_damaged(storage, segments, journal, &damage) => {
+                    continue;
+                }
                 stored => stored?,
             };
             if let Some(last) = stored.last() {
@@ -32,16 +34,21 @@ pub(super) fn read(
             moved = stored.into_iter().map(|stored| (stored.position, stored)).collect();
         }
         match merge(live, moved, limit, journal, (max_messages, max_bytes)) {
-            // Settled, or moved and retired, since it was listed.
+            // Settled, or moved and retired, after it was listed.
             Err(ReadError::Gone) => {}
             outcome => return Ok(outcome?),
         }
     }
 }
 
-/// Drops the messages at a damaged location, as the journal does: the damage costs these messages, and not all behind
-/// them. Returns whether it dropped any; it does not while reading the location again may help.
-fn gives_up(storage: &QueueStorage, segments: &QueueSegments, journal: &Journal, damage: &Damage) -> bool {
+/// Drops the messages at a damaged location, as the journal does, so that later messages are not lost as well. Returns
+/// whether it dropped any; it does not while another read may help.
+fn drop_damaged(
+    storage: &QueueStorage,
+    segments: &QueueSegments,
+    journal: &Journal,
+    damage: &Damage,
+) -> bool {
     if storage.found_damaged(*damage.lost.start()) < DAMAGED_READS {
         return false;
     }
@@ -53,11 +60,11 @@ fn gives_up(storage: &QueueStorage, segments: &QueueSegments, journal: &Journal,
     lost > 0
 }
 
-/// How often a damaged location is read before its messages are dropped: a disk may return wrong data once and the
-/// right data a moment later.
+/// How often a damaged location is read before its messages are dropped: a disk may return wrong data once and correct data
+/// a moment later.
 const DAMAGED_READS: u32 = 3;
 
-/// Merges both parts in order, up to `limit`, from which on the segments have messages that were not read.
+/// Merges both parts in order, up to `limit`, at which the segments have messages that were not read.
 fn merge(
     live: Vec<LiveMessage>,
     mut moved: BTreeMap<u64, Stored>,
@@ -93,7 +100,7 @@ struct MergedMessages {
 }
 
 impl MergedMessages {
-    /// Adds a message if there is room.
+    /// Adds a message if the limits allow it.
     fn take(&mut self, message: Stored) -> bool {
         let bytes = self.bytes + message.payload.len();
         let fits = self.messages.is_empty() || bytes <= self.max_bytes;
@@ -116,7 +123,7 @@ fn stored(message: &LiveMessage, payload: &[u8]) -> Stored {
     }
 }
 
-/// A call costs more than reading this many bytes in vain.
+/// Smaller reads are not worth a system call.
 const MIN_READ_AHEAD: usize = 4 << 10;
 /// Larger reads are no faster.
 const MAX_READ_AHEAD: usize = 1 << 20;

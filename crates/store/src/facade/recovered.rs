@@ -1,4 +1,4 @@
-//! The contents of a store when it was opened.
+//! The contents of a store at the time it was opened.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::queue_storage::{QueueStorage, StoredQueues};
 use crate::journal::{LiveMessage, QueueId};
 use crate::pages::Survey;
 
-/// The messages that a store held when it was opened.
+/// The messages of a store at the time it was opened.
 pub struct Recovered {
     stored_queues: Arc<StoredQueues>,
     queues: Vec<RestartedQueue>,
@@ -21,7 +21,7 @@ pub struct RecoveredQueue {
     pub id: QueueId,
     /// Higher than any position that it has used.
     pub next_position: u64,
-    /// Summary of its messages in segments of its own. All others are in the journal, at later positions.
+    /// Summary of its messages in its own segments. All others are in the journal, at later positions.
     pub segments: Survey,
 }
 
@@ -53,9 +53,9 @@ impl Recovered {
         })
     }
 
-    /// Calls `each` with every message of the queues that are not forgotten, and all its entries, in no order: all that
-    /// are in the journal, and those in segments of the queues that `whole` names; a message that was moved there comes
-    /// once for each queue.
+    /// Calls `each` with every message of the queues that are not deleted, and all its entries, in no order: all messages
+    /// in the journal, and those in segments of the queues that `whole` names. A message that was moved to segments is
+    /// passed once for each queue.
     ///
     /// # Errors
     /// A message that cannot be read.
@@ -73,7 +73,8 @@ impl Recovered {
             let messages = storage.log.messages_from(0, usize::MAX);
             live.extend(messages.into_iter().map(|message| (storage.log.id(), message)));
         }
-        // In the order of the log, which is read sequentially. Each queue's are in it nearly always, which a stable sort finds.
+        // In log order, so that the log is read sequentially. Each queue's entries are nearly always in that order, which a
+        // stable sort exploits.
         live.sort_by_key(|(queue, live)| (live.message, *queue, live.position));
         let mut reader = self.stored_queues.journal.reader(READ_AHEAD);
         let mut places = Vec::new();
@@ -112,5 +113,5 @@ fn read_segments(
     }
 }
 
-/// Large enough that the log is read at the disk's pace.
+/// Large enough to read the log at the disk's full speed.
 const READ_AHEAD: usize = 1 << 20;

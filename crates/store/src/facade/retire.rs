@@ -1,11 +1,11 @@
 //! Retirement: when the journal is longer than its budget, live messages in its oldest segment move to the queues' own
 //! segments, and the file is overwritten.
 //!
-//! Settled positions are written to the segments' files, and messages are dropped with a retired file, only when the
-//! records that say so are on disk: a dead-lettered message is on disk elsewhere before it is gone here.
+//! Settled positions are written to the segments' files, and messages are dropped with a retired file, only once the
+//! records of these events are on disk: a dead-lettered message is on disk in its new queue before it is removed here.
 //!
-//! A message that has become unreadable is logged, counted, and dropped: otherwise it would keep the journal from ever
-//! getting shorter, and so fill the disk.
+//! An unreadable message is logged, counted, and dropped: otherwise it would prevent the journal from shrinking, and so
+//! fill the disk.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub(super) struct Mover {
     weigh: fn(&[u8]) -> u32,
     brake: Arc<Brake>,
     inventory_writer: InventoryWriter,
-    /// The message that the disk failed to read, and how many attempts in a row have failed.
+    /// The message that the disk failed to read, and the number of failed attempts in a row.
     refused: Option<(MessageRef, u32)>,
-    /// The oldest segment, if the copies of its messages did not fit: its begin, its live messages, and the bytes that were
-    /// free above the limit. Set and cleared by each look at it.
+    /// The oldest segment, if the copies of its messages did not fit: its first LSN, its live messages, and the bytes that
+    /// were free above the limit. Updated by each check.
     unfit: Option<(Lsn, u64, u64)>,
 }
 
@@ -42,11 +42,11 @@ pub(super) struct Mover {
 pub enum Retirement {
     /// The journal is within its budget, or the oldest segment has to wait for space or for consumers.
     Idle,
-    /// The oldest segment is gone.
+    /// The oldest segment was retired.
     Done,
     /// The oldest segment is still needed: try again later.
     Busy,
-    /// A step failed, and nothing is lost: try again later.
+    /// A step failed without loss: try again later.
     Failed(StoreError),
 }
 
@@ -66,16 +66,16 @@ impl Mover {
         &self.brake
     }
 
-    /// Notified when there may be something to do; knows when it is time to stop.
+    /// Notifies the thread of work, and tells it when to stop.
     pub(super) fn notifier(&self) -> &Arc<MoverNotifier> {
         &self.stored_queues.notifier
     }
 
-    /// Retires the oldest segment if there are too many. `wait` returns whether the log is on disk up to an LSN, and
-    /// may wait for that.
+    /// Retires the oldest segment if there are too many. `wait` returns whether the log is on disk up to an LSN, and may
+    /// block until it is.
     pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
-        // A segment for whose messages there is no space has to wait for consumers.
+        // A segment whose messages do not fit has to wait for consumers.
         let journal = &self.stored_queues.journal;
         let segments = journal.length_in_segments();
         let waits = journal.is_short() || segments > self.budget;
@@ -84,7 +84,7 @@ impl Mover {
             Retirement::Idle => waits,
             Retirement::Done | Retirement::Busy => false,
         };
-        self.brake.tried(segments, idle);
+        self.brake.update_after_attempt(segments, idle);
         outcome
     }
 
@@ -92,7 +92,7 @@ impl Mover {
         let stored_queues = self.stored_queues.clone();
         let journal = &stored_queues.journal;
         // First, since everything else may fail for lack of the space that this frees.
-        let short = journal.look_at_space();
+        let short = journal.measure_space();
         if short {
             journal.leave_large_segment();
         }
@@ -113,11 +113,11 @@ impl Mover {
         };
         if oldest.live > 0 {
             for (log, live) in journal.live_messages(*oldest) {
-                // Others write, too.
+                // Other threads write, too.
                 if fits && journal.space_above_limit() < most_copied(*oldest, live.len() as u64) {
                     return Ok(Retirement::Idle);
                 }
-                // Messages that are not listed were settled, and the copies will say so.
+                // Messages that are not listed were settled, and the copies will reflect that.
                 if !wait(journal.end()) {
                     return Ok(Retirement::Busy);
                 }
@@ -131,7 +131,7 @@ impl Mover {
         if needed || !wait(journal.end()) {
             return Ok(Retirement::Busy);
         }
-        // After a gap that `store repair` has accepted, the log continues later than the oldest segment ends.
+        // After a gap that `store repair` has accepted, the log continues at a higher LSN than the oldest segment's end.
         let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
         self.inventory_writer.evict(journal, next)?;
         match journal.retire(*oldest) {
@@ -141,8 +141,8 @@ impl Mover {
         }
     }
 
-    /// Makes settled positions durable in the queues' segments, and removes segments without live messages. `false` if
-    /// the log is not on disk as far as that requires.
+    /// Makes settled positions durable in the queues' segments, and removes segments without live messages. Returns `false`
+    /// if the log is not on disk as far as that requires.
     fn persist_settled(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<bool, StoreError> {
         let journal = &self.stored_queues.journal;
         let stored_queues = self.stored_queues.with_segments();
@@ -182,11 +182,10 @@ impl Mover {
         outcome
     }
 
-    /// Whether the copies of a segment's messages, of which each of its queues gets one, leave as much space above the limit as
-    /// the segment takes.
+    /// Whether copying a segment's messages, once per queue, leaves as much space above the limit as the segment takes.
     fn fits(&mut self, oldest: JournalSegment) -> bool {
         let free = self.stored_queues.journal.space_above_limit();
-        // The same messages are not read again while there is no more space than there was for them.
+        // The messages are not read again unless more space is available than the last time.
         if self
             .unfit
             .is_some_and(|(first, live, most)| (first, live) == (oldest.first, oldest.live) && free <= most)
@@ -205,7 +204,7 @@ impl Mover {
         if oldest.live == 0 || copies < space {
             return true;
         }
-        // The bytes that they take: others may have been settled. Each is read once, however many queues have it.
+        // The bytes that the live ones take: others may have been settled. Each is read once, however many queues have it.
         let mut reader = journal.reader(READ_AHEAD);
         let (mut lengths, mut copies) = (HashMap::new(), 0);
         for (_, live) in journal.live_messages(oldest) {
@@ -245,8 +244,8 @@ impl Mover {
         journal.free_space() / 2 > bytes
     }
 
-    /// Copies messages of a queue to its segments. After a failure the next attempt lists the live messages again: it
-    /// skips those already copied, and those settled meanwhile are not listed.
+    /// Copies messages of a queue to its segments. After a failure the next attempt lists the live messages again, and
+    /// skips those already copied.
     fn move_out(&mut self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
         let Some(storage) = self.stored_queues.find(log.id()) else { return Ok(()) };
         let stored_queues = self.stored_queues.clone();
@@ -260,7 +259,7 @@ impl Mover {
             }
             let payload = match reader.read(*message) {
                 Ok(payload) => payload,
-                Err(error) if self.gives_up(*message, &error) => {
+                Err(error) if self.stops_retrying(*message, &error) => {
                     tracing::error!(%error, queue = log.id().0, position, "unreadable message dropped");
                     journal.figures().unreadable.fetch_add(1, Ordering::Relaxed);
                     moved.push((*position, *deliveries));
@@ -285,8 +284,8 @@ impl Mover {
         self.remove_if_forgotten(&storage)
     }
 
-    /// Whether reading a message again is of no use.
-    fn gives_up(&mut self, message: MessageRef, error: &ReadError) -> bool {
+    /// Whether to stop trying to read a message.
+    fn stops_retrying(&mut self, message: MessageRef, error: &ReadError) -> bool {
         let asked = match self.refused {
             Some((refused, times)) if refused == message => times + 1,
             _ => 1,
@@ -309,16 +308,16 @@ fn length(segment: JournalSegment) -> u64 {
     segment.end.0 - segment.first.0
 }
 
-/// Bytes that the copies take of those messages of a segment that one queue needs, if these are `messages`, at most.
+/// Upper bound for the bytes of one queue's copies from a segment, if it has `messages` live messages there.
 fn most_copied(segment: JournalSegment, messages: u64) -> u64 {
     length(segment) + messages * RECORD
 }
 
-/// While space is short a segment is retired early if at most one part in this many has to be copied.
+/// While space is short, a segment is retired early if at most one part in this many has to be copied.
 const MAX_COPIED_PART: u64 = 4;
 /// Bytes that a message takes in a queue's segment besides its payload.
 const RECORD: u64 = 32;
-/// Read-ahead in the journal, which is read in order: few calls, and few bytes read in vain.
+/// Read-ahead in the journal, which is read in order: few calls, and few wasted bytes.
 const READ_AHEAD: usize = 256 << 10;
-/// With the pauses in between, well over half a minute in which a disk may recover.
+/// Including the pauses, well over half a minute for a disk to recover.
 const MAX_ATTEMPTS: u32 = 16;

@@ -9,7 +9,7 @@ use super::retire::{Mover, Retirement};
 use crate::catalogue::{Catalogue, CatalogueError};
 use crate::journal::{self, CommitOutcome, Committer, Hooks, Journal};
 
-/// Runs the rounds of a store: one by one, or in a thread. Records that gather during a round are written by the next.
+/// Runs the rounds of a store, one by one or in a thread. Records gathered during a round are written by the next one.
 pub struct Rounds {
     committer: Committer,
     mover: Mover,
@@ -29,8 +29,8 @@ impl Rounds {
         Self { committer, mover, catalogue }
     }
 
-    /// Commits the catalogue, then writes and syncs what the journal has gathered. Returns without a round if nothing
-    /// is to be written.
+    /// Commits the catalogue, then writes and syncs the journal's pending records. Does nothing if there is nothing to
+    /// write.
     pub fn step(&mut self) -> CommitOutcome {
         self.committer.step()
     }
@@ -79,7 +79,7 @@ impl RunningStore {
     }
 }
 
-/// Records in the catalogue where the log ends, after all of it was written.
+/// Records the end of the log in the catalogue, after all of it was written.
 fn note_end(journal: &Journal, catalogue: &Catalogue) -> io::Result<()> {
     catalogue.note(Inventory::default().list_journal(journal.files_on_disk(None, true)));
     catalogue.commit_pending().map_err(as_io)
@@ -118,7 +118,7 @@ impl Hooks for Definitions {
     }
 }
 
-/// Keeps the information whether the disk is full.
+/// Preserves the information that the disk is full.
 fn as_io(error: CatalogueError) -> io::Error {
     match error {
         CatalogueError::Database(redb::Error::Io(error)) => error,

@@ -12,10 +12,9 @@ pub struct StoreSettings {
     pub journal_segments: usize,
     /// Bytes of a queue's own segments.
     pub queue_segment_size: u64,
-    /// Files of queues' own segments that are kept open, for all queues together.
+    /// Files of queues' own segments that stay open, for all queues together.
     pub open_files: usize,
-    /// How many bytes a message counts for, up to the length of its payload: the weight that [`super::RecoveredQueue`]
-    /// sums up.
+    /// The weight of a message in bytes, up to the length of its payload. [`super::RecoveredQueue`] sums it up.
     pub weigh: fn(&[u8]) -> u32,
 }
 

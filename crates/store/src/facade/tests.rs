@@ -23,7 +23,7 @@ fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<StoredLocation>)> {
 }
 
 #[test]
-fn a_message_comes_back_once_with_all_its_places() {
+fn a_message_is_recovered_once_with_all_its_locations() {
     let disk = SimDisk::new(1, 1 << 30);
     let (store, mut rounds, _) = open(&disk);
     let (one, other) = (store.queue(QueueId(1)), store.queue(QueueId(2)));
@@ -57,7 +57,7 @@ fn a_definition_is_on_disk_before_a_message_that_needs_it() {
 }
 
 #[test]
-fn a_deleted_queues_messages_go_when_its_deletion_is_on_disk() {
+fn a_deleted_queues_messages_are_removed_when_its_deletion_is_on_disk() {
     let disk = SimDisk::new(3, 1 << 30);
     let (store, mut rounds, _) = open(&disk);
     let queue = store.queue(QueueId(1));

@@ -1,10 +1,10 @@
 //! Positions in the log, and the identifiers of queues and messages.
 
-/// A position in the log: the number of bytes before it, since the log began.
+/// A position in the log: the number of bytes before it since the start of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 
-/// The location of a message's record. It stays the same for as long as the message lives in the journal.
+/// The location of a message's record. It does not change while the message is in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageRef(u64);
 
@@ -21,7 +21,7 @@ pub struct Entry {
     pub message: MessageRef,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
-    /// Whether no other queue will get the message: see `Journal::append`.
+    /// Whether no further queue will get the message: see `Journal::append`.
     pub last: bool,
 }
 
@@ -40,7 +40,7 @@ impl MessageRef {
         self.0
     }
 
-    /// The reverse of [`MessageRef::to_u64`]. A number that belongs to no message is detected when it is read.
+    /// The inverse of [`MessageRef::to_u64`]. A number without a message is detected when it is read.
     pub(crate) fn from_u64(number: u64) -> Self {
         Self(number)
     }
@@ -53,9 +53,9 @@ impl Range {
     }
 }
 
-/// Positions are below this: the index keeps a delivery count in the upper bits. At a million messages a second a queue
-/// gets there in 142 years.
+/// Positions are below this: the index stores a delivery count in the upper bits. At a million messages a second a queue
+/// reaches it in 142 years.
 pub(crate) const MAX_POSITION: u64 = 1 << 52;
 
-/// LSN at which the log begins. Not 0, so that 0 can stand for no message.
+/// LSN of the start of the log. Not 0, so that 0 can represent "no message".
 pub(super) const LOG_START: u64 = 4096;

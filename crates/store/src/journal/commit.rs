@@ -1,4 +1,4 @@
-//! Rounds: a round writes the gathered records to disk and wakes those that wait for them.
+//! Rounds: a round writes the pending records to disk and wakes their waiters.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::disk::is_full;
 
 /// Additional work of each round.
 pub trait Hooks: Send {
-    /// Called after a round's records were gathered and before they are written, so that everything it makes durable is
-    /// durable before they are. A message in a new queue is thus never on disk before the queue.
+    /// Called after a round has taken its records and before it writes them, so that everything the hook makes durable
+    /// precedes them. A message in a new queue is thus never on disk before the queue.
     ///
     /// # Errors
     /// The round fails, and is repeated.
@@ -53,7 +53,7 @@ pub enum CommitOutcome {
     Idle,
     /// Everything gathered before the step is on disk.
     Committed,
-    /// Nothing more is on disk. The next step tries the same group again, in another file; wait a while before it.
+    /// Nothing more is on disk. The next step retries the same group in another file; pause before it.
     Failed(io::Error),
 }
 
@@ -68,8 +68,8 @@ impl Committer {
         &self.journal
     }
 
-    /// Runs one round: gathers, calls the hook, writes, syncs, and wakes the waiters. After a failure it continues with
-    /// the group that failed.
+    /// Runs one round: takes the pending records, calls the hook, writes, syncs, and wakes the waiters. After a failure it
+    /// continues with the group that failed.
     pub fn step(&mut self) -> CommitOutcome {
         let Some(group) = self.gather() else { return CommitOutcome::Idle };
         match self.commit(&group) {
@@ -84,14 +84,13 @@ impl Committer {
         }
     }
 
-    /// Whether a round of this number of bytes would only write and sync them: it begins no file, and the hook has
-    /// nothing to do.
+    /// Whether a round of this number of bytes would only write and sync them: it starts no file, and the hook has nothing
+    /// to do.
     pub(super) fn is_quick(&self, bytes: u64) -> bool {
         self.hooks.is_idle() && self.writer.continues(bytes)
     }
 
-    /// Writes the remaining records, and a mark behind them, so that damage to any record before can be told from a
-    /// torn end.
+    /// Writes the remaining records and a mark after them, which distinguishes damage to earlier records from a torn end.
     ///
     /// # Errors
     /// If something cannot be written; it may be called again.
@@ -132,7 +131,7 @@ impl Committer {
         self.writer.write(group, from, |reached| {
             journal.durable.store(reached, Ordering::Release);
         })?;
-        // A round for the sake of its hook has nothing to sync.
+        // A round that only runs its hook has nothing to sync.
         if from < group.end() {
             journal.figures.count_sync(began.elapsed());
         }
@@ -158,9 +157,9 @@ impl Committer {
         {
             waiter.wake();
         }
-        // If a reader still holds the group, the buffer is freed with it.
+        // If a reader still uses the group, the buffer is freed with it.
         if let Ok(group) = Arc::try_unwrap(group) {
-            journal.pending.lock().keep(group);
+            journal.pending.lock().reuse_buffer(group);
         }
     }
 }
@@ -187,7 +186,7 @@ impl Journal {
         now.attempts += 1;
         if now.full {
             self.spares.give_back();
-            // The first failure may be that of a file that was to grow; the next attempt gets a reserved file.
+            // The first failure may come from growing a file; the next attempt gets a preallocated one.
             if now.attempts > 1 {
                 self.spares.release_reserve();
             }

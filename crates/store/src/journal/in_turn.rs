@@ -1,8 +1,8 @@
-//! Rounds that a session runs itself, at the end of its turn, in place of waking the committer's thread and being woken
-//! by it: for a publisher that waits for each confirm, these two wake-ups take as long as a third of the sync.
+//! Rounds that a session runs itself, at the end of its turn, instead of waking the committer's thread and being woken by
+//! it. For a publisher that waits for each confirm, these two wake-ups take as long as a third of the sync.
 //!
-//! The session runs the round only if it is the only one that waits, and the disk has lately been fast: otherwise the
-//! thread does, which gathers what several sessions append meanwhile, and blocks nobody.
+//! The session runs the round only if it is the only waiter, and the disk has recently been fast. Otherwise the thread
+//! does, which gathers what several sessions append meanwhile, and blocks nobody.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use crate::waiters::Waiter;
 /// When a session runs a round itself.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundsInTurns {
-    /// The latest syncs took less than this on average: so long is a thread of the runtime blocked.
+    /// Recent syncs took less than this on average: a thread of the runtime is blocked for that long.
     pub sync_below: Duration,
-    /// No other session has waited for this time: with several it is better to gather.
+    /// No other session has waited for this time: with several waiters it is better to gather.
     pub alone_for: Duration,
 }
 
@@ -35,12 +35,12 @@ struct RoundInTurn {
     rounds: Weak<RoundLoop>,
 }
 
-/// The latest waits, to tell a single waiter from several.
+/// The most recent waits, to distinguish a single waiter from several.
 #[derive(Debug, Default)]
 pub(super) struct LatestWaiters {
-    /// How many have waited for the records that the next round takes.
+    /// Number of waits for the records that the next round takes.
     gathered: usize,
-    /// How many waited for those of the round before.
+    /// Number of waits for those of the previous round.
     before: usize,
     /// The address of the last waiter.
     last: usize,
@@ -65,21 +65,21 @@ impl LatestWaiters {
             && self.other_at.is_none_or(|other| now.saturating_duration_since(other) >= alone_for)
     }
 
-    /// Records that a round has taken what was gathered.
+    /// Records that a round has taken the pending records.
     pub(super) fn begin_round(&mut self) {
         self.before = std::mem::take(&mut self.gathered);
     }
 }
 
 impl Journal {
-    /// Lets sessions run rounds themselves.
+    /// Allows sessions to run rounds themselves.
     pub(super) fn allow_rounds_in_turns(&self, rounds: &Arc<RoundLoop>) {
         // A journal is started once.
         let _ = self.in_turn.set(Arc::new(RoundInTurn { rounds: Arc::downgrade(rounds) }));
     }
 
-    /// Leaves a round for this waiter to the end of this thread's turn. `false` if there is no turn, or the session had
-    /// better not run the round.
+    /// Defers a round for this waiter to the end of this thread's turn. Returns `false` if there is no turn, or the session
+    /// should not run the round.
     pub(super) fn defer_round(&self, pending: &mut PendingGuard<'_>, waiter: &Arc<dyn Waiter>) -> bool {
         let Some(round) = self.in_turn.get() else { return false };
         let RoundsInTurns { sync_below, alone_for } = self.settings.in_turn;
@@ -90,25 +90,25 @@ impl Journal {
         deferred
     }
 
-    /// Leaves it to the end of this thread's turn to wake the committer's thread, if records wait for it then. `false` if
-    /// there is no turn.
+    /// Defers waking the committer's thread to the end of this thread's turn, if records are pending then. Returns `false`
+    /// if there is no turn.
     pub(super) fn defer_waking(&self) -> bool {
         self.in_turn.get().is_some_and(work::defer)
     }
 
-    /// Wakes the committer's thread if it sleeps though there are records.
+    /// Wakes the committer's thread if it sleeps although records are pending.
     fn wake_committer(&self) {
         let pending = self.pending.lock();
         if pending.asleep && !pending.is_empty() {
-            self.rouse(pending);
+            self.notify_committer(pending);
         }
     }
 }
 
 impl RoundLoop {
-    /// Runs a round in a session's turn; returns whether all that was appended before is now on disk.
+    /// Runs a round in a session's turn; returns whether everything appended before is now on disk.
     fn try_in_turn(&self, blocking: Blocking<'_>) -> bool {
-        // Locked while a round is under way.
+        // Locked while a round is in progress.
         let Some(mut committer) = self.committer.try_lock() else { return false };
         let pending = self.journal.pending.lock();
         if !suits(&pending) {
@@ -130,7 +130,7 @@ impl RoundLoop {
 
 impl Deferred for RoundInTurn {
     fn run(&self, blocking: Option<Blocking<'_>>) {
-        // Without it the threads have stopped.
+        // If it is gone, the threads have stopped.
         let Some(rounds) = self.rounds.upgrade() else { return };
         let wanted = std::mem::take(&mut rounds.journal.pending.lock().round_deferred);
         if !wanted {
@@ -141,17 +141,17 @@ impl Deferred for RoundInTurn {
     }
 }
 
-/// Whether a round is small and begins no file, and nobody has asked the thread for it.
+/// Whether a round is small and starts no file, and nobody has requested it from the thread.
 fn suits(pending: &PendingRecords) -> bool {
     let nothing_under_way = !pending.demanded && !pending.stopping && pending.flight.is_none();
     nothing_under_way && pending.waiting() <= SMALL_ROUND && !pending.begins_extent()
 }
 
-/// Several syncs of the disks for which [`FAST_SYNC`] allows it.
+/// Several syncs of a disk that is fast enough for [`FAST_SYNC`].
 const ALONE: Duration = Duration::from_millis(2);
-/// A session is blocked for no longer than a turn takes.
+/// A session blocks for no longer than a turn takes.
 const FAST_SYNC: Duration = Duration::from_nanos(work::TURN as u64);
-/// Bytes that are written in little more time than it takes to sync.
+/// Writing this many bytes takes little more time than the sync.
 const SMALL_ROUND: usize = 64 << 10;
 
 #[cfg(all(test, not(feature = "loom")))]
@@ -176,7 +176,7 @@ mod tests {
             let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(())).unwrap();
             let journal = committer.journal().clone();
             let rig = Self { disk, rounds: RoundLoop::new(committer), journal };
-            // The first round begins a file, which a turn does not.
+            // The first round starts a file, which rounds in turns do not do.
             rig.publish(&waiter());
             rig.run_round();
             rig
@@ -201,7 +201,7 @@ mod tests {
             self.journal.durable() >= lsn
         }
 
-        /// Does as the thread does when it is woken.
+        /// Does what the thread does when it is woken.
         fn run_round(&self) {
             assert!(self.journal.pending.lock().demanded);
             assert!(matches!(self.rounds.committer.lock().step(), CommitOutcome::Committed));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn waiter() -> Arc<dyn Waiter> {
-        // Not a constant, so that each has an address of its own.
+        // Not a constant, so that each has its own address.
         let woken = std::sync::atomic::AtomicU64::new(0);
         Arc::new(move || {
             woken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -8,10 +8,10 @@ use super::address::{Entry, MAX_POSITION, MessageRef, Range};
 #[derive(Debug, Default)]
 pub(super) struct JournalIndex {
     slots: VecDeque<Slot>,
-    /// Settled slots that are still there.
+    /// Number of settled slots not yet removed.
     settled: usize,
-    /// Position and expiry time of the messages that expire, in order of position; most queues have none. An index of
-    /// nothing is small, since there may be very many idle queues.
+    /// Position and expiry time of the messages that expire, in order of position; most queues have none. Boxed, since
+    /// there may be very many idle queues.
     #[expect(clippy::box_collection, reason = "most queues never have any")]
     expiries: Option<Box<VecDeque<(u64, u64)>>>,
 }
@@ -25,7 +25,7 @@ pub struct LiveMessage {
     pub message: MessageRef,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
-    /// How often it was delivered, as far as the journal was notified, up to 4095.
+    /// Number of deliveries recorded in the journal, up to 4095.
     pub deliveries: u32,
 }
 
@@ -48,8 +48,7 @@ impl Slot {
 }
 
 impl JournalIndex {
-    /// Adds a message. If its position is not behind all others it is inserted in order; it is ignored if that position
-    /// is taken.
+    /// Adds a message. A position that is not above all others is inserted in order, or ignored if it is taken.
     pub(super) fn push(&mut self, entry: &Entry) -> bool {
         let slot = Slot { key: entry.position, message: entry.message.to_u64() };
         let at = match self.slots.back() {
@@ -89,7 +88,7 @@ impl JournalIndex {
                 self.settled += 1;
             }
         }
-        self.tidy();
+        self.compact();
     }
 
     /// Raises delivery counts to `count`.
@@ -139,16 +138,16 @@ impl JournalIndex {
         self.slots.binary_search_by_key(&position, |slot| slot.position())
     }
 
-    /// Drops settled slots: in front at once, elsewhere when they are half of all.
-    fn tidy(&mut self) {
+    /// Removes settled slots: at the front at once, elsewhere when they are half of all.
+    fn compact(&mut self) {
         while self.slots.front().is_some_and(|slot| slot.message == 0) {
             self.slots.pop_front();
             self.settled -= 1;
         }
-        if self.settled > MIN_TIDY && self.settled > self.slots.len() / 2 {
+        if self.settled > MIN_COMPACTED && self.settled > self.slots.len() / 2 {
             self.slots.retain(|slot| slot.message != 0);
             self.settled = 0;
-            self.tidy_expiries();
+            self.compact_expiries();
         }
         let first = self.slots.front().map_or(u64::MAX, |slot| slot.position());
         if let Some(expiries) = &mut self.expiries {
@@ -164,8 +163,9 @@ impl JournalIndex {
         }
     }
 
-    /// Drops the times of messages that are gone, of which a message that stays in front would keep ever more.
-    fn tidy_expiries(&mut self) {
+    /// Removes the expiry times of messages that are gone, which would otherwise pile up behind a message that stays at the
+    /// front.
+    fn compact_expiries(&mut self) {
         let Some(expiries) = &mut self.expiries else { return };
         let mut left = self.slots.iter().map(|slot| slot.position()).peekable();
         expiries.retain(|(position, _)| {
@@ -175,13 +175,13 @@ impl JournalIndex {
     }
 }
 
-/// Delivery counts stop here: they have twelve bits.
+/// Delivery counts saturate here: they have twelve bits.
 const MAX_DELIVERIES: u32 = 4095;
 /// With fewer settled slots than this it is not worth moving the others.
-const MIN_TIDY: usize = 64;
-/// Number of slots whose memory an empty queue keeps, 64 KiB.
+const MIN_COMPACTED: usize = 64;
+/// Number of slots whose memory an empty queue retains, 64 KiB.
 const RETAINED_CAPACITY: usize = 4096;
-/// Number of expiry times whose memory a queue without any keeps, 1 KiB.
+/// Number of expiry times whose memory a queue without any retains, 1 KiB.
 const RETAINED_EXPIRIES: usize = 64;
 
 #[cfg(test)]
@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_an_ordered_map(steps in prop::collection::vec((0u8..4, 0u64..400, 0u64..300), 0..300)) {
+        fn the_index_agrees_with_an_ordered_map(steps in prop::collection::vec((0u8..4, 0u64..400, 0u64..300), 0..300)) {
             let (mut index, mut model, mut next) = (JournalIndex::default(), BTreeMap::new(), 0);
             for (what, at, more) in steps {
                 let range = Range { first: at, last: at + more };
@@ -235,15 +235,15 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_stays_in_front_keeps_no_times_of_those_that_went() {
+    fn a_message_that_stays_in_front_retains_no_expiry_times_of_removed_ones() {
         let mut index = JournalIndex::default();
         index.push(&entry(0));
         for position in 1..100_000 {
             index.push(&entry(position));
             index.settle(Range { first: position, last: position }, |_| ());
         }
-        assert!(index.slots.len() <= 2 * MIN_TIDY);
-        assert!(index.expiries.as_ref().unwrap().len() <= 2 * MIN_TIDY);
+        assert!(index.slots.len() <= 2 * MIN_COMPACTED);
+        assert!(index.expiries.as_ref().unwrap().len() <= 2 * MIN_COMPACTED);
         index.settle(Range { first: 0, last: 0 }, |_| ());
         assert_eq!(index.len(), 0);
         assert!(index.expiries.is_none_or(|expiries| expiries.capacity() <= RETAINED_EXPIRIES));

@@ -1,7 +1,7 @@
-//! Records that are appended and not yet on disk, and how many messages of each extent of the log are still needed.
+//! Records that are appended and not yet on disk, and the number of needed messages in each extent of the log.
 //!
-//! An extent is a stretch of the log that is retired as one. It has a segment file, and one more for each failure to
-//! write. All of this is under one mutex, which is never held during I/O.
+//! An extent is a part of the log that is retired as a unit. It has a segment file, and one more for each failure to write.
+//! One mutex protects all of this, and is never held during I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ pub(super) struct PendingRecords {
     base: u64,
     /// Where extents begin within the buffer.
     cuts: Vec<u64>,
-    /// All extents, oldest first, without those that are retired.
+    /// All extents that are not retired, oldest first.
     extents: VecDeque<Extent>,
-    /// The group that the running round writes.
+    /// The group that the current round writes.
     pub(super) flight: Option<Arc<Group>>,
-    /// A waiter has asked for a round.
+    /// A waiter has requested a round.
     pub(super) demanded: bool,
     /// The committer sleeps until it is woken.
     pub(super) asleep: bool,
@@ -37,7 +37,7 @@ pub(super) struct PendingRecords {
     pub(super) round_deferred: bool,
     /// Used to determine whether several sessions wait for rounds.
     pub(super) latest_waiters: LatestWaiters,
-    /// Publishers that found no room.
+    /// Publishers that found no capacity.
     pub(super) for_capacity: WaitList,
 }
 
@@ -49,20 +49,20 @@ pub(super) struct Group {
     cuts: Vec<u64>,
 }
 
-/// A stretch of the log.
+/// A part of the log that is retired as a unit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extent {
     pub(super) first: u64,
     pub(super) end: u64,
-    /// Messages that a queue needs, counted once for each queue, and messages on their way to their queues.
+    /// Messages that a queue needs, counted once per queue, and messages that have not reached their queues yet.
     pub(super) live: u64,
-    /// LSN beyond which no record of the extent may reach.
+    /// LSN beyond which no record of the extent may extend.
     limit: u64,
 }
 
 impl PendingRecords {
-    /// The state after a start: `tail` are the records from `base` on, which are written again since nobody knows
-    /// whether they were synced; `extents` are those before.
+    /// The state after a start. `tail` are the records from `base` on, which are written again because they may not have
+    /// been synced; `extents` are those before.
     pub(super) fn new(
         incarnation: u64,
         space: Arc<Space>,
@@ -107,17 +107,17 @@ impl PendingRecords {
         self.buffer.is_empty()
     }
 
-    /// Bytes waiting for a round.
+    /// Bytes that wait for a round.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Whether what was gathered begins an extent, and so a file.
+    /// Whether the pending records start an extent, and so a file.
     pub(super) fn begins_extent(&self) -> bool {
         !self.cuts.is_empty()
     }
 
-    /// Appends a message of `len` bytes with this checksum, and counts it as on its way to its queues.
+    /// Appends a message of `len` bytes with this checksum, and counts it as not having reached its queues yet.
     pub(super) fn put_message(&mut self, parts: &[&[u8]], len: usize, crc: u32) -> u64 {
         let (lsn, start) = (self.end(), self.buffer.len());
         let header = RecordHeader::new(JournalRecordKind::Message, start == 0, len, crc);
@@ -151,7 +151,7 @@ impl PendingRecords {
         self.extend(start);
     }
 
-    /// Lets the next record begin an extent. Returns `false` if the last extent is still empty.
+    /// Makes the next record start an extent. Returns `false` if the last extent is still empty.
     pub(super) fn cut(&mut self) -> bool {
         let end = self.end();
         self.extents.back_mut().is_some_and(|last| {
@@ -160,14 +160,14 @@ impl PendingRecords {
         })
     }
 
-    /// One queue fewer needs the message at `lsn`.
+    /// Records that one queue fewer needs the message at `lsn`.
     pub(super) fn drop_live(&mut self, lsn: u64) {
         if let Some(extent) = self.extent_mut(lsn) {
             extent.live = extent.live.saturating_sub(1);
         }
     }
 
-    /// Passes everything gathered to a round.
+    /// Takes all pending records, for a round.
     pub(super) fn take(&mut self) -> Arc<Group> {
         let base = self.base;
         self.base = self.end();
@@ -178,24 +178,24 @@ impl PendingRecords {
         group
     }
 
-    /// Keeps the buffer of a group that is no longer needed: memory that was used before costs no page faults.
-    pub(super) fn keep(&mut self, group: Group) {
+    /// Reuses the buffer of a group that is no longer needed: memory that was used before causes no page faults.
+    pub(super) fn reuse_buffer(&mut self, group: Group) {
         if group.bytes.capacity() <= RETAINED_BUFFER {
             self.spare = group.bytes;
             self.spare.clear();
         }
     }
 
-    /// Frees the memory that busy times have needed, since there is nothing to do now.
-    pub(super) fn rest(&mut self) {
+    /// Frees buffer memory left over from busy times, since nothing is pending now.
+    pub(super) fn free_idle_memory(&mut self) {
         for buffer in [&mut self.buffer, &mut self.spare] {
-            if buffer.is_empty() && buffer.capacity() > RESTING_BUFFER {
+            if buffer.is_empty() && buffer.capacity() > IDLE_BUFFER {
                 *buffer = Vec::new();
             }
         }
     }
 
-    /// The bytes from `lsn` on, if they are in memory and no round has taken them yet.
+    /// The bytes from `lsn` on, if they are pending and no round has taken them yet.
     pub(super) fn gathered(&self, lsn: u64) -> Option<&[u8]> {
         self.buffer.get(usize::try_from(lsn.checked_sub(self.base)?).ok()?..)
     }
@@ -205,7 +205,7 @@ impl PendingRecords {
         self.extents.iter()
     }
 
-    /// Forgets the oldest extent.
+    /// Drops the oldest extent.
     pub(super) fn retire(&mut self) {
         self.extents.pop_front();
     }
@@ -219,8 +219,7 @@ impl PendingRecords {
         RecordLocation { lsn, incarnation: self.incarnation }
     }
 
-    /// Assigns the record that begins at `start` of the buffer to an extent: the last one, or a new one if that is
-    /// full.
+    /// Assigns the record that starts at `start` of the buffer to an extent: the last one, or a new one if that is full.
     fn extend(&mut self, start: usize) {
         let (lsn, end) = (self.base + start as u64, self.end());
         match self.extents.back_mut() {
@@ -261,7 +260,7 @@ impl PendingRecords {
 }
 
 impl Extent {
-    /// An extent of an earlier run, to which no record is added.
+    /// An extent of an earlier run, which gets no more records.
     pub(super) fn of_old(first: u64, end: u64) -> Self {
         Self { first, end, live: 0, limit: end }
     }
@@ -277,7 +276,7 @@ impl Group {
         self.cuts.contains(&lsn)
     }
 
-    /// Where to end a single write that starts at `lsn`: at the next extent, or at the end.
+    /// The end of a single write that starts at `lsn`: the start of the next extent, or the end.
     pub(super) fn chunk_end(&self, lsn: u64) -> u64 {
         self.cuts.iter().copied().find(|cut| *cut > lsn).unwrap_or(self.end())
     }
@@ -287,7 +286,7 @@ impl Group {
     }
 }
 
-/// Enough for what gathers while a fast disk syncs at full load; only a stall needs a larger buffer.
+/// Enough for the records that a fast disk gathers during a sync at full load; only a stall needs a larger buffer.
 const RETAINED_BUFFER: usize = 32 << 20;
-/// Enough for a group of ordinary times, and little enough to keep while idle.
-const RESTING_BUFFER: usize = 256 << 10;
+/// Enough for a typical group, and small enough to retain while idle.
+const IDLE_BUFFER: usize = 256 << 10;

@@ -5,22 +5,22 @@ use super::address::Lsn;
 use super::scan::{GAP, JournalReport, Problem};
 use super::segment::{self, DATA_START};
 
-/// The files of a journal, as they are recorded elsewhere.
+/// The files of a journal, as recorded outside of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct JournalFiles {
     /// The first record that is needed.
     pub(crate) first: Lsn,
-    /// All records from there to here were on disk.
+    /// All records from `first` to here were on disk.
     pub(crate) end: Lsn,
     /// LSN of the first record, and number, of each file.
     pub(crate) files: Vec<(Lsn, u64)>,
 }
 
 impl Journal {
-    /// The present files, for a journal that begins at `first`, or where it begins now. Of the last one only the
-    /// presence of some record is promised, unless the log has been `closed`: a torn end after a crash is no damage.
+    /// The current files, for a journal that starts at `first`, or where it starts now. For the last file only the presence
+    /// of some record is promised, unless the log has been `closed`: a torn end after a crash is not damage.
     pub(crate) fn files_on_disk(&self, first: Option<Lsn>, closed: bool) -> JournalFiles {
-        // Before the list: records that are durable now lie in files that are listed.
+        // Before the list: records that are durable now are in files that are listed.
         let durable = self.durable();
         let first = first.unwrap_or_else(|| {
             let pending = self.pending.lock();
@@ -39,8 +39,8 @@ impl Journal {
 }
 
 impl JournalReport {
-    /// Adds records that were there once and no longer are; a hole between two files was found without this, and is
-    /// attributed to the file that is to blame.
+    /// Adds records that existed once and are missing now. A gap between two files was found without this; it is attributed
+    /// to the file that caused it.
     pub(crate) fn compare(&mut self, promised: &JournalFiles) {
         let Self { problems, files, .. } = self;
         let is_there = |sequence: u64| files.iter().any(|(_, found)| *found == sequence);
@@ -68,7 +68,7 @@ impl JournalReport {
         }
     }
 
-    /// Reports records between two LSNs as missing: in a file, if there is one, and otherwise at the end of the last
+    /// Reports records between two LSNs as missing: from their file, if there is one, otherwise from the end of the last
     /// one.
     fn miss(&mut self, promised: &JournalFiles, from: Lsn, to: Lsn) {
         let gone =

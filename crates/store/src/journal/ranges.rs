@@ -1,4 +1,4 @@
-//! Positions as ranges: messages are mostly settled in order, so ranges grow together.
+//! Positions as ranges: messages are mostly settled in order, so ranges merge.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::address::Range;
 /// A set of positions.
 #[derive(Debug, Default, Clone)]
 pub(super) struct RangeSet {
-    /// First to last.
+    /// First to last position of each range.
     ranges: BTreeMap<u64, u64>,
 }
 
@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_a_set(ranges in prop::collection::vec((0u64..200, 0u64..20), 0..60)) {
+        fn a_range_set_agrees_with_a_set(ranges in prop::collection::vec((0u64..200, 0u64..20), 0..60)) {
             let (mut set, mut model) = (RangeSet::default(), BTreeSet::new());
             for (first, more) in ranges {
                 set.insert(Range { first, last: first + more });

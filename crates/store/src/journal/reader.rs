@@ -1,4 +1,4 @@
-//! Reads messages back from wherever they are: gathered, being written, or in a segment.
+//! Reads messages from wherever they are: pending, being written, or in a segment.
 
 use std::io;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use super::address::MessageRef;
 use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::segment::{self, DATA_START, SharedFile};
 
-/// Reads messages, and more of the file than was asked for: the next message is usually close behind.
+/// Reads messages with read-ahead: the next message is usually close behind.
 pub struct JournalReader<'a> {
     journal: &'a Journal,
     read_ahead: usize,
     window: Vec<u8>,
-    /// The file that the window was read from, and the LSN of its first byte.
+    /// The file from which the window was read, and the LSN of its first byte.
     source: Option<(SharedFile, u64)>,
 }
 
 /// Why a message could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It is not, or no longer, in the journal: its segment was retired, and it lives in the queue's segments.
+    /// It is not in the journal, or no longer: its segment was retired, and it is in the queue's segments.
     #[error("the message is not in the journal")]
     Gone,
     /// Its record is damaged.
@@ -111,7 +111,7 @@ impl<'a> JournalReader<'a> {
         }
     }
 
-    /// Distinguishes damage from a file that was retired meanwhile, which may already have been overwritten.
+    /// Distinguishes damage from a file that was retired meanwhile, and may already have been overwritten.
     fn why(&self, file: &SharedFile, lsn: u64) -> ReadError {
         match self.journal.file_of(lsn) {
             Some((now, _)) if Arc::ptr_eq(&now, file) => ReadError::Damaged {

@@ -10,8 +10,8 @@
 //! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that old
 //! bytes in a recycled file never pass for a record.
 //!
-//! A group begins only when everything before it is on disk. So a damaged record is the torn end of the log if no group
-//! begins after it, and damage otherwise.
+//! A group starts only when everything before it is on disk. So a damaged record is the torn end of the log if no group
+//! starts after it, and damage otherwise.
 
 use smallvec::SmallVec;
 
@@ -31,12 +31,12 @@ pub(super) enum JournalRecordKind {
     Delivered = 4,
     /// Empty: everything before it is on disk.
     Mark = 5,
-    /// Its payload is damaged beyond repair and is ignored.
+    /// Its payload was damaged beyond repair and is ignored.
     Skip = 6,
-    /// Messages enter a queue, as part of a transfer: this counts only if a later [`JournalRecordKind::Transfer`]
-    /// names this record.
+    /// Messages enter a queue as part of a transfer: it takes effect only if a later [`JournalRecordKind::Transfer`] names
+    /// this record.
     EnqueueInTransfer = 7,
-    /// Messages leave a queue, and the records that it names take effect.
+    /// Messages leave a queue, and the named records take effect.
     Transfer = 8,
 }
 
@@ -74,7 +74,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// The header at the front of `bytes`, if there is one that was written for this place.
+    /// The header at the start of `bytes`, if it is valid for this location.
     pub(super) fn parse(bytes: &[u8], place: RecordLocation) -> Option<Self> {
         let bytes: &[u8; HEADER] = bytes.first_chunk()?;
         let kind = JournalRecordKind::from_byte(bytes[4] & !BEGINS_GROUP)?;
@@ -118,7 +118,7 @@ impl JournalRecordKind {
     }
 }
 
-/// Whether a byte can be the fifth of a record: a quick look before a checksum is computed.
+/// Whether a byte can be the fifth of a record: a fast check before computing a checksum.
 pub(super) fn may_be_kind(byte: u8) -> bool {
     JournalRecordKind::from_byte(byte & !BEGINS_GROUP).is_some()
 }

@@ -1,4 +1,4 @@
-//! Opening a journal: recovers its contents, or reports why it cannot.
+//! Opens a journal: recovers its contents, or reports why it cannot.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ use crate::waiters::Waiters;
 /// The recovered contents of a journal.
 #[derive(Default)]
 pub struct RecoveredJournal {
-    /// Every queue that a record names, including those deleted since: see `Journal::forget`.
+    /// Every queue named by a record, including those deleted since: see `Journal::forget`.
     pub queues: Vec<JournalQueue>,
     /// Findings of the scan.
     pub report: JournalReport,
@@ -34,7 +34,7 @@ pub struct RecoveredJournal {
 pub struct JournalQueue {
     /// The queue, with its live messages.
     pub queue: Arc<QueueLog>,
-    /// All positions that were settled, ascending: to be settled wherever else they are stored.
+    /// All settled positions, ascending, which have to be settled wherever else they are stored.
     pub settled: Vec<Range>,
     /// All recorded deliveries, in order: for messages that are stored elsewhere.
     pub delivered: Vec<(Range, u32)>,
@@ -56,7 +56,7 @@ pub enum OpenError {
         /// The version it names.
         version: u32,
     },
-    /// Records that were once on disk are damaged; [`repair`] discards them, and only them.
+    /// Records that were once on disk are damaged; [`repair`] discards only those.
     #[error("the journal is damaged in {} places{}", .0.problems.len(), list_of(&.0.problems))]
     Damaged(Box<JournalReport>),
 }
@@ -82,7 +82,7 @@ pub fn open(
     Ok((Committer::new(journal, writer, hooks), RecoveredJournal { queues, report }))
 }
 
-/// Reads the journal of a data directory and reports its faults. Changes nothing.
+/// Reads the journal of a data directory and reports its faults, without changes.
 ///
 /// # Errors
 /// If it cannot be read at all.
@@ -90,15 +90,15 @@ pub fn check(disk: &dyn Disk) -> Result<JournalReport, OpenError> {
     scan(disk, |_| {}).map(|scan| scan.report)
 }
 
-/// Discards damaged records, so that the journal can be opened, and reports them. Intact records are not touched, and
-/// of damaged ones only the first bytes are overwritten. A file without a header is kept under another name.
+/// Discards damaged records, so that the journal can be opened, and reports them. Intact records are not touched, and of
+/// damaged ones only the first bytes are overwritten. A file without a header is kept under another name.
 ///
 /// # Errors
 /// If something cannot be read or written.
 pub fn repair(disk: &dyn Disk) -> Result<JournalReport, OpenError> {
     let found = scan(disk, |_| {})?;
     let (report, mut fixes) = (found.report, found.fixes);
-    // A file that has lost all its records leaves a gap that shows only once the file is ignored.
+    // A file that has lost all its records leaves a gap that is detected only once the file is ignored.
     for _ in 0..REPAIR_PASSES {
         for fix in &fixes {
             fix.apply(disk)?;
@@ -111,9 +111,9 @@ pub fn repair(disk: &dyn Disk) -> Result<JournalReport, OpenError> {
     Ok(report)
 }
 
-/// After a failed sync the last group may be in the kernel's memory only, even if it can be read. So it is taken back
-/// into memory, as if it had just been appended, and goes to the first segment of this run. Until all of it is there,
-/// the old copy counts.
+/// After a failed sync the last group may be only in the kernel's memory, even if it can be read. So it is taken back into
+/// memory, as if it had just been appended, and is written to the first segment of this run. Until all of it is there, the
+/// old copy counts.
 fn build(disk: Arc<dyn Disk>, settings: JournalSettings, mut scan: Scan) -> (Arc<Journal>, JournalWriter) {
     let incarnation = scan.incarnation + 1;
     let (mut base, mut tail) = (LOG_START, Vec::new());
@@ -162,7 +162,7 @@ struct Replay {
     queues: HashMap<QueueId, Replayed>,
     entries: Vec<Entry>,
     lost: RangeSet,
-    /// Queues and ranges that an incomplete transfer has entered, by the LSN of the record.
+    /// Queues and ranges that an incomplete transfer has enqueued, by the LSN of the record.
     unfinished: HashMap<u64, (QueueId, Vec<Range>)>,
     /// LSN of the first record.
     start: Option<u64>,
@@ -201,7 +201,7 @@ impl Replay {
         }
     }
 
-    /// Adds the entries of a record to their queue, which is returned; [`Replay::entries`] then has them.
+    /// Adds the entries of a record to their queue, and returns it. The entries are then in [`Replay::entries`].
     fn enqueue(&mut self, payload: &[u8], lsn: u64, start: u64) -> Option<QueueId> {
         let id = take_enqueue(payload, lsn, &mut self.entries)?;
         let queue = self.queues.entry(id).or_default();
@@ -229,7 +229,7 @@ impl Replay {
             let queue = self.queues.entry(id).or_default();
             for range in entered {
                 queue.index.settle(range, |_| {});
-                // Also in the queue's own segments, should they have it.
+                // Also in the queue's own segments, in case they have it.
                 queue.settled.insert(range);
             }
         }
@@ -281,5 +281,5 @@ fn list_of(problems: &[Problem]) -> String {
     problems.iter().map(|problem| format!("; {problem}")).collect()
 }
 
-/// Each pass closes the gap before at least one file; more files than this do not lose all their records at once.
+/// Each pass closes the gap before at least one file. More files than this do not lose all their records at once.
 const REPAIR_PASSES: usize = 16;

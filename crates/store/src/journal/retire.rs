@@ -1,4 +1,4 @@
-//! Retiring: the oldest part of the log is dropped once its messages are settled or stored elsewhere.
+//! Retirement: the oldest part of the log is dropped once its messages are settled or stored elsewhere.
 
 use std::io;
 use std::sync::Arc;
@@ -8,23 +8,24 @@ use super::index::LiveMessage;
 use super::pending::PendingRecords;
 use super::{Journal, QueueLog};
 
-/// A part of the log that is retired as one.
+/// A part of the log that is retired as a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalSegment {
     /// LSN of its first record.
     pub first: Lsn,
-    /// LSN behind its last record.
+    /// LSN after its last record.
     pub end: Lsn,
-    /// How many messages are still needed from it: counted once for each queue, and those on their way to their queues.
+    /// Number of its messages that are still needed, counted once per queue, and of those that have not reached their
+    /// queues yet.
     pub live: u64,
-    /// Whether all of it is on disk and nothing will be added.
+    /// Whether all of it is on disk and nothing will be added to it.
     pub sealed: bool,
 }
 
 /// Why a segment was not retired.
 #[derive(Debug, thiserror::Error)]
 pub enum RetireError {
-    /// It is not the oldest, it is still written to, or messages are on their way: try again later.
+    /// It is not the oldest, is still being written, or has messages that have not reached their queues: try again later.
     #[error("the journal's segment at {} is in use", .0.first.0)]
     Busy(JournalSegment),
     /// The log has dropped it, but its file could not be recycled. The next call does so; until then no other segment
@@ -45,7 +46,7 @@ impl Journal {
             first: Lsn(extent.first),
             end: Lsn(extent.end),
             live: extent.live,
-            // Some record behind it must be on disk too: records found at the start behind an extent are yet to be
+            // A record after it must be on disk too: records that were found after an extent at the start still have to be
             // repeated.
             sealed: Some(extent.first) != last && extent.end < durable.0,
         })
@@ -61,8 +62,8 @@ impl Journal {
         self.queues.lock().values().cloned().collect()
     }
 
-    /// The messages of a segment that queues still need, by queue: in order of position, with all messages before them.
-    /// The bodies come from [`Journal::reader`].
+    /// The messages of a segment that queues still need, by queue: in order of position, including all earlier messages.
+    /// [`Journal::reader`] reads the bodies.
     pub fn live_messages(
         &self,
         segment: JournalSegment,
@@ -75,9 +76,8 @@ impl Journal {
         })
     }
 
-    /// Removes messages of a queue from the journal once they have a copy elsewhere that is on disk. Returns the
-    /// positions that were settled since [`Journal::live_messages`] listed them: they are to be settled in the copy
-    /// too.
+    /// Removes messages of a queue from the journal once their copies elsewhere are on disk. Returns the positions that
+    /// were settled since [`Journal::live_messages`] listed them, which have to be settled in the copy too.
     pub fn moved(&self, queue: &QueueLog, positions: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut settled = Vec::new();
         let mut messages = Vec::new();
@@ -95,7 +95,7 @@ impl Journal {
         settled
     }
 
-    /// Drops the oldest segment. All its messages must be settled or [moved](Journal::moved); where its records settled
+    /// Drops the oldest segment. All its messages must be settled or [moved](Journal::moved). Where its records settled
     /// messages that are stored elsewhere, that must be on disk there.
     ///
     /// # Errors
@@ -120,8 +120,8 @@ impl Journal {
 }
 
 impl QueueLog {
-    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's, and
-    /// messages are moved in the queue's order.
+    /// All messages up to the last one before `end`: a queue's order may differ a little from the log's, and messages are
+    /// moved in the queue's order.
     fn live_before(&self, end: Lsn) -> Vec<LiveMessage> {
         let mut last = None;
         self.each(|live| {
@@ -142,8 +142,8 @@ impl QueueLog {
         found
     }
 
-    /// Calls `each` with the live messages in order until it returns `false`. Works in steps, since the queue's
-    /// publishers wait meanwhile.
+    /// Calls `each` with the live messages in order until it returns `false`. Works in steps, since the lock blocks the
+    /// queue's publishers.
     fn each(&self, mut each: impl FnMut(LiveMessage) -> bool) {
         let mut from = 0;
         loop {
@@ -170,5 +170,5 @@ impl QueueLog {
     }
 }
 
-/// Entries looked at under one lock of a queue, in well under a millisecond.
+/// Entries visited under one lock of a queue, in well under a millisecond.
 const STEP: usize = 16 << 10;

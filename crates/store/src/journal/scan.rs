@@ -1,4 +1,4 @@
-//! Reads the segment files, in the order of the log, and finds damage in them.
+//! Reads the segment files in log order, and detects damage.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -17,7 +17,7 @@ pub struct JournalReport {
     pub segments: u64,
     /// LSN of the first record.
     pub first: Lsn,
-    /// LSN behind the last record.
+    /// LSN after the last record.
     pub end: Lsn,
     /// LSN of the first record, and number, of each of these files.
     pub(crate) files: Vec<(Lsn, u64)>,
@@ -25,26 +25,26 @@ pub struct JournalReport {
     pub bytes: u64,
     /// Number of intact records, of all types.
     pub records: u64,
-    /// Set if the log ends in the middle of a record, as a crash leaves it.
+    /// Set if the log ends in the middle of a record, as after a crash.
     pub torn: Option<Torn>,
     /// Damage: bytes that were once on disk and are now missing or changed.
     pub problems: Vec<Problem>,
 }
 
-/// A torn end: data being written when the process or the machine stopped, none of which was confirmed to any client.
+/// A torn end: data that was being written when the process or the machine stopped. None of it was confirmed to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Torn {
     /// Path of the last file, in the data directory.
     pub file: String,
     /// Offset in the file at which it begins, in bytes.
     pub offset: u64,
-    /// How many bytes are cut off, as far as is known.
+    /// Number of bytes cut off, as far as is known.
     pub bytes: u64,
-    /// How many records begin in them, as far as is known.
+    /// Number of records that start in them, as far as is known.
     pub records: u64,
 }
 
-/// A location in the journal where records are missing or changed, though they were synced.
+/// A location in the journal where synced records are missing or changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the file, in the data directory.
@@ -53,7 +53,7 @@ pub struct Problem {
     pub offset: u64,
     /// LSN of the damage.
     pub at: Lsn,
-    /// How many bytes cannot be read.
+    /// Number of unreadable bytes.
     pub lost: u64,
     /// Description of the fault.
     pub what: &'static str,
@@ -90,7 +90,7 @@ pub(super) enum Fix {
     PutAside { sequence: u64 },
 }
 
-/// An item that a scan comes across.
+/// An item found by a scan.
 pub(super) enum ScannedItem<'a> {
     Record {
         lsn: u64,
@@ -108,7 +108,7 @@ pub(super) enum ScannedItem<'a> {
 pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(ScannedItem<'_>)) -> Result<Scan, OpenError> {
     let mut scan = Scan::default();
     let mut files = scan.open_files(disk)?;
-    // One for all files: the memory of another would have to be zeroed first, which takes as long as the rest.
+    // One buffer for all files: a new one would have to be zeroed first, which takes as long as the rest.
     let mut bytes = Vec::new();
     while let Some(last) = files.last()
         && is_unfinished(last, &mut bytes)?
@@ -164,7 +164,7 @@ impl Scan {
             match segment::file_use(&bytes, sequence) {
                 FileUse::Segment(header) => {
                     self.incarnation = self.incarnation.max(header.incarnation);
-                    // Files are used in the order of their numbers, so a spare one before this was abandoned.
+                    // Files are used in the order of their numbers, so an earlier spare one was abandoned.
                     self.superseded.append(&mut self.spares);
                     let len = file.len()?;
                     files.push(Arc::new(JournalFile { header, file, len }));
@@ -195,7 +195,7 @@ impl Scan {
         self.fixes.push(Fix::Bridge { file: file.clone(), previous_end: self.end });
     }
 
-    /// Reads a file's records up to `limit`, or to the end of the log in the last file, into `bytes`.
+    /// Reads a file's records into `bytes`, up to `limit`, or in the last file to the end of the log.
     fn walk(
         &mut self,
         file: &SharedFile,
@@ -251,8 +251,8 @@ impl Scan {
     }
 }
 
-/// Whether a file was to repeat the end of the log, and does not have all of it: the power failed before, and the copy
-/// in an earlier file is still good. Its records are read into `bytes`.
+/// Whether a file was meant to repeat the end of the log, and lacks a part of it: the power failed before, and the copy in
+/// an earlier file is still valid. Its records are read into `bytes`.
 fn is_unfinished(file: &SharedFile, bytes: &mut Vec<u8>) -> io::Result<bool> {
     let SegmentHeader { first, incarnation, repeats_until, .. } = file.header;
     if repeats_until <= first {
@@ -275,18 +275,18 @@ fn is_unfinished(file: &SharedFile, bytes: &mut Vec<u8>) -> io::Result<bool> {
 /// Reported for a file if the one before it ends too early.
 pub(super) const GAP: &str = "records before this file are damaged or missing";
 
-/// Contents behind the last intact record.
+/// The contents after the last intact record.
 enum Behind {
-    /// A damaged record, and intact ones from this offset on.
+    /// A damaged record, followed by intact ones from this offset on.
     Records(usize),
-    /// Part of what was about to be written when the log ended.
+    /// Part of the write in progress when the log ended.
     Torn { bytes: u64, records: u64 },
     /// Zeros, or old bytes of a recycled file.
     Nothing,
 }
 
-/// Looks for intact records after a damaged one. In the last file they mean nothing unless a group begins among them:
-/// then the damaged record was once on disk, and otherwise it is the point at which the log was torn.
+/// Looks for intact records after a damaged one. In the last file they count only if a group starts among them: the damaged
+/// record was then on disk once, and otherwise it is the torn end of the log.
 fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
     let place =
         |start: usize| RecordLocation { lsn: header.first + start as u64, incarnation: header.incarnation };
@@ -296,7 +296,7 @@ fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind
         (end, records) = (bytes.len().min(bad + record.record_len()), 1);
     }
     for start in bad + HEADER..bytes.len().saturating_sub(HEADER - 1) {
-        // Most of the bytes looked at are zeros or text.
+        // Most of the bytes scanned are zeros or text.
         if !record::may_be_kind(bytes[start + 4]) {
             continue;
         }

@@ -1,9 +1,8 @@
 //! Segment files: their names and headers.
 //!
-//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file whose
-//! header names another number (or that begins with zeros) is spare: it is kept to be overwritten, since syncs are
-//! faster into bytes that are already allocated. The header exists twice, in two sectors, so that a damaged byte does
-//! not cost a segment.
+//! A file's name is its number in the order of writing. A header contains the position in the log of its first record. A
+//! file whose header has another number (or that starts with zeros) is spare: it is kept to be overwritten, since syncs are
+//! faster into allocated bytes. The header exists twice, in two sectors, so that a damaged byte does not cost a segment.
 
 use std::io;
 use std::sync::Arc;
@@ -15,14 +14,13 @@ use crate::disk::{Disk, DiskFile, reserve_if_possible};
 pub(super) struct SegmentHeader {
     /// The file's number.
     pub(super) sequence: u64,
-    /// The run of the log that wrote it; each run has a higher number than any that a header has.
+    /// The run of the log that wrote it; each run has a higher number than all existing headers.
     pub(super) incarnation: u64,
     /// LSN of the first record.
     pub(super) first: u64,
     /// End of the log before this file: the same LSN, unless a repair discarded the records between.
     pub(super) previous_end: u64,
-    /// Up to this LSN the records repeat those that an earlier file may have; the file counts only if all of them are
-    /// there.
+    /// The records up to this LSN may repeat those of an earlier file; this file counts only if it has all of them.
     pub(super) repeats_until: u64,
 }
 
@@ -31,7 +29,7 @@ pub(super) struct SegmentHeader {
 pub(super) enum FileUse {
     /// It holds records.
     Segment(SegmentHeader),
-    /// It is ready to be used, and may hold records of that incarnation and earlier ones.
+    /// It is ready for use, and may contain records of that incarnation and earlier ones.
     Spare {
         /// 0 for a file that was never used.
         incarnation: u64,
@@ -89,14 +87,14 @@ impl SegmentHeader {
     }
 }
 
-/// Determines from its first bytes the use of the file of number `sequence`.
+/// Determines the use of file number `sequence` from its first bytes.
 pub(super) fn file_use(bytes: &[u8], sequence: u64) -> FileUse {
     let copies = COPIES.map(|at| SegmentHeader::parse(bytes.get(at..).unwrap_or_default()));
     if let Some(header) = copies.iter().flatten().find(|header| header.sequence == sequence) {
         return FileUse::Segment(*header);
     }
     let blank = |at: usize| bytes.iter().skip(at).take(LENGTH).all(|byte| *byte == 0);
-    // A write that failed half way tears at most one copy, and only while the file is not in use.
+    // A write that failed half-way tears at most one copy, and only while the file is not in use.
     let spare = COPIES.iter().zip(copies).any(|(&at, copy)| blank(at) || copy.is_some());
     let incarnation = copies.iter().flatten().map(|copy| copy.incarnation).max().unwrap_or(0);
     if spare { FileUse::Spare { incarnation } } else { FileUse::Damaged }
@@ -133,7 +131,7 @@ pub(super) fn reserve(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.sync()
 }
 
-/// Fills a file with zeros, so that its space is allocated and later syncs have only bytes to write.
+/// Fills a file with zeros, so that its space is allocated and later syncs write only data.
 pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     reserve_if_possible(file, len)?;
     let zeros = vec![0; FILL_STEP.min(len) as usize];
@@ -155,9 +153,9 @@ fn crc(copy: &[u8]) -> u32 {
 
 /// The directory of the segments.
 pub(super) const DIR: &str = "journal";
-/// Offset in a file at which the records begin: the header's page is never rewritten with them.
+/// Offset of the first record in a file: the header's page is never rewritten together with records.
 pub(super) const DATA_START: u64 = 4096;
-/// Changes with the meaning of anything on disk. Version 1 had no transfers.
+/// Incremented when the meaning of anything on disk changes. Version 1 had no transfers.
 const VERSION: u32 = 2;
 const KNOWN_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 const MAGIC: &[u8; 8] = b"lvrtjrnl";
@@ -165,7 +163,7 @@ const SUFFIX: &str = ".segment";
 const LENGTH: usize = 56;
 /// Offsets of the header's copies: in different sectors of 512 bytes, and in the same one of 4096. One copy is enough.
 const COPIES: [usize; 2] = [0, 2048];
-/// Large enough to be fast, small enough to be no burden.
+/// Large enough for fast writes, and small enough to allocate.
 const FILL_STEP: u64 = 1 << 20;
 
 #[cfg(test)]

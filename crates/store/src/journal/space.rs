@@ -1,13 +1,14 @@
-//! How much of the disk the log may use.
+//! Decides how much of the disk the log may use.
 //!
 //! | free space above the limit | the log |
 //! |---|---|
-//! | more than three segments | puts a segment aside in advance, and keeps retired ones to be overwritten |
+//! s#puts a segment aside in advance, and keeps retired ones to be overwritten#prepares a segment in advance, and retains
+//! retired ones to be overwritten#
 //! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
 //! | nothing | publishers are blocked by the alarm; acknowledgements and declarations continue |
 //!
-//! There is also a reserve of small segments, which are used when the disk is full although it should not be:
-//! acknowledgements must get to the disk, or the space of consumed messages could never be freed.
+//! There is also a reserve of small segments, for a disk that is full despite the limit: acknowledgements must reach the
+//! disk, or the space of consumed messages could never be freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use crate::disk::Disk;
 pub(super) struct Space {
     disk: Arc<dyn Disk>,
     segment_size: u64,
-    /// Bytes that are to stay free.
+    /// Bytes that must stay free.
     limit: AtomicU64,
     short: AtomicBool,
 }
@@ -34,7 +35,7 @@ impl Space {
     }
 
     /// Measures the free space, and returns whether it is short.
-    pub(super) fn look(&self) -> bool {
+    pub(super) fn measure(&self) -> bool {
         let enough = if self.is_short() { ENOUGH_AGAIN } else { ENOUGH };
         let short = self.above_limit() < self.segment_size.saturating_mul(enough);
         self.short.store(short, Ordering::Relaxed);
@@ -46,7 +47,8 @@ impl Space {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be used without going below the limit. A disk that does not report its free space has enough.
+    /// Bytes that may be used without going below the limit. A disk that does not report its free space counts as large
+    /// enough.
     pub(super) fn above_limit(&self) -> u64 {
         self.free().saturating_sub(self.limit.load(Ordering::Relaxed))
     }
@@ -61,16 +63,17 @@ impl Space {
         (self.segment_size / SMALL).clamp(2 * DATA_START, self.segment_size.max(2 * DATA_START))
     }
 
-    /// Bytes of records that a segment which begins now is to have.
+    /// Bytes of records for a segment that starts now.
     pub(super) fn capacity(&self) -> u64 {
         let size = if self.is_short() { self.small_segment() } else { self.segment_size };
         size.saturating_sub(DATA_START)
     }
 }
 
-/// Segments that must fit above the limit: the current one may have to be replaced at any time, and one is put aside.
+/// Segments that must fit above the limit: the current one may have to be replaced at any time, and one is prepared in
+/// advance.
 const ENOUGH: u64 = 2;
-/// One more, so that giving one back is not the reason to put it aside again.
+/// One more, so that removing one does not immediately cause another one to be prepared.
 const ENOUGH_AGAIN: u64 = 3;
-/// A small segment is this fraction of a segment: 4 MiB. It is given back soon, and still holds thousands of messages.
+/// The divisor for small segments, which have 4 MiB. They are retired soon, and still hold thousands of messages.
 const SMALL: u64 = 16;

@@ -1,8 +1,8 @@
 //! Segment files that are ready to be overwritten, and retired ones that will be.
 //!
-//! Numbers are assigned in the order of use, so that the order of names is the order of the log. A name is durable
-//! before its file is used, and the removal of a retired file is durable before the next one is removed: after a crash
-//! at most the one that was retired last is there again, never one from the middle.
+//! Numbers are assigned in the order of use, so the order of names is the order of the log. A name is durable before its
+//! file is used, and the removal of a retired file is durable before the next one is removed. After a crash, at most the
+//! file that was retired last exists again, never one from the middle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +28,7 @@ pub(super) struct Spares {
 pub(super) enum Preallocation {
     /// Filled with zeros: later syncs have only bytes to write.
     Zeros,
-    /// Allocated: later syncs also have to record which blocks are in use, which costs large groups next to nothing.
+    /// Allocated: later syncs also have to record which blocks are in use, whose cost is negligible for large groups.
     Reserved,
 }
 
@@ -40,9 +40,9 @@ struct SparesState {
     unsynced: bool,
     /// Number of small segments that are reserved, see [`RESERVED_SEGMENTS`].
     reserved: usize,
-    /// A reserved segment had to be used or freed, and has not been replaced.
+    /// A reserved segment was used or freed, and has not been replaced.
     is_reserve_used: bool,
-    /// The log says that the file system reserves nothing.
+    /// The log already has the message that the file system cannot reserve space.
     is_lack_logged: bool,
     /// Numbers of abandoned files that could not be removed yet.
     leftover: Vec<u64>,
@@ -61,7 +61,7 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Spares of an earlier run. In a copy of its directory their space may not be allocated.
+        // Spare files of an earlier run. In a copied directory their space may not be allocated.
         let names = disk.list(DIR).unwrap_or_default();
         let size = space.small_segment();
         let is_there = |path: &String| names.iter().any(|name| *path == format!("{DIR}/{name}"));
@@ -83,12 +83,12 @@ impl Spares {
         Self { disk, space, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
     }
 
-    /// Opens a file with room for `needed` bytes to begin a segment in, under a durable name. If it is not used, it
-    /// must be removed. While space is short the file is small, and grows only with the records that are written to it.
+    /// Opens a file with space for `needed` bytes to start a segment in, under a durable name. If it is not used, it must
+    /// be removed. While space is short the file is small, and grows only with the records written to it.
     pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut size = self.segment_size;
-        if self.space.look() {
-            // They would be begun and hardly filled.
+        if self.space.measure() {
+            // They would be started and hardly filled.
             self.give_back();
             let small = self.space.small_segment();
             size = if self.space.above_limit() < small { needed } else { small };
@@ -102,8 +102,8 @@ impl Spares {
         }
     }
 
-    /// Like `take` in a reserved segment, after an error: the disk is full. The file is renamed and its space is never
-    /// freed in between, when another process might take it.
+    /// Like `take`, in a reserved segment, after the disk was found full. The file is renamed and its space is never freed
+    /// in between, when another process might take it.
     fn begin_reserved(&self, needed: u64, error: io::Error) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let size = self.space.small_segment();
         let mut state = self.state.lock();
@@ -155,8 +155,8 @@ impl Spares {
         Ok((file, len.max(needed)))
     }
 
-    /// Removes an abandoned file. If it comes back after a crash that does no harm, as long as the file that took its
-    /// place is there.
+    /// Removes an abandoned file. If it reappears after a crash it does no harm, as long as the file that replaced it
+    /// exists.
     pub(super) fn remove(&self, sequence: u64) {
         let mut state = self.state.lock();
         state.unsynced = true;
@@ -165,14 +165,14 @@ impl Spares {
         }
     }
 
-    /// Removes files that are put aside. The log then takes space as it needs it.
+    /// Removes prepared files. The log then takes space as it needs it.
     pub(super) fn give_back(&self) {
         let ready = std::mem::take(&mut self.state.lock().ready);
         ready.into_iter().for_each(|sequence| self.remove(sequence));
     }
 
-    /// Reserves small segments for the time when the disk is full, if that is not done and there is enough space.
-    pub(super) fn keep_reserve(&self) {
+    /// Reserves small segments for a full disk, unless that is done or space is insufficient.
+    pub(super) fn ensure_reserve(&self) {
         let mut state = self.state.lock();
         let size = self.space.small_segment();
         let is_complete = state.reserved == RESERVED_SEGMENTS;
@@ -183,7 +183,7 @@ impl Spares {
             let path = reserve_path(state.reserved);
             if let Err(error) = self.disk.open(&path).and_then(|file| file.reserve(size)) {
                 drop(self.disk.remove(&path));
-                // Some file systems cannot, and then there is no reserve; others are full though they report free
+                // Some file systems cannot reserve space, so there is no reserve; others are full although they report free
                 // space.
                 let is_full = is_full(&error);
                 state.is_reserve_used &= is_full;
@@ -201,7 +201,7 @@ impl Spares {
         state.is_reserve_used = false;
     }
 
-    /// Frees the reserve: the disk is full, and the records to be written do not fit into a reserved segment.
+    /// Frees the reserve: the disk is full, and the pending records do not fit into a reserved segment.
     pub(super) fn release_reserve(&self) {
         let mut state = self.state.lock();
         // An earlier run may have left one.
@@ -214,14 +214,14 @@ impl Spares {
         state.reserved = 0;
     }
 
-    /// Whether some of the reserve had to be used, and there is not enough space to replace it.
+    /// Whether part of the reserve was used, and there is not enough space to replace it.
     pub(super) fn is_reserve_used(&self) -> bool {
         self.state.lock().is_reserve_used
     }
 
-    /// Puts a file aside if there is none, and space is not short. Returns `false` if it did not.
+    /// Prepares a file if there is none, and space is not short. Returns `false` if it did not.
     pub(super) fn prepare(&self, preallocation: Preallocation) -> io::Result<bool> {
-        if !self.state.lock().ready.is_empty() || self.space.look() {
+        if !self.state.lock().ready.is_empty() || self.space.measure() {
             return Ok(false);
         }
         self.disk.remove(PREPARING)?;
@@ -243,7 +243,7 @@ impl Spares {
         Ok(true)
     }
 
-    /// Takes files that the log no longer needs, and those that an earlier call could not deal with.
+    /// Recycles files that the log no longer needs, and those that an earlier call failed to recycle.
     pub(super) fn recycle(&self, files: impl IntoIterator<Item = SharedFile>) -> io::Result<()> {
         let mut state = self.state.lock();
         state.retiring.extend(files);
@@ -269,7 +269,7 @@ impl Spares {
             self.disk.sync_dir(DIR)?;
             state.renamed = None;
             state.retiring.pop_front();
-            // If a number was assigned since, this one would be used out of order.
+            // If a number was assigned meanwhile, this one would be used out of order.
             match new {
                 Some(new) if state.next_sequence == new + 1 => state.ready.push_back(new),
                 Some(new) => state.leftover.push(new),
@@ -292,7 +292,7 @@ impl Spares {
         }
     }
 
-    /// Waits until a spare file was used. `false` when it is time to stop.
+    /// Waits until a spare file is used. Returns `false` when the thread has to stop.
     pub(super) fn wait_until_used(&self) -> bool {
         let mut state = self.state.lock();
         while !state.ready.is_empty() && !state.stopping {
@@ -301,7 +301,7 @@ impl Spares {
         !state.stopping
     }
 
-    /// Waits a while, or until it is time to stop.
+    /// Pauses, or returns earlier when the thread has to stop.
     pub(super) fn pause(&self, time: std::time::Duration) {
         let mut state = self.state.lock();
         if !state.stopping {
@@ -326,12 +326,11 @@ fn reserve_path(number: usize) -> String {
     format!("{DIR}/{RESERVE_NAME}-{number}")
 }
 
-/// A file that is being filled.
+/// The name of a file that is being filled.
 const PREPARING: &str = "journal/preparing";
 /// Reserved segments are `reserve-0` and so on.
 const RESERVE_NAME: &str = "reserve";
-/// Small segments that are reserved: for records waiting to be written when the disk is full, and acknowledgements
-/// after it.
+/// Number of reserved small segments: for the records pending when the disk is full, and for later acknowledgements.
 const RESERVED_SEGMENTS: usize = 2;
-/// Number of retired segments that are kept to be overwritten; more would only take space.
+/// Number of retired segments that are retained to be overwritten; more would only waste space.
 const RETAINED_SPARES: usize = 3;

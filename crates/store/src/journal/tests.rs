@@ -27,7 +27,7 @@ fn a_message_is_read_before_during_and_after_its_write() {
 }
 
 #[test]
-fn too_much_that_waits_is_refused_until_it_is_written() {
+fn too_many_pending_bytes_are_refused_until_they_are_written() {
     let disk = SimDisk::new(1, 1 << 20);
     let mut committer = start(&disk);
     let journal = committer.journal().clone();
@@ -181,12 +181,12 @@ fn a_disk_without_preallocation_stores_messages_and_recovers_from_being_full() {
         journal.spares.prepare(Preallocation::Reserved).unwrap();
     }
     assert!(journal.segments().len() > 1);
-    assert!(!journal.look_at_space() && !journal.needs_space());
+    assert!(!journal.measure_space() && !journal.needs_space());
 
     disk.set_capacity(disk.used());
     let mut position = 30;
     publish(position);
-    // The rest of the current segment, and files that can be given back, still take some.
+    // The rest of the current segment, and files that can be removed, still provide some space.
     while matches!(committer.step(), CommitOutcome::Committed) {
         position += 1;
         publish(position);
@@ -195,7 +195,7 @@ fn a_disk_without_preallocation_stores_messages_and_recovers_from_being_full() {
     assert!(matches!(committer.step(), CommitOutcome::Failed(_)));
     disk.set_capacity(1 << 20);
     assert!(matches!(committer.step(), CommitOutcome::Committed));
-    assert!(!journal.look_at_space() && !journal.needs_space());
+    assert!(!journal.measure_space() && !journal.needs_space());
     assert_eq!(open_again(&disk.crash()).unwrap().len() as u64, position + 1);
 }
 

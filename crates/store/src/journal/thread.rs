@@ -1,4 +1,4 @@
-//! The threads that run rounds and prepare files. They decide only when.
+//! The threads that run rounds and prepare files. They only decide when.
 
 use std::io;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ pub struct RunningJournal {
     preparer: Option<JoinHandle<()>>,
 }
 
-/// Decides when a journal's rounds run. From its creation on, a session may also run one itself, at the end of its turn.
+/// Schedules a journal's rounds. Once it exists, a session may also run one itself, at the end of its turn.
 pub struct RoundLoop {
     pub(super) journal: Arc<Journal>,
-    /// Runs one round at a time, in whichever thread.
+    /// Runs one round at a time, in any thread.
     pub(super) committer: Mutex<Committer, { Rank::Committer as u8 }>,
 }
 
@@ -33,7 +33,7 @@ impl Committer {
     /// If the system cannot start a thread.
     pub fn start(self) -> io::Result<RunningJournal> {
         let spares = self.journal.spares.clone();
-        // The first segment is prepared before anything is written: syncs into a file without bytes take longer.
+        // The first segment is prepared before anything is written: syncs into an unallocated file take longer.
         drop(spares.prepare(Preallocation::Zeros));
         let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
         let rounds = RoundLoop::new(self);
@@ -60,7 +60,7 @@ impl RunningJournal {
         for thread in [self.preparer.take(), self.committer.take()].into_iter().flatten() {
             drop(thread.join());
         }
-        // A session may be in the middle of a round.
+        // A session may be running a round.
         drop(self.rounds.committer.lock());
     }
 }
@@ -92,15 +92,15 @@ impl RoundLoop {
         }
     }
 
-    /// Lets [`Self::run`] return after the present round. No session decides to run another.
+    /// Makes [`Self::run`] return after the current round. No session starts another one.
     pub fn stop(&self) {
         self.journal.pending.lock().stopping = true;
         self.journal.work.notify_one();
     }
 }
 
-/// A file that will be full soon anyway is not filled with zeros first: it would be written twice, and delay the
-/// records that are to be written now.
+/// A file that will be full soon anyway is not filled with zeros first: it would be written twice, and delay pending
+/// records.
 fn prepare(spares: &Spares) {
     let mut ready_since = None::<Instant>;
     while spares.wait_until_used() {
@@ -114,8 +114,8 @@ fn prepare(spares: &Spares) {
 }
 
 impl Journal {
-    /// Sleeps until there is a waiter, much was gathered, or the gathered records have waited long enough. `false` when
-    /// it is time to stop.
+    /// Sleeps until there is a waiter, many bytes are pending, or the pending records have waited long enough. Returns
+    /// `false` when the thread has to stop.
     fn wait_for_work(&self) -> bool {
         let mut pending = self.pending.lock();
         loop {
@@ -135,13 +135,13 @@ impl Journal {
         }
     }
 
-    /// Sleeps until a record is appended or a round is demanded. After a while, memory is freed.
+    /// Sleeps until a record is appended or a round is requested. Frees memory after a while.
     fn sleep(&self, pending: &mut PendingGuard<'_>) {
         pending.asleep = true;
-        let timed_out = self.work.wait_for(pending, REST_AFTER).timed_out();
-        // A caller that came at that moment has notified nobody.
+        let timed_out = self.work.wait_for(pending, IDLE_AFTER).timed_out();
+        // A caller at that very moment has notified nobody.
         if timed_out && pending.asleep && !pending.demanded && !pending.stopping {
-            pending.rest();
+            pending.free_idle_memory();
             self.work.wait(pending);
         }
         pending.asleep = false;
@@ -157,12 +157,12 @@ impl Journal {
 
 /// Records without a waiter (publishes without confirms, and acks) are on disk within twice this time.
 const LAZY_ROUND: Duration = Duration::from_millis(5);
-/// Buffers outlive a pause of the publishers: allocating and clearing memory again costs more than writing it.
-const REST_AFTER: Duration = Duration::from_secs(2);
-/// A segment that lasts less takes messages by the hundred with each sync; with single publishers that wait for each
-/// message it lasts longer.
+/// Buffers survive shorter pauses of the publishers: allocating and clearing memory again costs more than writing it.
+const IDLE_AFTER: Duration = Duration::from_secs(2);
+/// A segment that fills faster than this takes hundreds of messages with each sync. With single publishers that wait for
+/// each message it lasts longer.
 const SOON_FULL: Duration = Duration::from_secs(4);
 /// The first pause after a failure.
 const MIN_BACK_OFF: Duration = Duration::from_millis(10);
-/// The pause after many failures: a disk that has room again is noticed within this time.
+/// The pause after many failures, within which freed disk space is noticed.
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);

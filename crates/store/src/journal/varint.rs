@@ -1,4 +1,4 @@
-//! Numbers in as few bytes as they need: seven bits in each, lowest first.
+//! LEB128 integers: seven bits per byte, lowest first.
 
 /// Appends a number.
 pub(super) fn put(into: &mut Vec<u8>, mut number: u64) {

@@ -1,4 +1,4 @@
-//! Puts groups into segment files.
+//! Writes groups into segment files.
 
 use std::io;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ pub(super) struct JournalWriter {
     pub(super) incarnation: u64,
     pub(super) spares: Arc<Spares>,
     pub(super) files: Arc<LogFiles>,
-    /// The current file, and the LSN at which it continues. `None` at first and after a failure: nobody knows what a
-    /// failed sync has left in a file, so the same records go to another one.
+    /// The current file, and the LSN at which it continues. `None` at first and after a failure: the contents of a file
+    /// after a failed sync are unknown, so the same records are written to another one.
     current: Option<Current>,
-    /// Records up to this LSN were there at the start, perhaps in the kernel's memory only.
+    /// Records up to this LSN existed at the start, perhaps only in the kernel's memory.
     repeats_until: u64,
 }
 
 struct Current {
     file: SharedFile,
     next: u64,
-    /// Some of it is on disk, so it is one of the log's files.
+    /// Part of it is on disk, so it is one of the log's files.
     listed: bool,
 }
 
@@ -56,7 +56,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Whether the current file has room for this number of bytes.
+    /// Whether the current file has space for this number of bytes.
     pub(super) fn continues(&self, bytes: u64) -> bool {
         self.current.as_ref().is_some_and(|current| {
             DATA_START + current.next - current.file.header.first + bytes <= current.file.len
@@ -82,7 +82,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Begins a segment. Its header is on disk before any record is written: otherwise a later run might take the same
+    /// Starts a segment. Its header is on disk before any record is written: otherwise a later run might use the same
     /// incarnation, and find records of this one.
     fn begin(&self, first: u64, needed: u64) -> io::Result<SharedFile> {
         let (sequence, file, len) = self.spares.take(needed)?;

@@ -13,7 +13,7 @@ use super::walk::{Walk, WalkedItem};
 pub struct DirectoryReport {
     /// Each segment, in order.
     pub segments: Vec<SegmentReport>,
-    /// Files of segments that no longer exist. They are harmless, and removed at the next start.
+    /// Number of files of segments that no longer exist. They are harmless, and removed at the next start.
     pub leftovers: usize,
 }
 
@@ -26,7 +26,7 @@ pub struct SegmentReport {
     pub length: u64,
     /// Intact records, settled ones included.
     pub records: u64,
-    /// How many of these are transient: a restart drops them.
+    /// Number of transient records, which a restart drops.
     pub transient: u64,
     /// Persistent messages that are not settled.
     pub live: u64,
@@ -34,7 +34,7 @@ pub struct SegmentReport {
     pub positions: Option<(u64, u64)>,
     /// Whether it has an intact index.
     pub indexed: bool,
-    /// Damage to data that was durable, so that a start is refused.
+    /// Damage to data that was durable, with which a start is refused.
     pub damage: Vec<String>,
     /// Offset of a torn end that had not been synced. A start cuts it off.
     pub torn: Option<u64>,
@@ -98,8 +98,8 @@ fn check_segment(
     if let Some(index) = &index {
         let missing = index.survivors.ranges().flat_map(|(from, to)| from..=to);
         let missing = missing.filter(|position| survivors.binary_search(position).is_err()).count();
-        // If none is missing, the damaged messages were settled, or a repair has skipped them: a start ignores the
-        // damage too.
+        // If none is missing, the damaged messages were settled, or a repair has skipped them: a start ignores the damage,
+        // too.
         if missing > 0 {
             report.damage.append(&mut passed_over);
             report.damage.push(format!("{missing} messages that the index knows are missing"));
@@ -119,8 +119,8 @@ fn check_segment(
     Ok(report)
 }
 
-/// Goes through the records, and returns the positions of the persistent ones. Damage to records that the index may not
-/// know goes to `passed_over`.
+/// Walks through the records, and returns the positions of the persistent ones. Damage to records that the index may not
+/// have goes to `passed_over`.
 fn walk(
     body: Vec<u8>,
     salt: u64,

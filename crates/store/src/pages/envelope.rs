@@ -1,4 +1,4 @@
-//! Small files that are written at once: a header, and a checksum over everything.
+//! Small files that are written in one piece: a header, and a checksum over everything.
 //!
 //! ```text
 //! magic (7), version u8 | crc u32 of all that follows | body length u32 | queue u64 | salt u64 | body
@@ -59,8 +59,8 @@ pub(super) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> std::io::Re
     Ok(bytes)
 }
 
-/// Rewrites the contents of a file from one offset to another, and syncs it. Syncing alone would not do: bytes that a
-/// failed sync has left in the kernel's memory are read like all others, and never written.
+/// Rewrites the contents of a file from one offset to another, and syncs it. A sync alone would not suffice: bytes that a
+/// failed sync has left in the kernel's memory can be read, but are never written.
 pub(super) fn write_again(file: &dyn DiskFile, from: u64, to: u64) -> std::io::Result<()> {
     file.write_at(&read_range(file, from, to)?, from)?;
     file.sync()

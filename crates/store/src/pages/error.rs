@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 /// The reason why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PagesError {
-    /// The file system refused. Try again later: no synced data was harmed.
+    /// The file system reported an error. Try again later: no synced data was harmed.
     #[error("{file}: {error}")]
     Io {
         /// The file, relative to the data directory.
@@ -16,7 +16,7 @@ pub enum PagesError {
         #[source]
         error: io::Error,
     },
-    /// Bytes that were once durable are not as they were written.
+    /// Bytes that were durable have changed.
     #[error("{0}")]
     Damaged(Damage),
     /// Written in a version of the format that this program does not know.
@@ -27,8 +27,8 @@ pub enum PagesError {
         /// Its version.
         version: u8,
     },
-    /// A position that is neither above all that were appended nor live. Positions ascend: the caller's fault, or the
-    /// message was settled meanwhile.
+    /// A position that is neither above all earlier ones nor live. Either the caller violated the order, or the message was
+    /// settled meanwhile.
     #[error("position {position} was appended after {last}")]
     OutOfOrder {
         /// The position.
@@ -44,7 +44,7 @@ pub enum PagesError {
     },
 }
 
-/// A location where a segment is not as it was written, and the messages that are lost there.
+/// A location where a segment has changed, and the messages that are lost there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The file, relative to the data directory.
@@ -53,7 +53,7 @@ pub struct Damage {
     pub offset: u64,
     /// Description of the fault.
     pub what: &'static str,
-    /// Positions of which some are lost. After settling them, reads continue behind the damage.
+    /// Positions of which some are lost. After settling them, reads continue after the damage.
     pub lost: RangeInclusive<u64>,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is damaged at offset {}: {}", self.file, self.offset, self.what)?;
         match (*self.lost.start(), *self.lost.end()) {
-            // Nobody knows what a file had that is gone.
+            // The contents of a missing file are unknown.
             (0, u64::MAX) => Ok(()),
             (from, to) => write!(f, " (positions {from} to {to})"),
         }

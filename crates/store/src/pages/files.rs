@@ -1,4 +1,4 @@
-//! Limits the number of open files, however many queues there are.
+//! Limits the number of open files, regardless of the number of queues.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use super::error::{PagesError, at};
 use crate::disk::{Disk, DiskFile};
 
-/// The files that all queues keep open together: the most recently used ones. A file that is evicted is closed when the
-/// reads that use it end. (The queue of a file with persistent messages that are not synced also keeps it open from the
-/// write to the sync: closing it could lose the error of a failed write.)
+/// The files that stay open for all queues together: the most recently used ones. An evicted file is closed when the reads
+/// that use it end. (The queue of a file with unsynced persistent messages also holds it open from the write to the sync:
+/// closing it could lose the error of a failed write.)
 pub(super) struct OpenFiles {
     pub(super) sizes: Sizes,
     disk: Arc<dyn Disk>,
@@ -24,7 +24,7 @@ pub(super) struct OpenFiles {
 /// Sizes in bytes. Tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// A segment is sealed before it would become longer, unless a single message is.
+    /// A segment is sealed before it would exceed this size, unless it has a single message.
     pub(super) segment: u64,
     /// Bytes that are written at once.
     pub(super) buffer: usize,
@@ -106,7 +106,7 @@ pub(super) struct SegmentFileName {
     /// Distinguishes it from every other segment.
     pub(super) salt: u64,
     stem: String,
-    /// Set before the file is removed, so that it is not opened (and so created) again.
+    /// Set before the file is removed, so that it is not opened, and thereby created, again.
     removed: Mutex<bool>,
 }
 
@@ -134,7 +134,7 @@ impl SegmentFileName {
         files.get(self.id, &path).map(Some).map_err(at(&path))
     }
 
-    /// Removes the segment. Index and sidecars stay until that is durable: without them its messages would come back.
+    /// Removes the segment. Its index and sidecars stay until that is durable: without them its messages would reappear.
     pub(super) fn remove(&self, files: &OpenFiles) -> Result<(), PagesError> {
         *self.removed.lock() = true;
         files.forget(self.id);
@@ -155,11 +155,11 @@ pub(super) const SEGMENT: &str = ".segment";
 pub(super) const INDEX: &str = ".index";
 /// Written alternately, so that a torn one leaves the other.
 pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
-/// Space is freed in steps of this size, and this much is read again at a start after a crash; ten million messages of
-/// 1 KiB are 1,300 files.
+/// Space is freed in steps of this size, and this much is read again at a start after a crash. Ten million messages of 1
+/// KiB take 1,300 files.
 pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
-/// Large enough for few system calls; each queue that is being written to may hold this much.
+/// Large enough for few system calls. Each queue that is being written may have a buffer of this size.
 const BUFFER_BYTES: usize = 256 << 10;
-/// A read from an arbitrary position reads at most this much in vain, and ten million messages of 1 KiB need 160,000
-/// entries (2.5 MiB).
+/// A read from an arbitrary position wastes at most this many bytes, and ten million messages of 1 KiB need 160,000 entries
+/// (2.5 MiB).
 const BLOCK_BYTES: u32 = 64 << 10;

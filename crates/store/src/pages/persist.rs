@@ -20,16 +20,16 @@ struct Dirty {
 }
 
 impl QueueSegments {
-    /// Makes settled positions and delivery counts durable: call it before the journal drops them. Costs a sync for
-    /// each segment in which something changed, and nothing if nothing did. Reaps as well.
+    /// Makes settled positions and delivery counts durable: call it before the journal drops them. Costs one sync per
+    /// segment with changes. Reaps as well.
     ///
-    /// `may` is called after the settled positions were collected and before any of them is written, and only if there
-    /// are some: they have been recorded elsewhere, and that record may have to be durable first. If it returns false,
-    /// nothing is written. Returns the result of `may`. Only segments whose number passes `may_remove` have their files
-    /// removed, the others another time.
+    /// `may` is called after the settled positions were collected and before any of them is written, and only if there are
+    /// some: another record of them may have to be durable first. If it returns false, nothing is written. Returns the
+    /// result of `may`. Files are removed only for segments whose number passes `may_remove`; the others stay for a later
+    /// call.
     ///
     /// # Errors
-    /// If a file cannot be written, synced or removed. Data that was durable before still is; call it again.
+    /// A file cannot be written, synced or removed. Durable data is unaffected; call it again.
     pub(crate) fn persist_settled_if(
         &self,
         may_remove: impl Fn(u64) -> bool,
@@ -93,10 +93,10 @@ impl QueueSegments {
         self.reap_dead(&mut self.writer.lock())
     }
 
-    /// Removes the queue's directory with everything in it. The queue is deleted: no message may be appended any more.
+    /// Removes the directory of a deleted queue with everything in it. No message may be appended any more.
     ///
     /// # Errors
-    /// If something cannot be removed. After a restart [`Pages::queues`](super::Pages::queues) finds the rest.
+    /// Something cannot be removed. After a restart [`Pages::queues`](super::Pages::queues) lists the rest.
     pub fn remove(&self) -> Result<(), PagesError> {
         let mut writer = self.writer.lock();
         self.purge();
@@ -144,7 +144,7 @@ impl QueueSegments {
         Ok(())
     }
 
-    /// Makes the sidecar that a restart found durable, before the other one is overwritten.
+    /// Makes the sidecar that was found after a restart durable, before the other one is overwritten.
     fn sync_found(
         &self,
         writer: &mut SegmentWriter,

@@ -1,7 +1,7 @@
-//! A set of positions: ranges while they are few, a bitmap if that is smaller.
+//! A set of positions: as ranges while they are few, or as a bitmap if that is smaller.
 //!
-//! A queue that is consumed in order costs one range per segment; whatever the pattern of acknowledgements, a message
-//! costs at most eight bytes, and a byte for every eight positions if they lie close together.
+//! A queue that is consumed in order costs one range per segment. With any pattern of acknowledgements, a message costs
+//! at most eight bytes; if positions are close together, one byte per eight of them.
 
 /// Positions at or above a base, at most [`MAX_SPAN`] apart.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl PositionSet {
         self.count
     }
 
-    /// Adds a position above all that were ever in the set. [`PositionSet::reaches`] must hold.
+    /// Adds a position above all earlier ones. [`PositionSet::reaches`] must hold.
     pub(super) fn push(&mut self, position: u64) {
         let relative = (position - self.base) as u32;
         self.count += 1;
@@ -168,7 +168,7 @@ impl PositionSet {
         Some((self.relative(from)?, (to - self.base).min(MAX_SPAN - 1) as u32))
     }
 
-    /// Changes ranges into a bitmap if that takes less memory.
+    /// Converts ranges into a bitmap if that takes less memory.
     fn shrink(&mut self) {
         let Form::Ranges(ranges) = &self.form else { return };
         let Some(last) = ranges.last().filter(|_| ranges.len() > FEW_RANGES) else { return };
@@ -186,7 +186,7 @@ impl PositionSet {
     }
 }
 
-/// The words that hold the bits `from` to `to`, each with a mask of them.
+/// The words that contain the bits `from` to `to`, each with a mask of them.
 fn masks(words: usize, from: u32, to: u32) -> impl Iterator<Item = (usize, u64)> {
     let (first, last) = (from as usize / 64, to as usize / 64);
     (first..words.min(last + 1)).map(move |word| {
@@ -206,10 +206,10 @@ fn next_bit(words: &[u64], from: u32) -> Option<u32> {
     Some((word * 64) as u32 + rest.trailing_zeros())
 }
 
-/// Greatest distance between positions of a segment: a bitmap over them never takes more than 2 MiB, and relative
-/// positions fit in four bytes.
+/// Greatest distance between positions of a segment: a bitmap then never takes more than 2 MiB, and relative positions fit
+/// in four bytes.
 const MAX_SPAN: u64 = 1 << 24;
-/// Up to this number of ranges a bitmap is never worth it.
+/// A bitmap never pays off for this many ranges or fewer.
 const FEW_RANGES: usize = 16;
 
 #[cfg(test)]

@@ -16,33 +16,32 @@ use crate::disk::DiskFile;
 
 /// The messages of one queue that are in segments.
 ///
-/// Methods that change or query the in-memory state ([`settle`](Self::settle),
-/// [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and
-/// may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
-/// writers wait for each other.
+/// Methods that change or query the in-memory state ([`settle`](Self::settle), [`purge`](Self::purge), [`live`](Self::live)
+/// and so on) never access the disk and may be called under a queue's lock. All others read or write files and must not be.
+/// Reads continue during writes; writers wait for each other.
 pub struct QueueSegments {
     pub(super) files: Arc<OpenFiles>,
     pub(super) directory: String,
     pub(super) queue: u64,
     /// Whether the segments survive a restart.
     pub(super) durable: bool,
-    /// Held across I/O. Comes before `state`.
+    /// Locked across I/O, and before `state`.
     pub(super) writer: Mutex<SegmentWriter>,
-    /// A leaf: no other lock is taken and no file is touched while it is held.
+    /// A leaf: while it is locked, no other lock is taken and no file is accessed.
     pub(super) state: Mutex<QueueState>,
 }
 
-/// State that only writers need.
+/// State used only by writers.
 #[derive(Default)]
 pub(super) struct SegmentWriter {
     /// Whether the directory was created.
     pub(super) directory: bool,
-    /// Whether the directory has names that are not durable.
+    /// Whether the directory contains names that are not durable.
     pub(super) names: bool,
     /// The same for the directories above.
     pub(super) parents: bool,
-    /// The open segment's file, while it has unsynced data: the kernel reports an error of its own write-back to those
-    /// that had the file open.
+    /// The open segment's file, while it has unsynced data: the kernel reports write-back errors only to descriptors that
+    /// were open at the time.
     pub(super) pinned: Option<Arc<dyn DiskFile>>,
     /// Removed segments whose index and sidecars stay until their removal is durable.
     pub(super) orphans: Vec<Arc<SegmentFileName>>,
@@ -57,7 +56,7 @@ pub(super) struct QueueState {
     /// The highest position that was ever appended.
     pub(super) last: Option<u64>,
     pub(super) live: u64,
-    /// Segments without live messages, whose files are still there.
+    /// Segments without live messages, whose files still exist.
     pub(super) dead: Vec<Arc<SegmentFileName>>,
     /// Position and offset at which the last read ended.
     pub(super) cursor: Option<Cursor>,
@@ -68,11 +67,11 @@ pub(super) struct QueueState {
 pub struct Usage {
     /// Messages that are not settled.
     pub live: u64,
-    /// Their weight: exact, except where in 64 KiB of a segment some messages are settled and weights differ.
+    /// Their weight: exact, except where some messages within 64 KiB of a segment are settled and weights differ.
     pub weight: u64,
-    /// Bytes of the files (and of the data still to be written to them), settled messages included.
+    /// Bytes of the files, including settled messages and data still to be written.
     pub disk: u64,
-    /// Bytes of memory that the state of the segments takes, indexes included.
+    /// Bytes of memory used by the state of the segments, indexes included.
     pub memory: u64,
     /// Segments that are open or sealed.
     pub segments: usize,
@@ -83,20 +82,20 @@ impl QueueSegments {
         Self { files, directory, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
-    /// Removes messages permanently: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
-    /// Returns how many were removed. Never touches the disk: see [`reap`](Self::reap).
+    /// Removes messages permanently: acknowledged, dropped, expired or dead-lettered. Ignores unknown positions. Returns
+    /// how many were removed. Never accesses the disk: see [`reap`](Self::reap).
     pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
         let mut state = self.state.lock();
         positions.into_iter().map(|range| state.settle(*range.start(), *range.end())).sum()
     }
 
-    /// Removes all messages, and returns how many there were. Never touches the disk.
+    /// Removes all messages, and returns how many there were. Never accesses the disk.
     pub fn purge(&self) -> u64 {
         self.state.lock().settle(0, u64::MAX)
     }
 
-    /// Sets the delivery count of messages: reads return it from now on, and so does a restart once
-    /// they are persisted. Ignores positions that are not here. Never touches the disk.
+    /// Sets the delivery count of messages, for reads from now on, and for a restart once it is persisted. Ignores unknown
+    /// positions. Never accesses the disk.
     pub(crate) fn mark_delivered(
         &self,
         positions: impl IntoIterator<Item = RangeInclusive<u64>>,
@@ -128,8 +127,7 @@ impl QueueSegments {
         state.segments.range(start..).find_map(|segment| segment.live.next(from))
     }
 
-    /// Sums up the segments. Takes time in proportion to the segments that are partly settled: meant for metrics, not
-    /// for every message.
+    /// Sums up the segments. Takes time in proportion to the partly settled ones: meant for metrics, not for every message.
     pub fn usage(&self) -> Usage {
         let state = self.state.lock();
         let mut usage = Usage { live: state.live, segments: state.segments.len(), ..Usage::default() };
@@ -153,7 +151,7 @@ impl QueueState {
         settled
     }
 
-    /// Drops sealed segments in a range of positions that no longer have live messages.
+    /// Removes sealed segments in a range of positions that have no live messages left.
     pub(super) fn drop_settled(&mut self, from: u64, to: u64) {
         let start = self.segments.partition_point(|segment| segment.shape.last < from);
         let end = self.segments.partition_point(|segment| segment.first <= to);
@@ -170,7 +168,7 @@ impl QueueState {
         self.holding(position).is_some_and(|segment| segment.live.contains(position))
     }
 
-    /// The segment that holds a position, if any does.
+    /// The segment that contains a position, if there is one.
     pub(super) fn holding(&self, position: u64) -> Option<&PageSegment> {
         self.segments.get(self.segments.partition_point(|segment| segment.shape.last < position))
     }

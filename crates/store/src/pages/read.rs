@@ -1,4 +1,4 @@
-//! Reading messages back, in order.
+//! Reads messages in order.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Stored {
     pub expires: Option<u64>,
     /// How often it was delivered before, as last marked.
     pub deliveries: u32,
-    /// Whether it is dropped when the broker starts again.
+    /// Whether a restart of the broker drops it.
     pub transient: bool,
     /// The payload as it was appended.
     pub payload: Vec<u8>,
@@ -40,7 +40,7 @@ struct Plan {
     /// Highest position of the segment.
     last: u64,
     source: Source,
-    /// Whether the source reaches the end of the segment.
+    /// Whether the source extends to the end of the segment.
     complete: bool,
 }
 
@@ -55,18 +55,18 @@ enum Source {
 struct ReadBudget {
     messages: usize,
     bytes: usize,
-    /// Whether no message was taken yet: then one message is taken, however large.
+    /// Whether no message was taken yet: one message is taken regardless of its size.
     empty: bool,
 }
 
 impl QueueSegments {
-    /// Live messages from a position on, in order: at most `max_messages`, with payloads of at most `max_bytes`
-    /// together (but at least one message). Fewer only if there are no more. A read continues where the last one ended
-    /// without searching.
+    /// Live messages from a position on, in order: at most `max_messages`, with payloads of at most `max_bytes` together
+    /// (but at least one message). Returns fewer only if there are no more. A read that continues where the last one ended
+    /// needs no search.
     ///
     /// # Errors
-    /// If a file cannot be read, or [`PagesError::Damaged`] if the next message is at a damaged location: settling the
-    /// positions in the error lets reads continue behind it. Messages before it are returned first.
+    /// A file cannot be read, or [`PagesError::Damaged`] if the next message is at a damaged location: settle the positions
+    /// in the error to continue after it. Messages before it are returned first.
     pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, PagesError> {
         let mut taken: Vec<Stored> = Vec::new();
         let mut bytes = 0;
@@ -92,7 +92,7 @@ impl QueueSegments {
                 Err(PagesError::Damaged(_)) if !taken.is_empty() => break,
                 outcome => outcome?,
             };
-            self.state.lock().keep_live(&mut found);
+            self.state.lock().retain_live(&mut found);
             bytes += found.iter().map(|message| message.payload.len()).sum::<usize>();
             taken.append(&mut found);
             if full {
@@ -103,8 +103,8 @@ impl QueueSegments {
         Ok(taken)
     }
 
-    /// Reads the stretch of a plan, moves the cursor behind it, and returns whether there is no room for the next
-    /// message.
+    /// Reads the part described by a plan, moves the cursor after it, and returns whether the budget is too small for the
+    /// next message.
     fn follow(
         &self,
         plan: &mut Plan,
@@ -117,7 +117,7 @@ impl QueueSegments {
             Source::Memory(bytes) => Walk::memory(std::mem::take(bytes), salt, plan.offset),
             Source::File(end) => {
                 let Some(open) = plan.file.open(&self.files)? else {
-                    // Dropped or moved meanwhile: the next plan takes account of that.
+                    // Dropped or moved meanwhile: the next plan takes that into account.
                     cursor.sequence = u64::MAX;
                     return Ok((Vec::new(), false));
                 };
@@ -128,7 +128,7 @@ impl QueueSegments {
         let path = plan.file.path();
         let mut taken = CollectedRecords { wanted: &plan.wanted, found: Vec::new(), bytes: 0 };
         let full = loop {
-            // The cursor stands in front of the record: a message without room is read by the next call from there.
+            // The cursor is before the record: if the budget excludes a message, the next call reads it from there.
             let Some(&(next, _)) = taken.wanted.first() else { break false };
             *cursor = Cursor {
                 position: next.max(cursor.position),
@@ -136,7 +136,7 @@ impl QueueSegments {
                 offset: walk.offset(),
             };
             match walk.next().map_err(at(&path))? {
-                // The segment ends, though the message at `next` is live.
+                // The segment ends, although the message at `next` is live.
                 WalkedItem::End if plan.complete && taken.found.is_empty() => {
                     let (offset, lost) = (walk.offset(), next..=plan.last);
                     return Err(PagesError::Damaged(Damage {
@@ -160,12 +160,12 @@ impl QueueSegments {
                         cursor.offset = walk.offset();
                     }
                 }
-                // The good messages first; the next call meets the damage again and reports it.
+                // Return the intact messages first; the next call finds the damage again and reports it.
                 WalkedItem::Bad(_) if !taken.found.is_empty() => break false,
                 WalkedItem::Bad(what) => {
                     let offset = walk.offset();
                     let after = walk.skip_damage().map_err(at(&path))?;
-                    // Damage to settled records alone harms nobody.
+                    // Damage to settled records alone is harmless.
                     if after.is_none_or(|after| after > next) {
                         let lost = next..=after.map_or(plan.last, |after| after - 1);
                         return Err(PagesError::Damaged(Damage { file: path, offset, what, lost }));
@@ -247,14 +247,14 @@ impl QueueState {
         Some(Plan { file, offset, wanted, last, source, complete })
     }
 
-    /// Whether a live message is in this very segment.
+    /// Whether a live message is in this particular segment.
     fn is_at(&self, position: u64, file: &SegmentFileName) -> bool {
         self.holding(position)
             .is_some_and(|segment| segment.file.salt == file.salt && segment.live.contains(position))
     }
 
     /// Removes messages that were settled while they were read, and sets the marked delivery counts of the rest.
-    fn keep_live(&self, messages: &mut Vec<Stored>) {
+    fn retain_live(&self, messages: &mut Vec<Stored>) {
         messages.retain_mut(|message| {
             let Some(segment) = self.holding(message.position) else { return false };
             message.deliveries = segment.marks.get(message.position).unwrap_or(message.deliveries);
@@ -263,5 +263,5 @@ impl QueueState {
     }
 }
 
-/// Most ranges that are looked up for one stretch: scattered settled messages do not make it long.
+/// The most ranges looked up for one plan, so that scattered settled messages do not make it long.
 const MAX_RANGES: usize = 1024;

@@ -6,7 +6,7 @@
 //!                      then the payload
 //! ```
 //!
-//! The rest is the part of the payload, in bytes, that does not count for its weight.
+//! `rest` is the number of payload bytes that do not count towards the message's weight.
 //!
 //! A record's checksum covers the segment's salt, the record's offset, its header and its payload, so that a stale or
 //! copied record never passes for one at this offset. A sync mark is a record without payload that is written *after* a
@@ -24,9 +24,9 @@ pub struct Record<'a> {
     pub expires: Option<u64>,
     /// How often it was delivered before.
     pub deliveries: u32,
-    /// Whether it is to be dropped when the broker starts again.
+    /// Whether a restart of the broker drops it.
     pub transient: bool,
-    /// How many bytes the message counts for in sums, up to the length of its payload.
+    /// The message's weight in bytes, up to the length of its payload.
     pub weight: u32,
     /// The message, not interpreted here.
     pub payload: &'a [u8],
@@ -201,7 +201,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 pub(super) const SEGMENT_HEADER: usize = 32;
 pub(super) const RECORD_HEADER: usize = 32;
-/// Most bytes of a stored message: twice the largest body that can be configured, with room for its properties.
+/// The most bytes of a stored message: twice the largest body that can be configured, with space for its properties.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 /// Version of the segment, index and sidecar files.
 pub(super) const VERSION: u8 = 2;

@@ -1,4 +1,4 @@
-//! Opening a queue's directory after a restart.
+//! Opens a queue's directory after a restart.
 //!
 //! # Example
 //! The messages of a queue have payloads of 68 bytes, so that a record takes 100. The directory has `3.segment` with its
@@ -16,11 +16,11 @@
 //!   the file were shorter than the index says, that would be damage.
 //! - `4.segment` has no index, and is read. The record at 464 is incomplete, and no sync mark behind it proves that it was
 //!   ever durable: the file is cut off at 464, which is reported as a [`Cut`] of 36 bytes.
-//! - The message at 13 is kept. No mark follows it, so it may be in the kernel's memory alone: the bytes from 364 to 464
+//! - The message at 13 is retained. No mark follows it, so it may be only in the kernel's memory: the bytes from 364 to 464
 //!   are written again and synced. The next message has position 14.
 //! - If the record at 132 were bad instead, the mark at 332 would prove that it had been durable. That is damage, and the
-//!   start is refused with the file and 132, or with [`Repair::Skip`] position 11 is given up and 12 follows.
-//! - No index is written for so short a segment: only one of 256 KiB or more, or a repaired one, has an index after that.
+//!   start is refused with the file and 132; with [`Repair::Skip`] position 11 is dropped and 12 follows.
+//! - Such a short segment gets no index: only segments of 256 KiB or more, and repaired ones, do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct RecoveredPages {
     pub last: Option<u64>,
     /// Segments whose bodies were read, because they had no index.
     pub scanned: usize,
-    /// Ends of segments that had not been synced and were torn: the expected trace of a crash.
+    /// Torn ends of segments that had not been synced: the expected result of a crash.
     pub cut: Vec<Cut>,
     /// Damage that was skipped, with [`Repair::Skip`].
     pub damaged: Vec<Damage>,
@@ -101,7 +101,7 @@ pub(super) fn names(files: &OpenFiles, directory: &str) -> Result<BTreeMap<u64, 
     Ok(found)
 }
 
-/// Promised segments, each given with its minimum length in bytes, that are missing or shorter.
+/// Promised segments, each with its minimum length in bytes, that are missing or shorter.
 pub(super) fn missing(
     files: &OpenFiles,
     directory: &str,
@@ -158,20 +158,19 @@ impl QueueSegments {
                 orphans.push(self.files.segment(&self.directory, sequence, 0));
                 continue;
             };
-            // A segment that repeats positions was begun because the sync of the one before failed.
+            // A segment that repeats positions was started because the sync of the one before failed.
             let first = segment.first;
             state.segments.iter_mut().filter(|older| older.shape.last >= first).for_each(|older| {
                 older.settle(first, u64::MAX);
             });
-            // Records of the older segment behind the newer one's end were never synced: their positions may be
-            // appended again.
+            // Records of the older segment after the newer one's end were never synced: their positions may be reused.
             state.last = Some(segment.shape.last);
             state.segments.push_back(segment);
         }
         let unsynced = opening.unsynced;
         let mut ceiling = u64::MAX;
         for segment in state.segments.iter_mut().rev() {
-            // Segments do not overlap in memory, so a position leads to one of them.
+            // Segments do not overlap in memory, so each position belongs to one of them.
             segment.shape.last = segment.shape.last.min(ceiling.saturating_sub(1));
             ceiling = segment.first;
         }
@@ -203,12 +202,12 @@ struct Opening<'q> {
     queue: &'q QueueSegments,
     repair: Repair,
     recovered: &'q mut RecoveredPages,
-    /// Whether records were found that may not be durable yet.
+    /// Whether there were records that may not be durable yet.
     unsynced: bool,
 }
 
 impl Opening<'_> {
-    /// Reads the part of a segment that a restart keeps; `None` if it keeps nothing.
+    /// Reads the part of a segment that survives a restart; `None` if nothing does.
     fn load(&mut self, sequence: u64, names: Names) -> Result<Option<PageSegment>, PagesError> {
         let files = &self.queue.files;
         let unknown = files.segment(&self.queue.directory, sequence, 0);
@@ -231,8 +230,7 @@ impl Opening<'_> {
                 segment.shape = index.shape;
                 segment.live = index.survivors;
                 segment.blocks = index.blocks;
-                // Messages that the index leaves out were settled, which only the index records, and that may not be
-                // durable.
+                // Messages missing from the index were settled, which only the index records, and that may not be durable.
                 segment.sidecar.version += u64::from(segment.live.count() < segment.shape.persistent);
                 Some(segment)
             }
@@ -285,7 +283,7 @@ impl Opening<'_> {
         Ok(durable)
     }
 
-    /// Goes through a segment's records. `promised` is its length when it was known to be on disk.
+    /// Walks through a segment's records. `promised` is its length at the time when it was known to be on disk.
     fn scan(
         &mut self,
         file: &dyn DiskFile,
@@ -326,7 +324,7 @@ impl Opening<'_> {
                 WalkedItem::Record(_) => "its position is not above the one before",
                 WalkedItem::Bad(what) => what,
             };
-            // A mark behind it proves that it was once synced: it is damage then, and otherwise the torn end of a crash.
+            // A later mark proves that it was once synced: then it is damage, and otherwise the torn end of a crash.
             let rest = envelope::read_range(file, offset, length).map_err(at(&path))?;
             let durable = promised.is_some_and(|promised| offset < promised)
                 || record::find_mark(&rest, offset, Some(salt)).is_some();
@@ -334,7 +332,7 @@ impl Opening<'_> {
                 self.cut(file, &path, offset, length)?;
                 break offset;
             }
-            // Continues behind the damage, if damage is to be skipped.
+            // Continues after the damage if it may be skipped.
             let found = walk.skip_damage().map_err(at(&path))?;
             let lost = after..=found.map_or(u64::MAX, |found| found.saturating_sub(1).max(after));
             self.damage(Damage { file: path.clone(), offset, what: bad, lost })?;
@@ -344,7 +342,7 @@ impl Opening<'_> {
         };
         let Some(mut segment) = segment else { return Ok(None) };
         if unsynced {
-            // The segment may be in the page cache only: the journal may drop the messages once they are counted as here.
+            // The segment may be in the page cache only: the journal may drop the messages once they count as stored here.
             envelope::write_again(file, proven, end).map_err(at(&path))?;
             self.unsynced = true;
         }
@@ -353,7 +351,7 @@ impl Opening<'_> {
         Ok(Some(segment))
     }
 
-    /// Writes an index, so that the next start need not read the segment, or meet `repaired` damage again.
+    /// Writes an index, so that the next start need not read the segment, or find `repaired` damage again.
     fn save_index(&mut self, segment: &PageSegment, repaired: bool) -> Result<(), PagesError> {
         if repaired || segment.shape.length >= INDEX_FROM {
             let bytes = encode_index(self.queue.queue, segment);
@@ -381,5 +379,5 @@ impl Opening<'_> {
     }
 }
 
-/// A shorter segment can be read again in less than a millisecond, so an index would save nothing.
+/// A shorter segment can be read in less than a millisecond, so an index would save nothing.
 const INDEX_FROM: u64 = 256 << 10;

@@ -51,23 +51,23 @@ pub(super) struct PageSegment {
     pub(super) sidecar: SidecarState,
 }
 
-/// Whether records are still appended.
+/// Whether records can still be appended.
 pub(super) enum SegmentPhase {
     Open(OpenEnd),
-    /// No more. All of it is in its file and, if a restart keeps any of its messages, on disk.
+    /// No longer. All of it is in its file and, if any message survives a restart, on disk.
     Sealed,
 }
 
-/// The way of an open segment's records to the disk. Bytes written, bytes being written and the buffer's bytes add up to
-/// the length of the shape.
+/// Progress of an open segment's records towards the disk. The bytes written, being written and in the buffer add up to the
+/// length of the shape.
 pub(super) struct OpenEnd {
     /// The shape of the part that is known to be on disk; `None` before the first sync.
     pub(super) synced: Option<Shape>,
     /// Bytes that were written to the file.
     pub(super) written: u64,
-    /// Bytes that are being written behind these.
+    /// Bytes that are being written after these.
     pub(super) flushing: Option<Arc<Vec<u8>>>,
-    /// Bytes that follow, and are not being written yet.
+    /// Bytes after those, whose write has not started.
     pub(super) buffer: Vec<u8>,
     /// The positions of transient messages.
     pub(super) transients: PositionSet,
@@ -78,13 +78,13 @@ pub(super) struct OpenEnd {
 pub(super) struct Shape {
     pub(super) last: u64,
     pub(super) records: u64,
-    /// How many of these a restart keeps.
+    /// Number of records that survive a restart.
     pub(super) persistent: u64,
     /// Weight of all records.
     pub(super) weight: u64,
     /// Bytes of the file.
     pub(super) length: u64,
-    /// When the first of them expires; `u64::MAX` if none ever does.
+    /// When the first of them expires; `u64::MAX` if none does.
     pub(super) expires: u64,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Block {
     pub(super) weight: u32,
 }
 
-/// How far settled positions and marks are on disk.
+/// How far settled positions and delivery counts are on disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SidecarState {
     /// Counts changes in memory.
@@ -115,8 +115,8 @@ pub(super) enum NewestSidecar {
     /// There is none.
     #[default]
     None,
-    /// A restart found it, and it may not have been synced. That has to be made up for before the other slot, with the
-    /// sidecar before it, is overwritten.
+    /// A restart found it, and it may not have been synced. It has to be synced before the other slot, with the previous
+    /// sidecar, is overwritten.
     Found(u64),
     /// It was written and synced.
     Synced(u64),
@@ -133,7 +133,7 @@ impl NewestSidecar {
 }
 
 impl OpenEnd {
-    /// Begins to write the buffer; `None` if it is empty.
+    /// Starts to write the buffer; `None` if it is empty.
     pub(super) fn begin_flush(&mut self) -> Option<Arc<Vec<u8>>> {
         if self.buffer.is_empty() {
             return None;
@@ -143,7 +143,7 @@ impl OpenEnd {
         Some(bytes)
     }
 
-    /// Ends what [`OpenEnd::begin_flush`] began. Bytes that were not written go back to the buffer.
+    /// Completes [`OpenEnd::begin_flush`]. Bytes that were not written return to the buffer.
     pub(super) fn end_flush(&mut self, bytes: Arc<Vec<u8>>, written: bool) {
         self.flushing = None;
         if written {
@@ -163,7 +163,7 @@ impl PageSegment {
         Self { phase: SegmentPhase::Open(end), ..Self::sealed(file, first) }
     }
 
-    /// A sealed segment, of which nothing but the first position is known yet.
+    /// A sealed segment of which only the first position is known yet.
     pub(super) fn sealed(file: Arc<SegmentFileName>, first: u64) -> Self {
         let length = SEGMENT_HEADER as u64;
         Self {
@@ -218,8 +218,8 @@ impl PageSegment {
         self.shape.length += RECORD_HEADER as u64;
     }
 
-    /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether it
-    /// is live.
+    /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether it is
+    /// live.
     pub(super) fn count(&mut self, record: &Record<'_>, block: u32) {
         let offset = self.shape.length as u32;
         if self.blocks.last().is_none_or(|last| offset - last.offset >= block) {

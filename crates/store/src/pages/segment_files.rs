@@ -1,13 +1,13 @@
-//! The two small files beside a segment: its index, and its settled positions.
+//! The two small files next to a segment: its index, and its settled positions.
 //!
 //! ```text
 //! index    first, last, records, persistent, weight, length, expires | survivors | number of blocks, blocks
 //! sidecar  generation | highest position that it covers | live ones | number of marks, marks
 //! ```
 //!
-//! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written after
-//! its segment was synced. It is not synced itself: without it the segment is read instead. The exception is an index that
-//! a repair writes, which is what keeps the next start from refusing the damage that the repair has skipped.
+//! Positions are a number of ranges, then for each the gap before it and its length minus one. An index is written after
+//! its segment was synced. It is not synced itself: without it the segment is read instead. The exception is an index
+//! written by a repair, which prevents the next start from refusing the damage that the repair has skipped.
 
 use super::envelope::{self, FileKind, Numbers, put};
 use super::error::{PagesError, at};
@@ -86,7 +86,7 @@ pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<SegmentIndex> {
 pub(super) fn encode_sidecar(queue: u64, segment: &PageSegment, generation: u64) -> Vec<u8> {
     let mut body = Vec::new();
     put(generation, &mut body);
-    // Records cut off a sealed segment may still be in its file: they count as settled as well.
+    // Truncated records of a sealed segment may still be in its file: they count as settled as well.
     put(if segment.is_open() { segment.shape.last } else { u64::MAX }, &mut body);
     put_ranges(segment.live.ranges(), segment.first, &mut body);
     put(segment.marks.runs().len() as u64, &mut body);
@@ -137,7 +137,7 @@ pub(super) fn newest_sidecar(
     Ok(newest)
 }
 
-/// Removes positions that a sidecar has as settled from a segment that was just read.
+/// Applies the settled positions of a sidecar to a segment that was just read.
 pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut PageSegment) {
     let mut from = segment.first;
     for &(first, last) in &sidecar.live {
@@ -156,12 +156,12 @@ pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut PageSegment) {
         }
     }
     segment.marks = marks;
-    // It may not have been synced: another one follows before anything relies on it.
+    // It may not have been synced: another one is written before anything relies on it.
     segment.sidecar.newest = NewestSidecar::Found(sidecar.generation);
     segment.sidecar.version += 1;
 }
 
-/// Writes a small file at once, and syncs it if `sync` is set.
+/// Writes a small file in one piece, and syncs it if `sync` is set.
 pub(super) fn write_whole(files: &OpenFiles, path: &str, bytes: &[u8], sync: bool) -> Result<(), PagesError> {
     let write = || {
         let file = files.disk().open(path)?;

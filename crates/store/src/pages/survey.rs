@@ -1,4 +1,4 @@
-//! The exact size of a queue's segments, for a restart.
+//! The exact totals of a queue's segments, for a restart.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use super::walk::{Walk, WalkedItem};
 pub struct Survey {
     /// How many there are.
     pub live: u64,
-    /// The sum of their weights, as given to `append`.
+    /// The sum of their weights, as passed to `append`.
     pub weight: u64,
     /// Positions of the first and of the last one; `None` if there are none.
     pub positions: Option<(u64, u64)>,
-    /// A time before which none of them expires, in milliseconds since 1970; `u64::MAX` if none ever does.
+    /// A lower bound for their expiry times, in milliseconds since 1970; `u64::MAX` if none ever expires.
     pub expires: u64,
 }
 
-/// A stretch of a segment in which some messages are settled, so that the others have to be read.
+/// A part of a segment in which some messages are settled, so that the others have to be read.
 struct Mixed {
     file: Arc<SegmentFileName>,
     offset: u64,
@@ -37,7 +37,7 @@ impl Default for Survey {
 }
 
 impl QueueSegments {
-    /// Counts the live messages. Where some messages in 64 KiB of a segment are settled, the others are read; no
+    /// Counts the live messages. Where some messages within 64 KiB of a segment are settled, the others are read; no
     /// message may be appended or settled meanwhile.
     ///
     /// # Errors

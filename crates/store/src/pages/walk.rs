@@ -6,7 +6,7 @@ use super::envelope::read_range;
 use super::record::{self, Record, ScannedRecord};
 use crate::disk::DiskFile;
 
-/// Goes through a segment's records, reading ahead in large pieces.
+/// Iterates over a segment's records, reading ahead in large pieces.
 pub(super) struct Walk<'f> {
     file: Option<&'f dyn DiskFile>,
     salt: u64,
@@ -47,7 +47,7 @@ impl<'f> Walk<'f> {
         self.offset
     }
 
-    /// The next record. The walk stays in front of a bad one.
+    /// The next record. The walk does not advance past a bad one.
     pub(super) fn next(&mut self) -> io::Result<WalkedItem<'_>> {
         if self.offset >= self.end {
             return Ok(WalkedItem::End);
@@ -82,7 +82,7 @@ impl<'f> Walk<'f> {
         }
     }
 
-    /// Call it in front of a bad record: goes to the next intact one, and returns its position.
+    /// After a bad record: skips to the next intact one, and returns its position.
     pub(super) fn skip_damage(&mut self) -> io::Result<Option<u64>> {
         let rest = self.rest()?;
         let from = self.offset + 1;
@@ -96,8 +96,7 @@ impl<'f> Walk<'f> {
         Ok(found.map(|(_, position)| position))
     }
 
-    /// Makes sure that `needed` bytes from the next record on are in the buffer; returns false if the segment has
-    /// fewer.
+    /// Ensures that `needed` bytes from the next record on are in the buffer; returns false if the segment has fewer.
     fn fill(&mut self, needed: u64) -> io::Result<bool> {
         let have = self.start + self.buffer.len() as u64 - self.offset;
         if have >= needed {

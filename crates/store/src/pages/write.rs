@@ -1,9 +1,9 @@
 //! Appending and syncing.
 //!
-//! An append goes to a buffer, which is written when it is large, when a segment is full, and on request. If a write
-//! fails the buffer stays and is written again at the same offset. If a *sync* fails the state of everything written
-//! since the last one is unknown, and asking the kernel again proves nothing: all of it that can still be read back
-//! moves to a new segment, and the old one ends where it was last synced.
+//! An append goes to a buffer, which is written when it is large, when a segment is full, and on request. If a write fails
+//! the buffer stays and is written again at the same offset. If a *sync* fails, the state of everything written since the
+//! last one is unknown, and another sync proves nothing. All of it that can still be read moves to a new segment, and the
+//! old one ends where it was last synced.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::segment::{PageSegment, SegmentPhase};
 use super::segment_files::{encode_index, write_whole};
 use crate::disk::DiskFile;
 
-/// An error that stopped an append, and the number of records before it.
+/// The error that stopped an append, and the number of records before it.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct AppendError {
@@ -28,7 +28,7 @@ pub struct AppendError {
     pub error: PagesError,
 }
 
-/// Work to be done before the next record can be appended.
+/// The work to do before the next record can be appended.
 enum Need {
     Nothing,
     Flush,
@@ -36,8 +36,8 @@ enum Need {
 }
 
 impl QueueSegments {
-    /// Appends messages, in ascending order of position and above all earlier ones. Messages that are already here and
-    /// live are skipped, so a caller may repeat those it is not sure of. They can be read at once; they are safe after
+    /// Appends messages, in ascending order of position and above all earlier ones. Live messages that already exist are
+    /// skipped, so a caller may repeat uncertain ones. They can be read at once; they are durable after
     /// [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl QueueSegments {
         }
     }
 
-    /// Writes the write buffer to the file, so that it takes no memory.
+    /// Writes the buffer to the file, and frees its memory.
     ///
     /// # Errors
     /// If the file cannot be written. The buffer stays.
@@ -64,13 +64,12 @@ impl QueueSegments {
         self.write_out(&mut self.writer.lock())
     }
 
-    /// Makes everything that was appended durable, except for transient messages. Costs nothing if there is nothing
-    /// new.
+    /// Makes everything that was appended durable, except for transient messages. Does nothing if there is nothing new.
     ///
     /// # Errors
-    /// If a file cannot be written or synced. Data synced before is not harmed. The next call tries the rest again,
-    /// elsewhere; but as some of it may have been lost with the file, a caller that has the messages appends them again
-    /// first (those that are still here are skipped).
+    /// A file cannot be written or synced. Data synced earlier is unaffected. The next call retries the rest elsewhere.
+    /// Since some of it may have been lost with the file, a caller that has the messages appends them again first (existing
+    /// ones are skipped).
     pub fn sync(&self) -> Result<(), PagesError> {
         let mut writer = self.writer.lock();
         if !self.durable || !self.state.lock().has_unsynced() {
@@ -79,7 +78,8 @@ impl QueueSegments {
         self.write_out(&mut writer)?;
         self.sync_open(&mut writer)?;
         self.state.lock().open_segment().into_iter().for_each(PageSegment::append_mark);
-        // The mark shows recovery that everything before it was durable. If it cannot be written now, it is later.
+        // The mark proves to recovery that everything before it was durable. If it cannot be written now, it is written
+        // later.
         let _ = self.write_out(&mut writer);
         Ok(())
     }
@@ -170,7 +170,7 @@ impl QueueSegments {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
             let synced = segment.synced() == Some(segment.shape);
-            // An index records which messages were settled, and a restart must not know that before `persist_settled_if`.
+            // An index records which messages were settled, and a restart must not see that before `persist_settled_if`.
             let whole = self.durable && synced && segment.live.count() == segment.shape.records;
             let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
             segment.seal();
@@ -180,7 +180,7 @@ impl QueueSegments {
         };
         if let Some((path, bytes)) = index {
             writer.names = true;
-            // It only saves time at the next start: a segment without an index is read instead.
+            // It only speeds up the next start: a segment without an index is read instead.
             let _ = write_whole(&self.files, &path, &bytes, false);
         }
         Ok(())
@@ -233,14 +233,14 @@ impl QueueSegments {
         let records = whole_records(&bytes, salt, from);
         let cut = self.state.lock().move_unsynced(&records, self);
         if let Some(length) = cut {
-            // Recovery prefers the newer segment for positions that both have: this only tidies up.
+            // Recovery prefers the newer segment for positions that both have, so this is only a clean-up.
             let _ = handle.set_len(length);
         }
     }
 }
 
 impl QueueState {
-    /// Whether a restart could lose messages that it should keep.
+    /// Whether a restart could lose messages that it should retain.
     fn has_unsynced(&self) -> bool {
         self.segments.back().is_some_and(|segment| {
             segment.shape.persistent > segment.synced().map_or(0, |synced| synced.persistent)
@@ -262,8 +262,8 @@ impl QueueState {
         })
     }
 
-    /// Ends the open segment where it was synced, and appends `records`, which came after that, to a new one. Returns
-    /// the new length of the old one, if it is of any use.
+    /// Ends the open segment where it was synced, and appends the later `records` to a new one. Returns the new length of
+    /// the old one, if it is still needed.
     fn move_unsynced(&mut self, records: &[Record<'_>], owner: &QueueSegments) -> Option<u64> {
         let old = self.segments.back_mut()?;
         let end = (records.last().map(|record| record.position), old.shape.last);
@@ -288,7 +288,7 @@ impl QueueState {
         }
         moved.iter().for_each(|record| self.push(record, owner));
         if end.0 != Some(end.1) {
-            // Some could not be read back: their positions may be used again.
+            // Some could not be read: their positions may be reused.
             self.last =
                 end.0.or(shape.map(|shape| shape.last)).or(self.segments.back().map(|old| old.shape.last));
         }

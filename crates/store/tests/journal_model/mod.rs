@@ -15,7 +15,7 @@ pub(crate) struct Run {
     disk: SimDisk,
     committer: Committer,
     queues: BTreeMap<u64, Queue>,
-    /// Messages that were appended and have no queue yet, with the serial number and length of their bodies.
+    /// Messages that were appended and have not reached a queue yet, with the serial number and length of their bodies.
     on_their_way: Vec<(MessageRef, u64, usize)>,
     serial: u64,
     /// The highest LSN that was ever reported to be on disk.

@@ -17,7 +17,7 @@ pub(crate) struct Run {
     store: Arc<Store>,
     rounds: Rounds,
     queues: BTreeMap<u64, Queue>,
-    /// Messages that were appended and have no queue yet.
+    /// Messages that were appended and have not reached a queue yet.
     on_their_way: Vec<(MessageRef, Body)>,
     serial: u64,
     deliveries: u32,

@@ -1,14 +1,14 @@
-//! Reframing a batch just before it is written: headers are inserted in front of the waiting bytes.
+//! Reframes a batch just before it is written: inserts headers in front of the pending bytes.
 
 use bytes::Bytes;
 
 use super::OutBuf;
 
-/// A tail up to this length is moved to make room; beyond, another entry in the vectored write costs less.
+/// Tails up to this length are moved to make space; for longer ones another entry in the vectored write costs less.
 const MOVE_BELOW: usize = 16 * 1024;
 
 impl OutBuf {
-    /// The waiting bytes, in order, in pieces.
+    /// The pending bytes, in order, in pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let tail = &self.tail[self.tail_written..];
         self.sealed.iter().map(|piece| &piece[..]).chain(std::iter::once(tail))
@@ -49,7 +49,7 @@ impl OutBuf {
         self.sealed.append(&mut rest);
     }
 
-    /// Discards all waiting bytes.
+    /// Discards all pending bytes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

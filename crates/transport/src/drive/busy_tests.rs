@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{Ended, Intent, Protocol, drive};
 use crate::outbox::Outbox;
 
-/// Answers each byte, `q` included, which ends it, and pauses for as long as it is asked to.
+/// Answers each byte, stops at `q`, and pauses for as long as it is asked to.
 struct Bytes {
     outbox: Arc<Outbox>,
     pauses: Arc<AtomicBool>,
@@ -19,7 +19,7 @@ struct Bytes {
 
 impl Protocol for Bytes {
     fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
-        // In the first turn after a pause it is not seen to read yet.
+        // In the first turn after a pause it still counts as paused.
         assert!(input[0] == b'q' || self.outbox.busy_since_rest().is_some(), "in its turn");
         self.outbox.append(|buf| buf.tail().extend_from_slice(&input[..1]));
         self.has_ended = input[0] == b'q';
@@ -46,7 +46,7 @@ impl Protocol for Bytes {
     }
 }
 
-/// On one thread the connection has its turns while the test waits.
+/// The connection runs on the test's only thread while the test waits.
 #[tokio::test]
 async fn a_connection_is_busy_from_the_wake_up_to_the_end_of_its_work_unless_it_does_not_read() {
     let (mut near, mut far) = tokio::io::duplex(64);

@@ -9,7 +9,7 @@ use super::*;
 async fn a_handed_over_socket_continues_with_its_pending_input_and_output() {
     let (mut near, mut far) = tokio::io::duplex(TAKEN);
     let (mut first, outbox) = lines(1024);
-    // More than the socket takes.
+    // More than the socket accepts.
     outbox.append(|buf| buf.tail().extend_from_slice(&[b'.'; TAKEN + 1]));
     near.write_all(b"one\ngo\ntwo\nqu").await.unwrap();
     let ended = drive(&mut far, &mut first, &outbox, 1024, Duration::from_secs(5)).await;
@@ -32,5 +32,5 @@ async fn a_handed_over_socket_continues_with_its_pending_input_and_output() {
     assert_eq!(peer.await.unwrap(), format!("{}one\ngo\ntwo\nquit\n", ".".repeat(TAKEN + 1)));
 }
 
-/// Bytes that a simulated socket takes while its peer does not read.
+/// Bytes that a simulated socket accepts while its peer does not read.
 const TAKEN: usize = 16;

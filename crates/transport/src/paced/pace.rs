@@ -1,27 +1,27 @@
-//! Decides when reads are delayed, by trial.
+//! Decides by experiment when to delay reads.
 
 use std::time::{Duration, Instant};
 
 use sync::BackOff;
 
-/// How long arriving data is measured before the decision whether to wait: long enough for a rate to compare with.
+/// How long data is measured before deciding whether to delay reads: long enough for a baseline rate.
 const WATCH: Duration = Duration::from_millis(8);
-/// Reads within that time from which on waiting saves wake-ups.
+/// Reads within that time at which delaying starts to save wake-ups.
 const BUSY_READS: u32 = 32;
-/// Average number of things, such as frames, per read from which on the sender itself is gathering them: each waits for
-/// others anyway. Eight small AMQP deliveries.
-const GATHERED: u64 = 24;
-/// Average bytes per read from which on a read is worth its own wake-up.
-const WORTHWHILE: u64 = 16 * 1024;
+/// Average number of items, such as frames, per read at which the sender itself already batches them, so that each has
+/// waited for others anyway. Eight small AMQP deliveries.
+const BATCHED_ITEMS: u64 = 24;
+/// Average bytes per read at which a read is worth its own wake-up.
+const LARGE_READ: u64 = 16 * 1024;
 /// How long a read is delayed. The runtime's timer has no shorter interval, and may take up to twice as long.
 pub(super) const WAIT: Duration = Duration::from_millis(1);
 /// Delayed reads over which the rate is measured and compared with the rate before.
 const TRIAL: u32 = 8;
-/// Delayed reads after which the rate without waiting is measured again.
-const RENEW: u32 = 256;
-/// A smaller share of the former rate means that the sender waits for our answers, as with a prefetch window.
-const AS_MUCH: f64 = 0.85;
-/// How long waiting is not tried again after that.
+/// Delayed reads after which the rate without delays is measured again.
+const REMEASURE_AFTER: u32 = 256;
+/// A smaller share of the former rate shows that the sender waits for answers, as with a prefetch window.
+const MIN_RATE_RATIO: f64 = 0.85;
+/// How long delays are not tried again after that.
 const RETRIAL: BackOff = BackOff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// The pace at which one stream is read.
@@ -33,11 +33,11 @@ pub(super) struct Pace {
     bytes: u64,
     /// Value of the reader's counter at that time.
     taken: u64,
-    /// Rate in bytes a second without waiting; `None` while reads are not delayed.
+    /// Rate in bytes a second without delays; `None` while reads are not delayed.
     before: Option<f64>,
     /// Delayed reads since `before` was measured.
     waited: u32,
-    /// Earliest time at which waiting is tried again.
+    /// Earliest time at which delays are tried again.
     not_before: Instant,
     back_off: BackOff,
 }
@@ -56,8 +56,8 @@ impl Pace {
         }
     }
 
-    /// Records a read of `bytes` bytes; `taken` is the number of things taken from the data read before. Returns
-    /// whether the next read is to wait.
+    /// Records a read of `bytes` bytes; `taken` is the number of items in the data read before. Returns whether to delay
+    /// the next read.
     pub(super) fn read(&mut self, bytes: usize, taken: u64, now: Instant) -> bool {
         self.reads += 1;
         self.bytes += bytes as u64;
@@ -74,10 +74,10 @@ impl Pace {
             return;
         }
         let reads = u64::from(self.reads);
-        let gathered = taken.saturating_sub(self.taken) >= GATHERED * reads;
-        // A longer time included a silence, or a thread that was held up: there is no rate to compare with.
+        let gathered = taken.saturating_sub(self.taken) >= BATCHED_ITEMS * reads;
+        // A longer time included a silence, or a delayed thread: it gives no rate to compare with.
         let whole = elapsed < 2 * WATCH;
-        let worthwhile = self.bytes >= WORTHWHILE * reads;
+        let worthwhile = self.bytes >= LARGE_READ * reads;
         if self.reads >= BUSY_READS && gathered && whole && !worthwhile && now >= self.not_before {
             self.before = Some(self.bytes as f64 / elapsed.as_secs_f64());
             self.waited = 0;
@@ -91,12 +91,12 @@ impl Pace {
             return;
         }
         let elapsed = now.saturating_duration_since(self.since);
-        if (self.bytes as f64) < before * AS_MUCH * elapsed.as_secs_f64() {
+        if (self.bytes as f64) < before * MIN_RATE_RATIO * elapsed.as_secs_f64() {
             self.before = None;
             self.not_before = now + self.back_off.pause();
         } else {
             self.back_off.reset();
-            if self.waited >= RENEW {
+            if self.waited >= REMEASURE_AFTER {
                 self.before = None;
             }
         }
@@ -131,9 +131,9 @@ mod tests {
             Self { pace: Pace::new(now), now, taken: 0, waits: 0, reads: 0 }
         }
 
-        /// Reads for `time` from a sender that writes `bytes` and `things` every `apart`, until `window` bytes wait to
+        /// Reads for `time` from a sender that writes `bytes` and `items` every `apart`, until `window` bytes wait to
         /// be read.
-        fn run(&mut self, time: Duration, apart: Duration, bytes: u64, things: u64, window: u64) {
+        fn run(&mut self, time: Duration, apart: Duration, bytes: u64, items: u64, window: u64) {
             let end = self.now + time;
             let mut waits = false;
             while self.now < end {
@@ -144,7 +144,7 @@ mod tests {
                 self.reads += 1;
                 self.waits += u32::from(waits);
                 waits = self.pace.read(arrived as usize, self.taken, self.now);
-                self.taken += arrived * things / bytes;
+                self.taken += arrived * items / bytes;
             }
         }
     }
@@ -160,17 +160,16 @@ mod tests {
 
     #[test]
     fn single_messages_large_ones_and_few_never_wait() {
-        for (apart, bytes, things) in
-            [(MANY, 80, 3), (MANY, 20_000, 48), (Duration::from_millis(1), 1000, 48)]
+        for (apart, bytes, items) in [(MANY, 80, 3), (MANY, 20_000, 48), (Duration::from_millis(1), 1000, 48)]
         {
             let mut it = Simulation::new();
-            it.run(Duration::from_secs(1), apart, bytes, things, u64::MAX);
-            assert_eq!(it.waits, 0, "{bytes} bytes, {things} things every {apart:?}");
+            it.run(Duration::from_secs(1), apart, bytes, items, u64::MAX);
+            assert_eq!(it.waits, 0, "{bytes} bytes, {items} items every {apart:?}");
         }
     }
 
     #[test]
-    fn a_sender_that_waits_for_answers_is_soon_left_alone() {
+    fn delays_end_soon_for_a_sender_that_waits_for_answers() {
         let mut it = Simulation::new();
         it.run(Duration::from_secs(10), MANY, 1000, 48, 8000);
         assert!((8..100).contains(&it.waits), "{}", it.waits);

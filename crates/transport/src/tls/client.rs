@@ -25,10 +25,10 @@ pub struct ClientTlsConfig {
     pub ca: Option<PathBuf>,
     /// The certificate shown to a server that asks for one.
     pub certificate: Option<CertificateFiles>,
-    /// The name that the server's certificate has to be for, if it is not the host that is connected to.
+    /// The name that the server's certificate must have, if it differs from the host.
     pub server_name: Option<String>,
-    /// Whether the server's certificate is validated at all. If not, anybody can pretend to be the server and read
-    /// everything, passwords included.
+    /// Whether to verify the server's certificate at all. Otherwise anybody can impersonate the server and read everything,
+    /// passwords included.
     pub verify: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct ClientTls {
     current: RwLock<Arc<ClientConfig>>,
 }
 
-/// The files of a [`ClientTls`], which have been read again.
+/// The re-read files of a [`ClientTls`].
 #[must_use = "the old contents stay in use until it is applied"]
 pub struct ClientTlsReload<'a> {
     tls: &'a ClientTls,
@@ -70,11 +70,11 @@ impl ClientTls {
         self.files.certificate.is_some()
     }
 
-    /// Runs the handshake with a server at `host`, over `stream`. It takes as long as the server lets it: the caller
-    /// must bound it.
+    /// Performs the handshake with a server at `host`, over `stream`. The server determines how long it takes: the caller
+    /// must apply a timeout.
     ///
     /// # Errors
-    /// The reason why there is no TLS connection, in plain words.
+    /// A readable reason why the TLS connection failed.
     pub async fn connect(&self, stream: Stream, host: &str) -> io::Result<Stream> {
         let expected = self.files.server_name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(expected.to_owned()).map_err(|_| {
@@ -114,7 +114,7 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
             None => system_ca()?,
         })
     } else {
-        let anybody = Arc::new(Anybody(Arc::clone(&provider)));
+        let anybody = Arc::new(AcceptAnyCertificate(Arc::clone(&provider)));
         builder.dangerous().with_custom_certificate_verifier(anybody)
     };
     let Some(pair) = &files.certificate else {
@@ -128,19 +128,23 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
 fn system_ca() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Some systems have certificates that are no longer usable; the others count.
+    // Some systems have certificates that are no longer usable; these are skipped.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        return Err(TlsError::new(TlsFile::Ca, &system_store(), "none found; name a file"));
+        return Err(TlsError::new(
+            TlsFile::Ca,
+            &system_store(),
+            "no CA certificates found; configure a file",
+        ));
     }
     Ok(roots)
 }
 
 /// Accepts every certificate.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

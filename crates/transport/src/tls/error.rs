@@ -25,7 +25,7 @@ pub struct TlsError {
     pub file: TlsFile,
     /// The file and its fault, or that it is missing.
     pub reason: String,
-    /// The error of rustls. Those of reading PEM are left out, for their texts may quote a key.
+    /// The error of rustls. Errors of reading PEM are omitted, since their texts may quote a key.
     source: Option<Error>,
 }
 
@@ -34,7 +34,7 @@ impl TlsError {
         Self { file, reason: format!("{}: {reason}", path.display()), source: None }
     }
 
-    /// A configuration that is wrong, whichever its file.
+    /// An error of the configuration that concerns no single file.
     pub(super) fn without_path(file: TlsFile, reason: impl fmt::Display) -> Self {
         Self { file, reason: reason.to_string(), source: None }
     }
@@ -57,9 +57,7 @@ pub(super) fn explain_client(error: io::Error) -> io::Error {
 /// Turns the failure of a handshake with the server named `name` into an error that explains it.
 pub(super) fn explain_server(error: io::Error, name: &str) -> io::Error {
     explain(error, |error| match error {
-        Error::InvalidMessage(_) => {
-            Some("the server does not speak TLS: is this its port for TLS?".to_owned())
-        }
+        Error::InvalidMessage(_) => Some("the server does not speak TLS: is this its TLS port?".to_owned()),
         Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => Some(format!("the server's certificate is not for '{name}'")),
@@ -91,7 +89,7 @@ fn explain(error: io::Error, text: impl Fn(&Error) -> Option<String>) -> io::Err
     }
 }
 
-/// Describes the fault of a certificate, as the end of a sentence.
+/// Describes what is wrong with a certificate, as the end of a sentence.
 fn fault(error: &CertificateError) -> String {
     match error {
         // `BadSignature`: a CA with the name of a trusted one, but another key.
@@ -105,7 +103,8 @@ fn fault(error: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "is not valid for this purpose (extended key usage)".to_owned()
         }
-        // rustls has no variant for it, and its cause is of a crate that is not ours to name; a test makes such a certificate.
+        // rustls has no variant for it, and its cause is a type of a crate that is no dependency of ours; a test creates
+        // such a certificate.
         CertificateError::Other(cause) if cause.0.to_string() == "CaUsedAsEndEntity" => {
             CA_AS_SERVER.to_owned()
         }

@@ -12,7 +12,7 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use super::error::{TlsError, TlsFile};
 
-/// A certificate with its chain, and its private key, both as PEM. They may be one file.
+/// A certificate with its chain, and its private key, both as PEM; possibly in one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The certificate first, then the intermediate ones.
@@ -26,11 +26,11 @@ pub struct CertificateFiles {
 pub struct CertificateInfo {
     /// The file it was read from.
     pub path: PathBuf,
-    /// The DNS names and addresses that it is for.
+    /// The DNS names and addresses for which it is valid.
     pub names: Vec<String>,
     /// When it expires, as text.
     pub expires: String,
-    /// Whether it is valid now.
+    /// Whether it is valid at the present time.
     pub in_time: bool,
     /// When each certificate of the file expires: the certificate itself first, then its chain.
     pub ends: Vec<Expiry>,
@@ -60,7 +60,7 @@ impl fmt::Display for CertificateInfo {
     }
 }
 
-/// Reads a certificate and its key, and checks that they belong together.
+/// Reads a certificate and its key, and checks that they match.
 pub(super) fn read_pair(
     files: &CertificateFiles,
     provider: &CryptoProvider,
@@ -97,7 +97,7 @@ fn read_certificates(file: TlsFile, path: &Path) -> Result<Vec<CertificateDer<'s
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| at_fault(pem_fault(&error)))?;
     if certificates.is_empty() {
-        return Err(at_fault("holds no certificate in PEM form".to_owned()));
+        return Err(at_fault("contains no certificate in PEM form".to_owned()));
     }
     Ok(certificates)
 }
@@ -105,7 +105,7 @@ fn read_certificates(file: TlsFile, path: &Path) -> Result<Vec<CertificateDer<'s
 fn pem_fault(error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("cannot be read: {error}"),
-        pem::Error::NoItemsFound => "holds no certificate in PEM form".to_owned(),
+        pem::Error::NoItemsFound => "contains no certificate in PEM form".to_owned(),
         // The error's own text may quote the line.
         _ => "is not valid PEM".to_owned(),
     }
@@ -113,7 +113,7 @@ fn pem_fault(error: &pem::Error) -> String {
 
 fn key_fault(error: &pem::Error) -> String {
     match error {
-        pem::Error::NoItemsFound => "holds no private key in PEM form that is not encrypted".to_owned(),
+        pem::Error::NoItemsFound => "contains no unencrypted private key in PEM form".to_owned(),
         other => pem_fault(other),
     }
 }
@@ -133,7 +133,7 @@ fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>,
     parsed.map(|(_, parsed)| parsed).map_err(|_| NotACertificate)
 }
 
-/// When each of these expires. Leaves out those that only rustls can parse: it decides which can be used.
+/// When each of these expires. Skips those that only rustls can parse: rustls decides which ones are usable.
 fn ends(certificates: &[CertificateDer<'_>]) -> Vec<Expiry> {
     let end = |certificate| Some(expiry(parse(certificate).ok()?.validity().not_after));
     certificates.iter().filter_map(end).collect()

@@ -1,4 +1,4 @@
-//! The user name that a client's certificate stands for, as RabbitMQ derives it (`ssl_cert_login_from`).
+//! Derives the user name from a client's certificate, as RabbitMQ does (`ssl_cert_login_from`).
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ pub enum SanType {
 }
 
 impl LoginFrom {
-    /// The user name that a certificate stands for; `None` when it has none of this kind.
+    /// The user name in a certificate; `None` if it has none of this kind.
     pub(super) fn name(self, certificate: &CertificateDer<'_>) -> Option<String> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let name = match self {
@@ -37,7 +37,7 @@ impl LoginFrom {
             Self::CommonName => common_name(certificate.subject()),
             Self::SubjectAlternativeName(san) => alternative_name(&certificate, san)?,
         };
-        // A user name is never empty, and at most as long as AMQP's short strings.
+        // A user name is not empty, and no longer than AMQP's short strings.
         (!name.is_empty() && name.len() <= MAX_NAME_LENGTH).then_some(name)
     }
 }

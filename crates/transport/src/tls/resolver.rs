@@ -1,4 +1,4 @@
-//! Chooses the certificate that a client is shown.
+//! Selects the certificate for a client by SNI.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-/// Certificates by the names that they are for; the first one serves clients that ask for another name, or none.
+/// Certificates by name; the first one serves clients that ask for an unknown name, or none.
 #[derive(Debug)]
 pub(super) struct CertificatesByName {
     first: Arc<CertifiedKey>,

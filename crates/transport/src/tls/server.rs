@@ -18,29 +18,29 @@ use super::resolver::CertificatesByName;
 use crate::stream::Stream;
 use crate::turn::ACCEPTING;
 
-/// The certificates that a listener shows, and those that it asks for.
+/// A listener's certificates, and its requirements for client certificates.
 #[derive(Debug, Clone)]
 pub struct ServerTlsConfig {
-    /// At least one. A client that asks for a name (SNI) is shown the first certificate for that name; one that asks
-    /// for another name, or for none, is shown the first of all.
+    /// At least one. A client that sends a server name (SNI) gets the first certificate with that name; with an unknown
+    /// name or none, it gets the first of all.
     pub certificates: Vec<CertificateFiles>,
-    /// Whether clients have to show certificates.
+    /// Whether clients must present certificates.
     pub client_certificates: ClientCertificates,
-    /// The user name that a client's certificate stands for.
+    /// The part of a client's certificate that is the user name.
     pub login_from: LoginFrom,
 }
 
 /// Whether clients are asked for a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// Clients are not asked for one.
+    /// Clients are not asked for a certificate.
     Off,
-    /// A certificate, if they have one. One that is shown must be valid.
+    /// Clients may present a certificate, which must then be valid.
     Optional {
         /// The trusted CA certificates, as PEM.
         ca: PathBuf,
     },
-    /// A valid certificate.
+    /// Clients must present a valid certificate.
     Required {
         /// As for `Optional`.
         ca: PathBuf,
@@ -50,7 +50,7 @@ pub enum ClientCertificates {
 /// TLS for the connections of listeners.
 pub struct ServerTls {
     files: ServerTlsConfig,
-    /// Replaced by a reload; handshakes in progress keep the configuration that they began with.
+    /// Replaced by a reload; handshakes in progress continue with their configuration.
     current: RwLock<Current>,
 }
 
@@ -59,7 +59,7 @@ struct Current {
     in_use: Arc<TlsInUse>,
 }
 
-/// The files of a [`ServerTls`], which have been read again.
+/// The re-read files of a [`ServerTls`].
 #[must_use = "the old contents stay in use until it is applied"]
 pub struct ServerTlsReload<'a> {
     tls: &'a ServerTls,
@@ -80,8 +80,8 @@ pub struct TlsInUse {
 pub struct TlsAccepted {
     /// The stream inside TLS.
     pub stream: Stream,
-    /// The user name that the client's certificate stands for. `None` if the client has shown none, or one without a
-    /// name of the configured kind.
+    /// The user name in the client's certificate. `None` without a certificate, or if it has no name of the configured
+    /// kind.
     pub login: Option<Arc<str>>,
 }
 
@@ -95,7 +95,7 @@ impl ServerTls {
         Ok(Self { files, current })
     }
 
-    /// The contents of the files that are in effect.
+    /// The contents of the files in effect.
     pub fn in_use(&self) -> Arc<TlsInUse> {
         Arc::clone(&self.current.read().in_use)
     }
@@ -108,10 +108,11 @@ impl ServerTls {
         Ok(ServerTlsReload { tls: self, made: make(&self.files)? })
     }
 
-    /// Runs the handshake with a connected client. It takes as long as the client lets it: the caller must bound it.
+    /// Performs the handshake with a connected client. The client determines how long it takes: the caller must apply a
+    /// timeout.
     ///
     /// # Errors
-    /// The reason why there is no TLS connection, in plain words.
+    /// A readable reason why the TLS connection failed.
     pub async fn accept(&self, stream: Stream) -> io::Result<TlsAccepted> {
         let config = Arc::clone(&self.current.read().config);
         let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
@@ -123,8 +124,8 @@ impl ServerTls {
 }
 
 impl ServerTlsReload<'_> {
-    /// Uses the new contents for connections from now on; established ones stay as they are. Sessions are not resumed
-    /// across a reload. Returns what is in use from then on.
+    /// Uses the new contents for connections from now on; established ones do not change. Sessions are not resumed across a
+    /// reload. Returns the contents now in use.
     pub fn apply(self) -> Arc<TlsInUse> {
         let in_use = Arc::clone(&self.made.in_use);
         *self.tls.current.write() = self.made;
@@ -158,7 +159,7 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
     // TLS 1.2 and 1.3.
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
-    // Client certificates are verified in the handshake, required or not: one that is invalid is refused in either case.
+    // The handshake verifies client certificates whether or not they are required, and rejects invalid ones.
     let mut ca_info = None;
     let mut config = match &files.client_certificates {
         ClientCertificates::Off => builder.with_no_client_auth().with_cert_resolver(resolver),
@@ -173,13 +174,12 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
             builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver)
         }
     };
-    // Resumption: no session is stored here, and tickets are sent only without client certificates.
+    // Resumption: the server stores no sessions, and sends tickets only if it does not ask for client certificates.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     if files.client_certificates == ClientCertificates::Off {
-        // The client keeps its resumption state itself, encrypted: the server keeps nothing. A resumed session would
-        // not show its client's certificate again, so where client certificates are asked for, every connection makes
-        // a full handshake.
+        // The client stores its encrypted resumption state itself. A resumed session would not present the client's
+        // certificate again, so with client certificates every connection makes a full handshake.
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }

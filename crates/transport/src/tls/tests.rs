@@ -356,10 +356,10 @@ fn a_file_that_cannot_be_used_is_named_with_the_reason() {
     assert!(reason.contains("missing: cannot be read: No such file"), "{reason}");
     let (file, reason) = fault(&good.key, &good.key);
     assert_eq!(file, TlsFile::Certificate);
-    assert!(reason.ends_with("holds no certificate in PEM form"), "{reason}");
+    assert!(reason.ends_with("contains no certificate in PEM form"), "{reason}");
     let (file, reason) = fault(&good.certificate, &good.certificate);
     assert_eq!(file, TlsFile::Key);
-    assert!(reason.ends_with("holds no private key in PEM form that is not encrypted"), "{reason}");
+    assert!(reason.ends_with("contains no unencrypted private key in PEM form"), "{reason}");
 }
 
 /// Turns are the whole process's: other tests wait meanwhile.

@@ -18,8 +18,8 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All fuzz targets, by name.
 pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("request", request)];
 
-/// Payload, events and faults do not depend on how a stream was cut into reads, and the payload is never longer than
-/// the input.
+/// Payload, events and faults do not depend on how a stream was split into reads, and the payload is never longer than the
+/// input.
 pub fn frames(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
         let reported = |step| reported(FrameDecoder::new(role, LIMITS), input, step);
@@ -57,7 +57,7 @@ pub fn deflated(input: &[u8]) {
     }
 }
 
-/// A request is complete at one length only, its answer has nothing that the client did not offer, and the client is
+/// A request is complete at one length only, its response contains nothing that the client did not offer, and the client is
 /// distinguished from trusted proxies.
 pub fn request(input: &[u8]) {
     let head = Head::parse(input);
@@ -114,7 +114,7 @@ fn reported(
                     continue;
                 }
             }
-            // The amount of a bad message that is returned before its fault does depend on the cut.
+            // The amount of an invalid message that is returned before its fault does depend on the split.
             Err(fault) => {
                 payload.truncate(events.last().map_or(0, |(len, _)| *len).min(before));
                 return (events, payload, Some(fault));

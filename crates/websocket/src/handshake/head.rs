@@ -88,7 +88,7 @@ impl<'a> Head<'a> {
         self.elements(name).any(|candidate| candidate.eq_ignore_ascii_case(element))
     }
 
-    /// Whether the request has a body behind the head.
+    /// Whether the request has a body after the head.
     pub fn has_body(&self) -> bool {
         self.all("transfer-encoding").next().is_some()
             || self.all("content-length").any(|length| length != "0")
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused_without_reading_on() {
+    fn an_oversize_head_is_refused_without_reading_more() {
         let long = format!("GET / HTTP/1.1\r\nCookie: {}", "c".repeat(MAX_HEAD));
         assert_eq!(parse(&long), Err(HeadError::TooLarge));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_HEADERS + 1));

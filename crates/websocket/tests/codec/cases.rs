@@ -67,7 +67,7 @@ fn pings_up_to_125_bytes_are_decoded_and_longer_ones_are_refused() {
 }
 
 #[test]
-fn reserved_bits_are_refused_wherever_they_stand() {
+fn reserved_bits_are_refused_in_every_frame() {
     for bits in 1..8u8 {
         let bits = bits << 4;
         for opcode in [TEXT, BINARY, CLOSE, PING, PONG] {
@@ -113,7 +113,7 @@ fn fragments_are_put_together_with_control_frames_between() {
 }
 
 #[test]
-fn fragmentation_that_makes_no_message_is_refused() {
+fn fragments_that_form_no_message_are_refused() {
     for list in [
         &[(PING, &b"a"[..]), (FIN | CONTINUATION, b"b")][..],
         &[(PONG, b"a")],
@@ -160,7 +160,7 @@ fn text_that_is_not_utf8_is_refused_with_1007() {
 }
 
 #[test]
-fn bad_text_is_refused_before_the_rest_of_its_message_has_come() {
+fn invalid_text_is_refused_before_the_rest_of_its_message_arrives() {
     let begun = frames(&[(TEXT, b"\xce\xba\xf4\x90")]);
     let (heard, fault) = hear_client(&begun);
     assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1007)));
@@ -253,7 +253,7 @@ fn large_messages_are_decoded_with_frames_and_reads_of_every_size() {
 
 /// Payload that was passed in again and again would make the cost of a message grow with its square.
 #[test]
-fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
+fn only_a_header_or_a_control_frame_is_ever_passed_twice() {
     let mut bytes = Vec::new();
     for len in [0, 1, 125, 126, 70_000] {
         bytes.extend(masked(FIN | BINARY, &vec![b'x'; len]));

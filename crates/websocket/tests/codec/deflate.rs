@@ -181,7 +181,7 @@ fn the_bit_counts_only_where_a_message_begins_and_only_if_negotiated() {
 }
 
 #[test]
-fn control_frames_may_stand_between_compressed_fragments() {
+fn control_frames_may_come_between_compressed_fragments() {
     let hello = [0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
     let bytes = [masked(0x41, &hello[..1]), masked(0x89, b"p"), masked(0x80, &hello[1..])].concat();
     assert_eq!(heard(&bytes), (vec![Heard::Ping(b"p".to_vec()), Heard::Text(b"Hello".to_vec())], None));

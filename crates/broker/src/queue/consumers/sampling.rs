@@ -1,4 +1,4 @@
-//! Samples the consumers of a queue: whether they wait for turns of this server, on average.
+//! Samples the consumers of a queue: whether they, on average, wait for turns of this server.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,24 +7,25 @@ use super::Consumers;
 use crate::SessionId;
 use crate::time::Timestamp;
 
-/// The samples of the consumers of a queue that has once been long enough for its publishers to need credit.
+/// Samples of the consumers of a queue that was long enough at some time to throttle its publishers.
 pub(super) struct ConsumerSampling {
     /// The number of consumers of each session.
     sessions: HashMap<SessionId, usize>,
-    /// The position, in the order of [`Consumers::listed`], at which the next sample begins.
+    /// The position, in the order of [`Consumers::listed`], at which the next sample starts.
     next: usize,
     /// When the last sample was taken.
     at: Timestamp,
-    /// The share of consumers that were behind, of [`ALL`], on average over the last samples.
+    /// The share of consumers that lagged, in units of 1/[`ALL`], averaged over the last samples.
     share: u32,
 }
 
 impl Consumers {
-    /// Whether consumers are behind: on average a quarter of those that were sampled. A consumer is behind if its connection
-    /// [has been busy](crate::Consumer::busy_since_rest) without a rest since an earlier sample. One that keeps resting waits
-    /// for its client, however much that takes.
+    /// Whether consumers lag: on average a quarter of those sampled. A consumer lags if its connection [has been
+    /// busy](crate::Consumer::busy_since_rest) without becoming idle since an earlier sample. One that becomes idle again
+    /// and again waits for its client, however much it consumes.
     ///
-    /// All that have room have been served, or the backlog would be short: so lower priorities count as much as higher ones.
+    /// All consumers with capacity have been served, or the backlog would be short. So lower priorities count as much as
+    /// higher ones.
     pub(in crate::queue) fn sample_lag(&mut self, now: Timestamp) -> bool {
         let sampling = self.sampling();
         if now < sampling.at.after(SAMPLING_INTERVAL) {
@@ -50,7 +51,7 @@ impl Consumers {
         sampling.share >= BEHIND
     }
 
-    /// Samples one consumer; returns 1 if it is behind.
+    /// Samples one consumer; returns 1 if it lags.
     fn sample_consumer(&mut self, slot: u32) -> u32 {
         let entry = &mut self.entries[slot as usize];
         let busy = entry.consumer.busy_since_rest();
@@ -90,23 +91,24 @@ impl ConsumerSampling {
     }
 }
 
-/// Milliseconds between two samples: long for a connection that keeps up, which rests in between, short for one that waits
-/// behind the turns of others.
+/// Milliseconds between two samples: long for a connection that keeps up, which becomes idle in between, and short for one
+/// that waits behind the turns of others.
 const SAMPLING_INTERVAL: u64 = 2;
 
 /// Consumers in one sample, under the queue's lock.
 const SAMPLE_SIZE: usize = 16;
 
-/// The share that stands for all consumers.
+/// The share that represents all consumers.
 const ALL: u32 = 1024;
 
-/// The share that is enough: where publishers take their turns, it is most of them, but for those whose clients are at work.
+/// The share that counts as lagging. If publishers take their turns, most consumers lag, except those that wait for their
+/// clients.
 const BEHIND: u32 = ALL / 4;
 
-/// The number of samples over which the share is an average; in tests of all interleavings, the last one alone.
+/// The number of samples that the share averages; in tests of all interleavings, only the last one.
 const HISTORY: u32 = if cfg!(feature = "loom") { 1 } else { 8 };
 
-/// Milliseconds after which samples do not count any more.
+/// Milliseconds after which samples expire.
 const FORGOTTEN_AFTER: u64 = 100;
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -15,7 +15,7 @@ pub(in crate::queue) struct ReturnedBatch {
     messages: usize,
     /// Bytes of their bodies.
     bytes: u64,
-    /// Bytes of memory that they take.
+    /// Bytes of memory that they use.
     weight: u64,
 }
 
@@ -48,7 +48,7 @@ impl ReadyStore {
         first
     }
 
-    /// Puts messages back that were popped before: all of them in less time than very many one by one.
+    /// Puts back messages that were popped before: for very many, faster than one by one.
     pub(in crate::queue) fn put_back_all(&mut self, batch: ReturnedBatch) {
         let ReturnedBatch { levels, messages, bytes, weight } = batch;
         self.len += messages;

@@ -1,9 +1,9 @@
-//! A double-ended queue that never moves what it contains when it grows.
+//! A double-ended queue that never moves its elements when it grows.
 
 use std::collections::VecDeque;
 
-/// A queue in chunks. One that moves to a larger place when it is full would copy 96 MB for four million messages, while the
-/// publishers and consumers of the queue wait for its lock.
+/// A queue in chunks. Reallocating a contiguous one would copy 96 MB for four million messages, while the publishers and
+/// consumers of the queue wait for its lock.
 #[derive(Debug)]
 pub(super) struct ChunkedDeque<T> {
     /// The first elements. Empty only if there are no others.
@@ -72,7 +72,7 @@ impl<T> ChunkedDeque<T> {
         Some(element)
     }
 
-    /// Moves a chunk to the front, where there is none. If all are empty, little memory stays for elements that come.
+    /// Moves a chunk to the front if that is empty. If all are empty, a little memory is retained.
     fn next_chunk(&mut self) {
         match self.more.pop_front() {
             Some(next) => self.first = next,
@@ -98,7 +98,7 @@ impl<T> ChunkedDeque<T> {
         }
     }
 
-    /// Adds all elements of another one behind its own, in time that depends on their number of chunks.
+    /// Appends all elements of another one, in time proportional to their number of chunks.
     pub(super) fn append(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
@@ -110,10 +110,10 @@ impl<T> ChunkedDeque<T> {
     }
 }
 
-/// Elements that an empty queue keeps the memory for, after it has been long.
+/// Elements for which an empty queue retains memory after it was long.
 const MIN_CAPACITY: usize = 64;
 
-/// Elements of a chunk. A short queue has only the first, which takes as much memory as it needs.
+/// Elements of a chunk. A short queue has only the first one, which takes no more memory than it needs.
 const CHUNK: usize = 512;
 
 #[cfg(test)]

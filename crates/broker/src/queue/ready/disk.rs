@@ -17,7 +17,7 @@ pub(crate) struct OnDisk {
     pub(crate) bytes: u64,
 }
 
-/// Messages that have to be written before they can leave memory. They stay in memory until then.
+/// Messages that have to be written before they can leave memory.
 pub(in crate::queue) struct ToWrite {
     rank: u8,
     epoch: u64,
@@ -38,13 +38,13 @@ pub(crate) enum Extent {
     Stored,
 }
 
-/// The outcome of a step of paging out.
+/// The outcome of a page-out step.
 pub(in crate::queue) enum PagedOut {
     /// No (more) messages can leave memory.
     Nothing,
-    /// These messages have left memory, and are to be dropped when the queue is not locked.
+    /// These messages have left memory; drop them without the queue's lock.
     Freed(Vec<Delivery>),
-    /// These messages have to be written first: see [`ReadyStore::written`].
+    /// Write these messages first: see [`ReadyStore::written`].
     Write(ToWrite),
 }
 
@@ -72,7 +72,7 @@ impl ReadyStore {
         self.needs_load |= self.is_on_disk();
     }
 
-    /// Whether a run needs to be loaded from.
+    /// Whether messages of a run need to be loaded.
     #[inline]
     pub(in crate::queue) fn needs_load(&self) -> bool {
         self.needs_load
@@ -141,7 +141,7 @@ impl ReadyStore {
         self.levels[at].returned.take_if(|returned| returned.len() == 0);
     }
 
-    /// Lets messages leave memory: those in the store at once, others when they are [written](Self::written).
+    /// Pages out messages: those in the store at once, others after they are [written](Self::written).
     pub(in crate::queue) fn page_out(
         &mut self,
         extent: Extent,
@@ -220,14 +220,14 @@ impl ReadyStore {
         let Some(last) = last.filter(|_| written.epoch == self.epoch) else { return freed };
         let Ok(at) = self.find_level(written.rank) else { return freed };
         let single = self.levels.len() == 1;
-        // A level that was joined in the meantime no longer uses its segments.
+        // A level that was joined meanwhile no longer uses its segments.
         while self.levels[at].next_of_tail().is_some_and(|waiting| waiting.next().position <= last) {
             self.move_to_run(at, single, &mut freed);
         }
         freed
     }
 
-    /// Segments that are not needed any more.
+    /// Segments that are no longer needed.
     pub(in crate::queue) fn take_discarded(&mut self) -> Vec<Arc<QueueSegments>> {
         std::mem::take(&mut self.discarded)
     }
@@ -247,7 +247,7 @@ impl ReadyStore {
 }
 
 impl Extent {
-    /// Bytes of memory that a queue may take before it is worth the work.
+    /// Bytes of memory below which a queue is not worth the work.
     pub(in crate::queue) fn least(self) -> u64 {
         match self {
             Self::Usual => 128 << 10,
@@ -273,7 +273,7 @@ impl OnDisk {
     }
 }
 
-/// Messages that leave memory while the queue is locked: this takes some ten microseconds.
+/// Messages paged out under the queue's lock: this takes some ten microseconds.
 const STEP_MESSAGES: usize = 512;
-/// Bytes that are written in one go, and stay in memory meanwhile.
+/// Bytes per write, which stay in memory meanwhile.
 const STEP_BYTES: u64 = 1 << 20;

@@ -10,8 +10,8 @@ use super::run::{Plan, Run};
 use super::waiting::{Next, Waiting};
 use crate::queue::delivery::Delivery;
 
-/// Messages that were returned to their place wait apart, in front of those that have never left: they are older than those,
-/// and rare. Where returned messages come first, one level has all of them, and nothing else.
+/// Messages that returned to their position are stored separately, in front of those that have never left: they are older,
+/// and rare. If returned messages come first, one level contains all of them, and nothing else.
 pub(super) struct Level {
     /// The priority of its messages, or a rank above all priorities, for returned messages.
     pub(super) rank: u8,
@@ -33,7 +33,7 @@ struct Split {
 /// A message that was taken.
 pub(super) struct Popped {
     pub(super) delivery: Delivery,
-    /// Bytes by which the part of the level that is not paged out has become smaller.
+    /// Bytes by which the part of the level that cannot be paged out has shrunk.
     pub(super) unpinned: u64,
     /// A load is needed.
     pub(super) needs_load: bool,
@@ -114,7 +114,7 @@ impl Level {
         Some(Popped { delivery, unpinned, needs_load, joins: false })
     }
 
-    /// Adds a message that was returned. Returns the bytes by which the part of the level that is not paged out has grown.
+    /// Adds a returned message. Returns the growth in bytes of the part of the level that cannot be paged out.
     pub(super) fn put_back(&mut self, place: u64, delivery: Delivery, stored: bool) -> u64 {
         let returned = self.returned.get_or_insert_default();
         let before = returned.pinned();
@@ -122,8 +122,7 @@ impl Level {
         returned.pinned() - before
     }
 
-    /// Adds messages that were returned together. Returns the bytes by which the part of the level that is not paged out has
-    /// grown.
+    /// Adds messages that returned together. Returns the growth in bytes of the part of the level that cannot be paged out.
     pub(super) fn put_back_all(&mut self, messages: ReturnedMessages) -> u64 {
         let returned = self.returned.get_or_insert_default();
         let before = returned.pinned();
@@ -222,8 +221,8 @@ impl Level {
         self.head.push_back(delivery.into());
     }
 
-    /// Splits the level behind the first `window` bytes, if it is not split. Returns the bytes of memory that have
-    /// become part of the head; `None` if all messages fit into the head.
+    /// Splits the level after the first `window` bytes, if it is not split. Returns the bytes of memory that are now in the
+    /// head; `None` if all messages fit into the head.
     pub(super) fn split(&mut self, window: u64) -> Option<u64> {
         if self.split.is_some() {
             return Some(0);
@@ -249,7 +248,8 @@ impl Level {
         if self.split.is_none() { self.head.front() } else { None }
     }
 
-    /// Takes the last message of the head of a split level, if the others take `window` bytes and `may_leave` says so.
+    /// Takes the last message of the head of a split level, if the others use at least `window` bytes and `may_leave`
+    /// allows it.
     pub(super) fn pop_head_back(
         &mut self,
         window: u64,
@@ -267,19 +267,19 @@ impl Level {
         Some((delivery, weight))
     }
 
-    /// The next message that would leave memory.
+    /// The next message that would be paged out.
     pub(super) fn next_of_tail(&self) -> Option<&Waiting> {
         self.split.as_ref()?.tail.front()
     }
 
-    /// The first messages that would leave memory.
+    /// The first messages that would be paged out.
     pub(super) fn first_of_tail(&self, most: usize, most_bytes: u64) -> Option<Vec<Delivery>> {
         let mut bytes = 0;
         let tail = self.split.as_ref()?.tail.iter().take(most);
         let first: Vec<_> = tail
             .take_while(|waiting| {
                 let fits = bytes < most_bytes;
-                // The message may be shared by very many queues, and is copied whole.
+                // Very many queues may share the message, and each copies all of it.
                 bytes += waiting.message().weight().max(waiting.message().body_len() as u64);
                 fits
             })
@@ -316,6 +316,6 @@ fn weight_of(messages: &ChunkedDeque<Waiting>) -> u64 {
     messages.iter().map(|waiting| waiting.message().weight()).sum()
 }
 
-/// Bytes below which the head is loaded to: a consumer takes this in some milliseconds, and a disk reads more
-/// in that time.
+/// The head is loaded up to this number of bytes: a consumer takes this many in some milliseconds, and a disk reads more in
+/// that time.
 const LOW_HEAD: u64 = 512 << 10;

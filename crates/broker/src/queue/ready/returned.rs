@@ -7,12 +7,11 @@ use super::waiting::Next;
 use super::{Extent, OnDisk};
 use crate::queue::delivery::Delivery;
 
-/// The returned messages of a level, by their places: their positions, or the order of their return where returned messages
+/// The returned messages of a level, by their places: their positions, or the order of their return if returned messages
 /// come first.
 ///
-/// Messages that the store has may leave memory, the last ones first. Unlike a run, which loses nothing by that, they have been
-/// delivered since the broker started: the counts of deliveries and failures stay in memory, once for all neighbours that
-/// have the same ones.
+/// Messages that the store has can be paged out, the last ones first. Unlike those of a run, they have been delivered since
+/// the broker started: the counts of deliveries and failures stay in memory, once for all neighbours with equal counts.
 #[derive(Default)]
 pub(super) struct ReturnedMessages {
     /// Messages that the store does not have. They stay in memory.
@@ -33,14 +32,14 @@ pub(super) struct ReturnedMessages {
     is_consumed: bool,
 }
 
-/// Messages on disk with consecutive places and consecutive positions, which were delivered equally often.
+/// Messages on disk with consecutive places and positions, and equal delivery counts.
 struct Span {
     /// The position of the first one.
     position: u64,
     messages: u64,
     /// Bytes of their bodies.
     bytes: u64,
-    /// A time before which none of them expires.
+    /// Lower bound of their expiry times.
     expires: u64,
     deliveries: u32,
     failures: u32,
@@ -69,13 +68,13 @@ impl ReturnedMessages {
         (self.fixed.len() + self.movable.len()) as u64 + self.on_disk
     }
 
-    /// Bytes of memory that are not paged out.
+    /// Bytes of memory that cannot be paged out.
     pub(super) fn pinned(&self) -> u64 {
         let reserve = if self.spans.is_empty() { 0 } else { self.reserve.min(self.movable_weight) };
         self.fixed_weight + reserve
     }
 
-    /// Adds a message, of which the store has a copy or not.
+    /// Adds a message; `stored` if the store has a copy.
     pub(super) fn insert(&mut self, place: u64, delivery: Delivery, stored: bool) {
         let weight = delivery.message.weight();
         let (messages, sum) = match stored {
@@ -125,7 +124,7 @@ impl ReturnedMessages {
         Some(delivery)
     }
 
-    /// Whether few messages are left in front of those on disk.
+    /// Whether few messages are left before those on disk.
     pub(super) fn needs_load(&self) -> bool {
         !self.spans.is_empty()
             && (self.movable_weight < LOW || matches!(self.front(), Some(Front::OnDisk(_))))
@@ -141,8 +140,8 @@ impl ReturnedMessages {
         self.spans.values().map(|span| (span.position, span.end() - 1))
     }
 
-    /// Lets up to `most` messages leave memory, but not the first ones. Once messages have been loaded these are usually more
-    /// than the extent's window: otherwise each delivery might load what has just left.
+    /// Pages out up to `most` messages, except the first ones. Once messages have been loaded, the exception usually
+    /// exceeds the extent's window: otherwise each delivery might reload messages that were just paged out.
     pub(super) fn page_out(&mut self, extent: Extent, most: usize) -> Vec<Delivery> {
         self.is_consumed &= !self.spans.is_empty();
         self.reserve = if self.is_consumed && extent == Extent::Usual { RESERVE } else { extent.window() };
@@ -180,7 +179,7 @@ impl ReturnedMessages {
 
     /// The load of the first messages on disk, if it is needed.
     pub(super) fn plan(&self, rank: u8, epoch: u64) -> Option<Plan> {
-        // Where the places are not in the order of positions, the rest is left to later loads.
+        // If the places are not in the order of positions, the rest is left to later loads.
         let mut next = 0;
         let ascending = self.spans().take_while(|(first, last)| {
             let ascends = *first >= next;
@@ -248,7 +247,7 @@ impl Span {
         self.position + self.messages
     }
 
-    /// Whether a span whose places follow could be a part of this one.
+    /// Whether a span with the next places could be merged into this one.
     fn precedes(&self, next: &Self) -> bool {
         self.end() == next.position && (self.deliveries, self.failures) == (next.deliveries, next.failures)
     }
@@ -260,7 +259,7 @@ impl Span {
     }
 }
 
-/// To join two trees takes time for each message of both, though far less than to insert one.
+/// Joining two trees takes time for each message of both, though far less than inserting one.
 fn join(messages: &mut BTreeMap<u64, Delivery>, mut others: BTreeMap<u64, Delivery>) {
     if others.len() < messages.len() / INSERTION {
         messages.extend(others);
@@ -272,10 +271,10 @@ fn join(messages: &mut BTreeMap<u64, Delivery>, mut others: BTreeMap<u64, Delive
 /// Messages that can be moved to a new tree in the time in which one is inserted.
 const INSERTION: usize = 8;
 
-/// Bytes of memory below which more is loaded. It is less than what stays in memory of a queue that is not consumed, so that
-/// the first delivery does not load.
+/// Bytes of memory below which more is loaded. This is less than what stays in memory of a queue without consumers, so the
+/// first delivery triggers no load.
 const LOW: u64 = 32 << 10;
 
-/// Bytes that stay in memory once messages have been loaded. It is more than a load leads to, which so never leaves again: less
-/// than [`LOW`] before it, and 1 MiB by it.
+/// Bytes that stay in memory once messages have been loaded. It exceeds the result of any load (less than [`LOW`] before
+/// it, plus 1 MiB), so loaded messages are not paged out again.
 const RESERVE: u64 = 2 << 20;

@@ -8,11 +8,10 @@ use store::pages::QueueSegments;
 use super::OnDisk;
 use crate::queue::delivery::{Delivery, NEVER};
 
-/// Messages on disk. None of them has been delivered since the broker started, and the run includes all
-/// messages that are on disk at its positions, except returned ones, which precede it.
+/// Messages on disk. None of them has been delivered since the broker started. The run includes all messages on disk at its
+/// positions, except returned ones, which precede it.
 pub(crate) struct Run {
-    /// First and last positions of its spans, ascending. Where all messages have one rank there
-    /// is only one span.
+    /// First and last positions of its spans, ascending. If all messages have one rank there is only one span.
     spans: VecDeque<(u64, u64)>,
     /// The number of messages that are in the store.
     pub(super) stored: u64,
@@ -20,17 +19,17 @@ pub(crate) struct Run {
     written: u64,
     /// Bytes of the bodies of all these messages.
     pub(crate) bytes: u64,
-    /// A time before which none of them expires.
+    /// Lower bound of their expiry times.
     pub(super) expires: u64,
     /// The segments of messages that are not in the store.
     pub(super) page_segments: Option<Arc<QueueSegments>>,
 }
 
-/// A load to be done: of which level, and of which positions.
+/// A load to perform: its level and positions.
 pub(crate) struct Plan {
     pub(super) rank: u8,
     pub(super) epoch: u64,
-    /// It is one of returned messages, not of the run.
+    /// It loads returned messages, not those of the run.
     pub(super) of_returned: bool,
     spans: Vec<(u64, u64)>,
     pub(crate) has_stored: bool,
@@ -60,20 +59,20 @@ impl Run {
         OnDisk { messages: self.messages(), bytes: self.bytes }
     }
 
-    /// Adds messages in the store, found at a start, behind all others: `messages` messages with `bytes`
-    /// bytes of bodies, between the first and the last position of `span`.
+    /// Adds stored messages found at a start after all others: `messages` messages with `bytes` bytes of bodies, between
+    /// the first and the last position of `span`.
     pub(crate) fn add_stored(&mut self, span: (u64, u64), messages: u64, bytes: u64, expires: u64) {
         self.extend(span, true);
         self.count_stored(messages, bytes, expires);
     }
 
-    /// Adds one message in the store, found at a start, behind all others, in a queue that may have several levels.
+    /// Adds one stored message found at a start after all others, in a queue that may have several levels.
     pub(crate) fn add_one_stored(&mut self, position: u64, bytes: u64, expires: u64) {
         self.extend((position, position), false);
         self.count_stored(1, bytes, expires);
     }
 
-    /// Adds a message behind all others.
+    /// Adds a message after all others.
     pub(super) fn add(&mut self, delivery: &Delivery, stored: bool, single: bool) {
         self.extend((delivery.position, delivery.position), single);
         *(if stored { &mut self.stored } else { &mut self.written }) += 1;
@@ -81,7 +80,7 @@ impl Run {
         self.expires = self.expires.min(delivery.expires);
     }
 
-    /// Adds a message in the store in front of all others.
+    /// Adds a stored message before all others.
     pub(super) fn add_front(&mut self, delivery: &Delivery, single: bool) {
         match self.spans.front_mut() {
             Some(front) if single || delivery.position + 1 == front.0 => front.0 = delivery.position,
@@ -110,8 +109,8 @@ impl Run {
         self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
     }
 
-    /// Removes the positions up to `through`, which have been loaded. If none are left, returns the counts of
-    /// messages that should have been found but were not.
+    /// Removes the positions up to `through`, which have been loaded. If none are left, returns the counts of messages that
+    /// were expected but not found.
     pub(super) fn passed(&mut self, through: u64) -> OnDisk {
         while let Some(first) = self.spans.front_mut().filter(|first| first.0 <= through) {
             if first.1 > through {

@@ -1,22 +1,22 @@
-//! A message that waits to be delivered for the first time, or for the first time since the broker started, in 24 bytes.
+//! A message that was not delivered since the broker started, in 24 bytes.
 
 use std::sync::Arc;
 
 use crate::message::Message;
 use crate::queue::delivery::Delivery;
 
-/// An entry of a level's head or tail. A queue may have millions of them, so that it has no field for what the message
-/// tells: a [`Delivery`] counts failures apart from deliveries, but until it is delivered here they are as many as a
-/// restart has found, or those of the message that a dead letter was made from.
+/// An entry of a level's head or tail. A queue may have millions of them, so it has no field for values that the message
+/// has. A [`Delivery`] counts failures separately from deliveries, but before its first delivery here both equal the number
+/// found after a restart, or that of the original message of a dead letter.
 pub(super) struct Waiting {
-    /// The position in the lower bits, and above it the number of deliveries before the restart. As in the journal's index it
-    /// is 4095 at most: a message that has failed more often counts as one that has failed so often.
+    /// The position in the lower bits, and above it the number of deliveries before the restart. As in the journal's index
+    /// it is at most 4095: higher numbers of failures are reduced to that.
     place: u64,
     expires: u64,
     message: Arc<Message>,
 }
 
-/// Position and expiry of a message, known without taking it.
+/// Position and expiry of a message, read without taking it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::queue) struct Next {
     pub(in crate::queue) position: u64,
@@ -43,7 +43,7 @@ impl Waiting {
         Delivery { position, expires, message: self.message, deliveries, failures }
     }
 
-    /// The delivery that it would be.
+    /// The message as a delivery.
     pub(super) fn to_delivery(&self) -> Delivery {
         Self { message: Arc::clone(&self.message), ..*self }.into_delivery()
     }

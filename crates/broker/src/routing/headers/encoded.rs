@@ -40,7 +40,7 @@ pub(in crate::routing) fn keep(arguments: &[u8]) -> EncodedArguments {
     encoded
 }
 
-/// Restores the arguments that were given to [`keep`].
+/// Restores the arguments that were passed to [`keep`].
 pub(in crate::routing) fn given(encoded: &[u8]) -> Vec<u8> {
     let (mode, rest) = parts(encoded);
     let Some(mode) = mode else { return rest.to_vec() };

@@ -147,9 +147,14 @@ impl UpstreamHub {
             // The messages of QoS 2 that a client has not released are kept upstream.
             [maximum, maximum.min(MAX_RECEIVED)].map(|receive_maximum| {
                 [false, true].map(|retain| {
-                    let tells_session_expiry = compatibility.always_sends_session_expiry();
+                    let always_sends_session_expiry = compatibility.always_sends_session_expiry();
                     let settings = (*config.settings).clone();
-                    Arc::new(MqttSettings { receive_maximum, tells_session_expiry, retain, ..settings })
+                    Arc::new(MqttSettings {
+                        receive_maximum,
+                        always_sends_session_expiry,
+                        retain,
+                        ..settings
+                    })
                 })
             })
         });

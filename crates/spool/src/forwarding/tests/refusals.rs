@@ -4,7 +4,7 @@ use super::*;
 use crate::refused_exchanges::REFUSAL_TTL;
 
 #[test]
-fn a_named_exchange_costs_the_others_one_more_attempt() {
+fn a_refusal_that_names_an_exchange_costs_the_others_one_attempt() {
     let mut bench = Bench::new(&["a", "b", "a", "gone", "a", "gone", "b"]);
     assert_eq!(bench.published(), [0, 1, 2, 3, 4, 5, 6]);
     bench.refuse(Fast, no_exchange("gone"));
@@ -42,7 +42,7 @@ fn a_refusal_can_be_forgotten() {
 }
 
 #[test]
-fn a_culprit_without_a_name_is_found_by_halves() {
+fn a_refused_message_without_a_named_exchange_is_found_by_bisection() {
     let mut bench = Bench::new(&["a"; 16]);
     let culprit = 11;
     let mut attempts = 0;
@@ -69,10 +69,10 @@ fn a_culprit_without_a_name_is_found_by_halves() {
     assert!(attempts < 60, "{attempts}");
 }
 
-/// 10,000 messages of four exchanges, of which every tenth is refused without a name: each of these costs only itself, but for
-/// what is in flight when its exchange becomes suspicious.
+/// 10,000 messages of four exchanges, of which every tenth is refused without a name. Each refusal costs only its own
+/// message, except for those in flight when its exchange becomes suspicious.
 #[test]
-fn a_thousand_poison_messages_cost_hardly_more_than_themselves() {
+fn a_thousand_poison_messages_cost_few_extra_attempts() {
     let total: u64 = 10_000;
     let limits = ForwardingLimits { window: 2_000, ..LIMITS };
     let mut bench = Bench::with(limits, &[]);
@@ -118,7 +118,7 @@ fn a_thousand_poison_messages_cost_hardly_more_than_themselves() {
 }
 
 #[test]
-fn a_suspicion_ends_with_confirms() {
+fn confirms_clear_a_refused_exchange() {
     let mut bench = Bench::new(&["a"]);
     assert_eq!(bench.published(), [0]);
     bench.refuse(Fast, too_large());
@@ -230,7 +230,7 @@ fn a_destination_that_waited_changes_its_channel_without_another_event() {
     assert_eq!(bench.published(), [0]);
     bench.refuse(Fast, no_exchange("e"));
     assert_eq!(bench.settled().1, [0]);
-    // Once that holds no longer.
+    // After that refusal has expired.
     bench.now += Duration::from_secs(2);
     read(&mut bench, "full");
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
@@ -239,7 +239,7 @@ fn a_destination_that_waited_changes_its_channel_without_another_event() {
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![2]));
     bench.forwarding.acked(Careful, 2, false, bench.now);
     bench.now = bench.forwarding.next_deadline().unwrap();
-    let published = ForwardingChannel::ASKED.map(|channel| bench.published_on(channel));
+    let published = ForwardingChannel::POLL_ORDER.map(|channel| bench.published_on(channel));
     assert_eq!(published, [vec![], vec![], vec![1]], "over the fast one again");
 }
 

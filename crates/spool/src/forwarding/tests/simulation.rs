@@ -1,4 +1,4 @@
-//! A broker that fails on purpose, and a process that is killed, under thousands of seeds.
+//! A fault-injecting broker, and a process that is killed, under thousands of seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use mutations::Random;
 
 use super::*;
 
-/// So small that messages move to backlogs, of which some are shared.
+/// So small that messages move to backlogs, some of which are shared.
 const SMALL: ForwardingLimits = ForwardingLimits {
     window: 16,
     window_bytes: 1 << 20,
@@ -29,14 +29,14 @@ struct Setting {
 const USUAL: Setting =
     Setting { exchanges: ["one", "two", "mixed", "gone", "large"], keys: &["x", "y", "z"], caution: CAUTION };
 
-/// Exchanges are suspicious again and again, also while others of their messages are in flight.
+/// Exchanges repeatedly become suspicious, even while others of their messages are in flight.
 const RELAPSING: Setting = Setting {
     exchanges: ["rare", "rare", "rare", "rare", "one"],
     keys: &["x", "y", "z", "u", "v", "w"],
     caution: Caution { confirms_to_clear: 2, confirms_to_grow: 1 },
 };
 
-/// A local queue: its messages by position, and which of them are out.
+/// A local queue: its messages by position, and those that are out.
 #[derive(Default)]
 struct LocalQueue {
     messages: BTreeMap<u64, u64>,
@@ -80,7 +80,7 @@ struct Broker {
     /// Messages that were ever published.
     published: u64,
     full: BTreeSet<String>,
-    /// All messages that it has taken, in order, by destination.
+    /// All messages that it has accepted, in order, by destination.
     taken: BTreeMap<String, Vec<u64>>,
 }
 
@@ -157,7 +157,7 @@ impl Simulation {
         &mut self.backlogs.get_mut(&text_of(name)).unwrap().1
     }
 
-    /// Reads and loads messages: as many as it can, or some; returns their number.
+    /// Reads and loads messages, as many as possible or some; returns their number.
     fn fill(&mut self, is_whole: bool) -> usize {
         let before = self.read;
         while self.forwarding.wants_more()
@@ -179,10 +179,10 @@ impl Simulation {
         self.read - before
     }
 
-    /// Publishes what may be published; returns the number of messages.
+    /// Publishes the messages that are due; returns their number.
     fn publish(&mut self) -> u64 {
         let before = self.broker.published;
-        for channel in ForwardingChannel::ASKED {
+        for channel in ForwardingChannel::POLL_ORDER {
             while let Some(envelope) = self.forwarding.poll_publish(channel, self.now) {
                 self.broker.tags[channel as usize] += 1;
                 let tag = self.broker.tags[channel as usize];
@@ -194,7 +194,7 @@ impl Simulation {
         self.broker.published - before
     }
 
-    /// Does all that can be done without an event: after that there must be one to come.
+    /// Does everything that needs no event: after that, an event must be pending.
     fn turn(&mut self) {
         self.forwarding.handle_deadline(self.now);
         while self.fill(true) as u64 + self.publish() + self.settle(usize::MAX) as u64 > 0 {}
@@ -203,7 +203,7 @@ impl Simulation {
         assert!(waits || self.is_done(), "seed {seed}: it waits for nothing");
     }
 
-    /// Does with the local queues what is asked, at most so often; returns how often.
+    /// Carries out the settlements for the local queues, at most `limit`; returns their number.
     fn settle(&mut self, limit: usize) -> usize {
         for count in 0..limit {
             let Some(settled) = self.forwarding.poll_settled() else { return count };
@@ -237,7 +237,7 @@ impl Simulation {
     fn leave(&mut self, handle: Handle) {
         match handle.backlog {
             None => _ = self.main.remove(handle.position),
-            // It may be gone from the list of the forwarding by its last message.
+            // Its last message may have removed it from the forwarding's list.
             Some(_) => {
                 let holding = self.backlogs.values_mut().find(|(_, queue)| {
                     queue.out.contains(&handle.position)
@@ -248,7 +248,7 @@ impl Simulation {
         }
     }
 
-    /// Some of the messages under way have arrived.
+    /// Some of the messages in flight have arrived.
     fn lose_connection(&mut self) {
         for channel in [Fast, Careful] {
             for _ in 0..self.random.below(self.broker.received[channel as usize].len() + 1) {
@@ -264,7 +264,7 @@ impl Simulation {
         (self.broker.received, self.broker.tags) = Default::default();
     }
 
-    /// The process is killed between two of its writes, and starts again.
+    /// The process is killed between two of its writes, and restarts.
     fn kill(&mut self) {
         let some = self.random.below(20);
         self.settle(some);
@@ -286,7 +286,7 @@ impl Simulation {
         for _ in 0..count {
             let Some((tag, sent)) = self.broker.received[channel as usize].pop_front() else { break };
             if let Some(refusal) = refusal_of(&sent) {
-                // Confirms that it owes are lost with the channel.
+                // Pending confirms are lost with the channel.
                 if self.random.below(2) == 0 {
                     acks.iter().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
                     nacks
@@ -314,7 +314,7 @@ impl Simulation {
         }
     }
 
-    /// Fills a queue, or makes room in it: not while messages for it are under way, one of which might pass earlier ones.
+    /// Fills a queue, or frees it: not while messages for it are in flight, one of which might overtake earlier ones.
     fn change_capacity(&mut self) {
         let Setting { exchanges, keys, .. } = self.setting;
         let (exchange, key) = (exchanges[self.random.below(3)], keys[self.random.below(keys.len())]);

@@ -23,12 +23,11 @@ pub(super) struct Content {
     seen: Vec<u8>,
     /// The content on the medium.
     safe: Vec<u8>,
-    /// Versions of sectors that were written since the last sync, oldest first. After a crash any of them, or the safe
-    /// one, may be found.
+    /// Versions of sectors written since the last sync, oldest first. A crash leaves any of them, or the durable one.
     dirty: BTreeMap<u64, Vec<Vec<u8>>>,
-    /// The smallest length since the last sync, if the file was cut.
+    /// The smallest length since the last sync, if the file was truncated.
     cut: Option<usize>,
-    /// End of the bytes that were written; up to the length there is a hole, for which nothing is allocated.
+    /// End of the written bytes; the rest up to the length is sparse, without allocated space.
     written: u64,
     reserved: u64,
 }
@@ -81,7 +80,7 @@ impl Content {
         self.reserved = self.reserved.min(len);
     }
 
-    /// Writes the dirty sectors, and nothing else: sectors that a failed sync has left out count as clean.
+    /// Writes the dirty sectors only: sectors that a failed sync has skipped count as clean.
     pub(super) fn sync(&mut self) {
         self.safe.truncate(self.cut.take().unwrap_or(usize::MAX));
         self.safe.resize(self.seen.len(), 0);

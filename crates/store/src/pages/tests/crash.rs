@@ -1,5 +1,5 @@
-//! Power failures at any moment, on a disk that sometimes fails: synced messages are there, and messages persisted as
-//! settled are not.
+//! Power failures at any moment, on a disk that sometimes fails: synced messages survive, and messages persisted as settled
+//! stay settled.
 //!
 //! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
 
@@ -16,7 +16,7 @@ struct Life {
     next: u64,
     /// Persistent messages that the caller has not settled.
     live: BTreeSet<u64>,
-    /// The live messages that are not synced: the caller has them elsewhere.
+    /// The live messages that are not synced, of which the caller has copies.
     unsynced: BTreeSet<u64>,
     /// Settled, and not known to be persisted.
     settled: BTreeSet<u64>,
@@ -77,7 +77,7 @@ impl Life {
         }
     }
 
-    /// As the owner of a journal would: unsynced messages are appended again before each attempt.
+    /// Like the owner of a journal: appends unsynced messages again before each attempt.
     fn sync(&mut self) {
         for position in &self.unsynced {
             if let Err(failed) = append_one(&self.segments, *position, false) {
@@ -115,7 +115,7 @@ impl Life {
         }
         assert!(recovered.last.is_none_or(|last| last < self.next));
         // Messages that are not found were neither synced nor promised: as after a real restart, their positions are
-        // assigned again. And as a journal would, settle again the positions whose settling was not persisted.
+        // assigned again. Like a journal, settle again the positions whose settlement was not persisted.
         segments.settle(self.settled.iter().map(|position| *position..=*position));
         let last = recovered.last.max(self.gone.last().copied()).max(self.settled.last().copied());
         let live = found.difference(&self.settled).copied().collect();

@@ -157,7 +157,7 @@ fn a_torn_sidecar_leaves_the_one_before() {
 }
 
 #[test]
-fn a_missing_or_damaged_index_costs_a_scan_and_nothing_else() {
+fn a_missing_or_damaged_index_costs_only_a_scan() {
     let (disk, files) = three_segments();
     disk.remove(&files[0].replace(".segment", ".index")).unwrap();
     flip(&disk, &files[1].replace(".segment", ".index"), 50);

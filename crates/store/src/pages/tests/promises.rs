@@ -26,7 +26,7 @@ fn segments_without_live_messages_are_removed_whole() {
 }
 
 #[test]
-fn a_message_that_is_here_already_is_passed_over_and_one_out_of_order_is_refused() {
+fn an_existing_message_is_skipped_and_one_out_of_order_is_refused() {
     let disk = sim();
     let segments = create(&disk);
     append(&segments, [3, 4, 7]);
@@ -129,7 +129,7 @@ fn a_failed_persist_is_repeated() {
 }
 
 #[test]
-fn nothing_new_costs_no_sync() {
+fn a_sync_without_changes_costs_nothing() {
     let disk = sim();
     let segments = create(&disk);
     append(&segments, 0..5);
