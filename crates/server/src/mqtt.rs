@@ -3,7 +3,7 @@
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
 //!   from there to its session; [`session`]: that as the connection sees it;
-//!   [`session_ownership`]: which connection has each session.
+//!   [`session_ownership`]: which connection has each session; [`late_input`]: what one that has lost it still reads.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
 //!   that a message belongs to, by a [`filter_index`]. [`on_demand`]: what few sessions need takes no memory of the others.
 //! - [`upstream`]: sessions in front of an upstream.
@@ -33,6 +33,7 @@ mod filter_index;
 mod found_queues;
 mod hub;
 mod inbox;
+mod late_input;
 mod leftovers;
 mod login;
 mod merging;
