@@ -13,6 +13,7 @@
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored. [`found_queues`]: queues that are there without a session.
+//! - [`in_flight`]: the records of messages of QoS 2 to clients.
 //! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
 //!   that clients have not released.
 //! - [`missing_exchange`]: what the log says of an exchange that is not there.
@@ -32,6 +33,7 @@ mod error;
 mod filter_index;
 mod found_queues;
 mod hub;
+mod in_flight;
 mod inbox;
 mod late_input;
 mod leftovers;

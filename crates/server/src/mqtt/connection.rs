@@ -330,10 +330,13 @@ impl Next {
         match event {
             MqttEvent::Publish(publish) => return Self::of_publish(&publish, client),
             MqttEvent::Released { packet_id } => client.released(packet_id),
-            MqttEvent::Delivered { tag, packet_id, to_be_released, .. } => {
+            MqttEvent::Delivered { tag, packet_id, reason, to_be_released } => {
                 client.delivered(tag, packet_id, to_be_released);
+                if reason.is_error() {
+                    client.completed(packet_id);
+                }
             }
-            MqttEvent::Completed { .. } => client.completed(),
+            MqttEvent::Completed { packet_id, .. } => client.completed(packet_id),
             MqttEvent::Subscribe(event) => {
                 return Self::Subscribe { packet_id: event.packet_id(), requests: Request::all(&event) };
             }

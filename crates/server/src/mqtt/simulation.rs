@@ -4,6 +4,7 @@ mod deleted_vhost;
 mod dots;
 mod external_authz;
 mod found_queues;
+mod in_flight;
 mod million;
 mod pending_retained;
 mod received;
