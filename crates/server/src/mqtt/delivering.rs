@@ -18,7 +18,7 @@ use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::PendingReply;
-use super::subscriptions::{Class, FilterMatch, Match, is_for};
+use super::subscriptions::{Class, FilterMatch, Match, came_by_star, is_for};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -28,6 +28,8 @@ pub(super) struct ConsumedQueue {
     pub(super) kind: SourceKind,
     /// The filter of a shared subscription, without `$share/group/`.
     pub(super) filter: Option<Box<str>>,
+    /// Whether no other filter has messages there.
+    pub(super) is_of_one_filter: bool,
     /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
@@ -278,7 +280,7 @@ impl MqttClient {
 
     /// The message as sent to the client. `None` if it is not sent.
     fn message_of(&self, at: usize, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
-        let (ConsumedQueue { kind, filter, .. }, amqp) =
+        let (ConsumedQueue { kind, filter, is_of_one_filter, .. }, amqp) =
             (&self.sources[at], delivery.message());
         let (kind, is_from_exchange) = (*kind, amqp.exchange() == &*self.hub.config.exchange);
         let properties = Properties::decode(amqp.properties()).ok()?;
@@ -312,7 +314,10 @@ impl MqttClient {
             },
             SourceKind::Shared(_)
                 if is_from_exchange
-                    && filter.as_deref().is_some_and(|filter| !is_for(filter, &outgoing.topic)) =>
+                    && filter.as_deref().is_some_and(|filter| {
+                        !is_for(filter, &outgoing.topic)
+                            || (*is_of_one_filter && came_by_star(filter, &outgoing.topic))
+                    }) =>
             {
                 return None;
             }

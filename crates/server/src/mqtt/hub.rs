@@ -645,6 +645,13 @@ pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
 }
 
+/// Whether the queue of a shared subscription with this name is that of one filter alone. Earlier versions had one queue for
+/// filters with a level `*` and those with `+` in its place.
+pub(super) fn is_of_one_filter(queue: &str) -> bool {
+    // No name of a group has it.
+    queue.contains('+')
+}
+
 /// The queue of a group's subscription with this key.
 pub(super) fn group_queue_name(group: &str, key: &str) -> String {
     format!("{GROUP_PREFIX}{group}/{key}")
