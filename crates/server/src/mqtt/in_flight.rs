@@ -1,7 +1,7 @@
 //! Records on disk of messages of QoS 2 that are in flight to clients of persistent sessions.
 //!
-//! Each message has a record of its own, so that a step of it (PUBLISH, PUBREC, PUBCOMP) writes that alone: its session may have
-//! thousands of subscriptions, and other clients wait for the same disk.
+//! Each message has a record of its own, so that a step of it (PUBLISH, PUBREC, PUBCOMP) writes that alone: its session may
+//! have thousands of subscriptions, and other clients wait for the same disk.
 
 use broker::{CatalogueError, Change, Lsn, Section, Store};
 use hashbrown::HashMap;

@@ -3,7 +3,7 @@
 /// Most reads of such a connection: more than fill the receive buffer of a socket, and an end to a client that keeps sending.
 const MAX_READS: u8 = 64;
 
-/// The input of a connection that is to close because its client has connected again. Whatever the client sent before that has
+/// The input of a connection that is to close because its client has connected again. All that the client sent before that has
 /// come, but may not have been read: an acknowledgement that is lost has its message delivered again, and without its
 /// DISCONNECT the client's will is published.
 #[derive(Debug, Default)]

@@ -244,8 +244,8 @@ impl MatchState {
 }
 
 /// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless its topic
-/// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue may
-/// be that of a filter with `+` in its place, too, whose members would lose what is discarded.
+/// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue
+/// may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));

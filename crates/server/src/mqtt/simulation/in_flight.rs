@@ -22,7 +22,7 @@ fn put(world: &World, section: Section, key: Vec<u8>, value: Vec<u8>) {
     world.hub.store().unwrap().catalogue().put(section, key, value);
 }
 
-/// A subscriber of QoS 2 with so many messages in flight, and their packets.
+/// A subscriber of QoS 2 with this number of messages in flight, and their packets.
 fn reader_with_messages(world: &mut World, count: u16) -> (Client, Vec<String>) {
     let (mut reader, _) = resumed(world, READER, 60);
     reader.subscribe_at(world, "t", QoS::ExactlyOnce);
