@@ -157,6 +157,11 @@ impl Session {
         self.outgoing.iter()
     }
 
+    /// The message in flight with this packet identifier, unless it is yet to be sent again on this connection.
+    pub fn in_flight_with(&self, packet_id: u16) -> Option<&InFlight> {
+        self.outgoing.get(packet_id)
+    }
+
     /// Whether a message with this tag is in flight to the client: a broker that redelivers it after a
     /// restart must not send it as another message.
     pub fn holds(&self, tag: u64) -> bool {

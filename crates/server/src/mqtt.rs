@@ -3,7 +3,7 @@
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
 //!   from there to its session; [`session`]: that as the connection sees it;
-//!   [`session_ownership`]: which connection has each session.
+//!   [`session_ownership`]: which connection has each session; [`late_input`]: what one that has lost it still reads.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
 //!   that a message belongs to, by a [`filter_index`]. [`on_demand`]: what few sessions need takes no memory of the others.
 //! - [`upstream`]: sessions in front of an upstream.
@@ -13,6 +13,7 @@
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored. [`found_queues`]: queues that are there without a session.
+//! - [`in_flight`]: the records of messages of QoS 2 to clients.
 //! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
 //!   that clients have not released.
 //! - [`missing_exchange`]: what the log says of an exchange that is not there.
@@ -32,7 +33,9 @@ mod error;
 mod filter_index;
 mod found_queues;
 mod hub;
+mod in_flight;
 mod inbox;
+mod late_input;
 mod leftovers;
 mod login;
 mod merging;

@@ -103,6 +103,11 @@ impl Change {
         Self { section, key: key.into(), deed: ChangeOp::Delete }
     }
 
+    /// Deletes all definitions whose keys begin with `prefix`, including those noted before.
+    pub fn delete_all(section: Section, prefix: Vec<u8>) -> Self {
+        Self { section, key: prefix.into(), deed: ChangeOp::DeleteAll }
+    }
+
     /// Bytes of memory that it takes.
     fn weight(&self) -> usize {
         let value = if let ChangeOp::Put(value) = &self.deed { value.len() } else { 0 };
@@ -244,7 +249,7 @@ impl Catalogue {
 
     /// Queues the deletion of all definitions whose keys begin with `prefix`, including those queued before this call.
     pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
-        self.note([Change { section, key: prefix.into(), deed: ChangeOp::DeleteAll }])
+        self.note([Change::delete_all(section, prefix)])
     }
 
     /// Ticket of the last change queued so far.

@@ -62,7 +62,8 @@ pub trait Protocol {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
     /// The peer has closed its sending side.
     fn handle_eof(&mut self);
-    /// Some task called [`Outbox::nudge`].
+    /// Some task called [`Outbox::nudge`]. Between two of these calls the peer is read once, unless the protocol pauses or the
+    /// backlog has reached the read limit.
     fn handle_nudge(&mut self, now: Instant);
     /// Puts a batch (everything that the outbox has yielded at once) into the form in which the peer expects it, and
     /// adds output of the protocol that bypasses the outbox. Also called with an empty batch, before the connection

@@ -7,11 +7,12 @@ use crate::vhost::VirtualHost;
 
 /// The sections whose keys begin with the name of a virtual host; bindings are stored under numbers that are
 /// never reused.
-const NAMED: [Section; 7] = [
+const NAMED: [Section; 8] = [
     Section::Exchanges,
     Section::Queues,
     Section::MqttSessions,
     Section::MqttReceived,
+    Section::MqttInFlight,
     Section::MqttRetained,
     Section::MqttPendingRetained,
     Section::MqttGroups,

@@ -168,6 +168,7 @@ fn entries_for_a_deleted_virtual_host_are_deleted_and_others_are_kept() {
     let sections = [
         Section::MqttSessions,
         Section::MqttReceived,
+        Section::MqttInFlight,
         Section::MqttRetained,
         Section::MqttPendingRetained,
         Section::MqttGroups,

@@ -47,6 +47,8 @@ pub enum MqttEvent<'a> {
     Completed {
         /// The tag given to [`ServerConnection::deliver`](super::ServerConnection::deliver).
         tag: u64,
+        /// The packet identifier that the message had.
+        packet_id: u16,
     },
     /// The server answers with [`ServerConnection::subscribed`](super::ServerConnection::subscribed).
     Subscribe(SubscribeEvent<'a>),

@@ -129,7 +129,7 @@ impl Core {
                 self.expect_stage(packet_id, |stage| matches!(stage, Stage::Released))?;
                 let tag = self.session.outgoing.remove(packet_id)?.tag;
                 self.send_again(out);
-                Some(MqttEvent::Completed { tag })
+                Some(MqttEvent::Completed { tag, packet_id })
             }
             AckKind::PubRel => {
                 if self

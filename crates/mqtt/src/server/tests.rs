@@ -341,7 +341,7 @@ fn deliveries_stop_at_the_clients_window_and_go_on_behind_its_acks() {
     assert!(bench.say(&ack(AckKind::PubRec, 2)).ends_with("to_be_released: true }"));
     bench.connection.release(2, &mut bench.out);
     assert_eq!(bench.connection.free_window(), 1, "it takes room until PUBCOMP");
-    assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "Completed { tag: 71 }");
+    assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "Completed { tag: 71, packet_id: 2 }");
     assert_eq!(bench.connection.free_window(), 2);
     assert_eq!(bench.say(&ack(AckKind::PubRec, 9)), "");
     assert_eq!(
@@ -379,7 +379,7 @@ fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
     assert!(bench.say(&ack(AckKind::PubAck, 1)).contains("tag: 70"));
     assert_eq!(bench.heard(), ["publish 3 a/b x again"]);
     assert!(bench.say(&ack(AckKind::PubAck, 3)).contains("tag: 72"));
-    assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "Completed { tag: 71 }");
+    assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "Completed { tag: 71, packet_id: 2 }");
     assert_eq!(bench.connection.session().in_flight().count(), 0);
 }
 

@@ -15,6 +15,8 @@ pub struct Outgoing {
     free_ids: u16,
     /// Entries at the end of the queue that were not sent again since the client reconnected.
     unsent: usize,
+    /// See [`InFlight::sequence`].
+    next_sequence: u64,
 }
 
 /// A message in flight.
@@ -24,6 +26,8 @@ pub struct InFlight {
     pub packet_id: u16,
     /// The tag by which the broker knows it.
     pub tag: u64,
+    /// Its number in the order of first sending.
+    pub sequence: u64,
     /// How far its acknowledgement has come.
     pub stage: Stage,
 }
@@ -41,7 +45,7 @@ pub enum Stage {
 
 impl InFlight {
     /// Whether it is of QoS 2; a message that has left `Published` always is.
-    pub(crate) fn is_exactly_once(&self) -> bool {
+    pub fn is_exactly_once(&self) -> bool {
         !matches!(&self.stage, Stage::Published(message) if message.qos != QoS::ExactlyOnce)
     }
 }
@@ -69,9 +73,15 @@ impl Outgoing {
         }
         self.free_ids -= 1;
         self.last_id = next_id(self.last_id);
-        let entry = InFlight { packet_id: self.last_id, tag, stage: Stage::Published(message) };
-        self.entries.push_back(entry);
-        self.last_id
+        let (packet_id, sequence) = (self.last_id, self.next_sequence);
+        self.next_sequence += 1;
+        self.entries.push_back(InFlight { packet_id, tag, sequence, stage: Stage::Published(message) });
+        packet_id
+    }
+
+    /// A message that is in flight.
+    pub(super) fn get(&self, packet_id: u16) -> Option<&InFlight> {
+        self.entries.get(self.position(packet_id)?)
     }
 
     /// Sets `free_ids`, and skips the next identifier if it is in use. Identifiers are assigned in ascending order, so this
@@ -86,9 +96,10 @@ impl Outgoing {
         }
     }
 
-    /// Restores an entry that was on disk.
+    /// Restores an entry that was on disk, behind those before it.
     pub(super) fn restore(&mut self, entry: InFlight) {
         (self.last_id, self.free_ids) = (entry.packet_id, 0);
+        self.next_sequence = entry.sequence.saturating_add(1);
         self.entries.push_back(entry);
         self.unsent += 1;
     }

@@ -14,7 +14,7 @@ use crate::topic::TopicFilter;
 /// The first byte; a later layout has a higher one.
 const LAYOUT: u8 = 1;
 
-/// The bytes are not a valid session.
+/// The bytes are not a valid session, or message of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionDecodeError;
 
@@ -37,14 +37,17 @@ impl Session {
         self.received().for_each(|id| out.extend(id.to_be_bytes()));
     }
 
-    /// Like [`Session::encode`], for a server that stores the rest elsewhere: only those messages in flight
-    /// that are of QoS 2, and none of the identifiers received, which [`Session::restore_received`] restores.
-    pub fn encode_exactly_once(&self, out: &mut Vec<u8>) {
-        let exactly_once = || self.in_flight().filter(|entry| entry.is_exactly_once());
+    /// Like [`Session::encode`], for a server that stores the rest elsewhere: no messages in flight, which
+    /// [`Session::restore_in_flight`] restores, and none of the identifiers received ([`Session::restore_received`]).
+    pub fn encode_without_messages(&self, out: &mut Vec<u8>) {
         self.encode_subscriptions(out);
-        put_len(out, exactly_once().count());
-        exactly_once().for_each(|entry| entry.encode(out));
         put_len(out, 0);
+        put_len(out, 0);
+    }
+
+    /// Restores a message in flight, behind those that were sent before it.
+    pub fn restore_in_flight(&mut self, entry: InFlight) {
+        self.outgoing.restore(entry);
     }
 
     /// Restores the identifier of a message of QoS 2 from the client that was accepted and has not been released.
@@ -80,8 +83,8 @@ impl Session {
                 Subscription::from_stored(filter, byte, identifier).ok_or(SessionDecodeError)?;
             session.subscribe(filter, subscription);
         }
-        for _ in 0..reader.u32()? {
-            session.outgoing.restore(InFlight::decode(&mut reader)?);
+        for sequence in 0..reader.u32()? {
+            session.outgoing.restore(InFlight::read(&mut reader, sequence.into())?);
         }
         for _ in 0..reader.u32()? {
             session.restore_received(u16::from_be_bytes(reader.array()?));
@@ -116,7 +119,8 @@ fn is_shared(filter: &str) -> bool {
 const ORDINARY: u8 = 0x80;
 
 impl InFlight {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// Appends the message in its disk format, without its [`sequence`](Self::sequence).
+    pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.packet_id.to_be_bytes());
         out.extend(self.tag.to_be_bytes());
         match &self.stage {
@@ -131,7 +135,17 @@ impl InFlight {
         }
     }
 
-    fn decode(reader: &mut SessionReader<'_>) -> Result<Self, SessionDecodeError> {
+    /// Decodes a message written by [`Self::encode`].
+    ///
+    /// # Errors
+    /// The bytes are not a valid message.
+    pub fn decode(bytes: &[u8], sequence: u64) -> Result<Self, SessionDecodeError> {
+        let mut reader = SessionReader(bytes);
+        let entry = Self::read(&mut reader, sequence)?;
+        if reader.0.is_empty() { Ok(entry) } else { Err(SessionDecodeError) }
+    }
+
+    fn read(reader: &mut SessionReader<'_>, sequence: u64) -> Result<Self, SessionDecodeError> {
         let packet_id = u16::from_be_bytes(reader.array()?);
         let tag = u64::from_be_bytes(reader.array()?);
         let stage = match reader.array()? {
@@ -154,7 +168,7 @@ impl InFlight {
         if packet_id == 0 {
             return Err(SessionDecodeError);
         }
-        Ok(Self { packet_id, tag, stage })
+        Ok(Self { packet_id, tag, sequence, stage })
     }
 }
 

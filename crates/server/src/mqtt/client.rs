@@ -3,8 +3,8 @@
 //! Subscriptions are in [`super::subscribing`], messages for the client in [`super::delivering`].
 //!
 //! # State on disk
-//! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its
-//! subscriptions, and its messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until
+//! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]) with its subscriptions; each
+//! message of QoS 2 in flight is one of its own ([`super::in_flight`]). Messages of QoS 1 in flight stay in their queue until
 //! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::pending_retained`]). The
 //! receipt of a QoS 2 message from the client is noted with the LSNs at which the message is in the message log. The
 //! note is on disk before the message is, and after a crash it counts only if the message is there
@@ -27,12 +27,14 @@ use transport::Outbox;
 
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
+use super::disk;
 use super::hub::{BrokerClaim, Hub};
+use super::in_flight::InFlightOf;
 use super::inbox::Inbox;
 use super::message::{Incoming, MessageMapping, check_length, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
-use super::received::{PartialMessages, ReceivedRecord, received_key};
+use super::received::{PartialMessages, ReceivedRecord};
 use super::repeating::WaitingRequest;
 use super::retained::Full;
 use super::session::{
@@ -89,8 +91,8 @@ pub(super) struct MqttClient {
     pub(super) waiting: PendingAnswers,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
     pub(super) to_release: Vec<u16>,
-    /// The session has changed and is to be written, but nothing waits for it.
-    pub(super) changed: bool,
+    /// Packet identifiers of messages of QoS 2 to the client whose records are to be written.
+    pub(super) changed_in_flight: Vec<u16>,
     /// Seconds that the session outlives the connection; 0 if it ends with it.
     pub(super) expiry: u32,
     /// A bridge gets RETAIN as published, and none of its own messages.
@@ -166,7 +168,7 @@ impl MqttClient {
             settled_until: None,
             waiting: PendingAnswers::default(),
             to_release: Vec::new(),
-            changed: false,
+            changed_in_flight: Vec::new(),
             expiry,
             is_bridge,
             misses_exchange: false,
@@ -314,7 +316,7 @@ impl MqttClient {
         let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
         self.partial.remove(&packet_id);
         let until = flushed.until.unwrap_or_default();
-        let key = received_key(&self.owner, packet_id);
+        let key = disk::packet_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
         let value = (!refused).then(|| ReceivedRecord::new(until.0, &before, &shares).encode());
         let noted = value.and_then(|value| {
@@ -366,30 +368,44 @@ impl MqttClient {
 
     /// Writes the session to disk, if it is stored.
     pub(super) fn persist(&self, session: &Session) -> Option<Ticket> {
-        self.write_down_with(session, Vec::new())
-    }
-
-    /// Like [`Self::persist`], together with other changes that belong to it.
-    pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
         if !self.is_persistent() {
             return None;
         }
-        work::charge(WRITTEN_SUBSCRIPTION, session.subscription_count());
-        let value = self.written(session, self.expiry);
-        self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
+        self.persist_as(session, self.expiry)
+    }
+
+    /// Writes the records of some messages of QoS 2 to the client, if its session is stored, together with other changes that
+    /// belong to them.
+    pub(super) fn persist_in_flight(
+        &self,
+        session: &Session,
+        packet_ids: Vec<u16>,
+        mut changes: Vec<Change>,
+    ) -> Option<Ticket> {
+        if !self.is_persistent() {
+            return None;
+        }
+        work::charge(WRITTEN_MESSAGE, packet_ids.len());
+        let in_flight = self.in_flight(session);
+        changes.extend(packet_ids.into_iter().map(|packet_id| in_flight.change(packet_id)));
+        self.vhost().note(|catalogue| catalogue.note(changes))
+    }
+
+    fn in_flight<'a>(&'a self, session: &'a Session) -> InFlightOf<'a> {
+        InFlightOf { owner: &self.owner, session, moving: &self.moving }
     }
 
     /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
     pub(super) fn persist_as_ending(&self, session: &Session) {
-        let value = self.written(session, 0);
-        self.hub.put_session(&self.owner, self.vhost(), value);
+        self.persist_as(session, 0);
     }
 
-    /// The session of an open connection in its stored form.
-    fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
-        let user = self.session_user.as_ref();
-        let (moving, merged_below) = (&self.moving[..], self.merged_below);
-        Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
+    /// Writes the session of an open connection.
+    fn persist_as(&self, session: &Session, expiry: u32) -> Option<Ticket> {
+        work::charge(WRITTEN_SUBSCRIPTION, session.subscription_count());
+        let (user, merged_below) = (self.session_user.as_ref(), self.merged_below);
+        let value = Written { session, user, merged_below, expiry, since: None, will: None }.encode();
+        self.hub.put_session(self.vhost(), value, self.in_flight(session))
     }
 
     /// The broker has refused something. Without its exchange the client is disconnected.
@@ -403,6 +419,9 @@ impl MqttClient {
 
 /// Cost of each subscription of a session that is written to disk, in nanoseconds.
 const WRITTEN_SUBSCRIPTION: u32 = 30;
+
+/// Cost of each message in flight that is written to disk, in nanoseconds.
+const WRITTEN_MESSAGE: u32 = 300;
 
 /// Answers waiting for the disk at which the client is no longer read.
 const MAX_WAITING: usize = 1024;
@@ -447,7 +466,7 @@ impl MqttSession for MqttClient {
     }
 
     fn released(&mut self, packet_id: u16) {
-        let key = received_key(&self.owner, packet_id);
+        let key = disk::packet_key(&self.owner, packet_id);
         let vhost = self.is_persistent().then(|| self.vhost());
         let ticket =
             vhost.and_then(|vhost| vhost.note(|catalogue| catalogue.delete(Section::MqttReceived, key)));
@@ -458,8 +477,8 @@ impl MqttSession for MqttClient {
         Self::delivered(self, tag, packet_id, to_be_released);
     }
 
-    fn completed(&mut self) {
-        self.changed = true;
+    fn completed(&mut self, packet_id: u16) {
+        self.changed_in_flight.push(packet_id);
     }
 
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
@@ -480,11 +499,11 @@ impl MqttSession for MqttClient {
             self.flushed(&flushed);
         }
         self.flush_settled();
-        if self.to_release.is_empty() && !std::mem::take(&mut self.changed) {
+        if self.changed_in_flight.is_empty() {
             return;
         }
-        self.changed = false;
-        let ticket = self.persist(engine.session());
+        let packet_ids = std::mem::take(&mut self.changed_in_flight);
+        let ticket = self.persist_in_flight(engine.session(), packet_ids, Vec::new());
         for packet_id in std::mem::take(&mut self.to_release) {
             // Once the client has answered PUBREL the session forgets the message, which its queue must not have then.
             self.wait(PendingReply::Release { packet_id }, DiskPoint { lsn: self.settled_until, ticket });

@@ -14,6 +14,7 @@ use transport::Intent;
 use super::MqttBackend;
 use super::admission::{Admission, Admitting, AdmittingConnection, write};
 use super::delivering::Out;
+use super::late_input::LateInput;
 use super::login::{MqttLogin, MqttRefused};
 use super::session::{ClientIdentity, CloseReason, MqttSession, PendingReply, Refusal, Request};
 use crate::alarms::Blocked;
@@ -30,6 +31,7 @@ pub(crate) struct MqttConnection {
     intent: Intent,
     /// Set while an alarm is raised and the client has published.
     blocked: Option<Blocked>,
+    late_input: LateInput,
 }
 
 enum MqttPhase {
@@ -328,10 +330,13 @@ impl Next {
         match event {
             MqttEvent::Publish(publish) => return Self::of_publish(&publish, client),
             MqttEvent::Released { packet_id } => client.released(packet_id),
-            MqttEvent::Delivered { tag, packet_id, to_be_released, .. } => {
+            MqttEvent::Delivered { tag, packet_id, reason, to_be_released } => {
                 client.delivered(tag, packet_id, to_be_released);
+                if reason.is_error() {
+                    client.completed(packet_id);
+                }
             }
-            MqttEvent::Completed { .. } => client.completed(),
+            MqttEvent::Completed { packet_id, .. } => client.completed(packet_id),
             MqttEvent::Subscribe(event) => {
                 return Self::Subscribe { packet_id: event.packet_id(), requests: Request::all(&event) };
             }
@@ -413,7 +418,15 @@ impl ProtocolState for MqttConnection {
     fn new(core: ConnectionCore, _now: Instant) -> Self {
         let backend = core.shared.mqtt().expect("MQTT is started before anybody listens for it").clone();
         let engine = Engine::new(Arc::clone(&backend.config().settings));
-        Self { core, backend, engine, phase: MqttPhase::Start, intent: Intent::Run, blocked: None }
+        Self {
+            core,
+            backend,
+            engine,
+            phase: MqttPhase::Start,
+            intent: Intent::Run,
+            blocked: None,
+            late_input: LateInput::default(),
+        }
     }
 
     fn core(&self) -> &ConnectionCore {
@@ -429,6 +442,7 @@ impl ProtocolState for MqttConnection {
     }
 
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
+        self.late_input.received();
         if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
         }
@@ -466,6 +480,9 @@ impl ProtocolState for MqttConnection {
         let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
         if let Some(close_reason) = client.handle_nudge() {
+            if close_reason.reason == ReasonCode::SessionTakenOver && self.late_input.read_on() {
+                return self.core.outbox.nudge();
+            }
             return self.disconnect(&close_reason);
         }
         if let Some(why) = self.core.take_close_reason() {

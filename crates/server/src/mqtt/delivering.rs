@@ -18,7 +18,7 @@ use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::PendingReply;
-use super::subscriptions::{Class, FilterMatch, Match, is_for};
+use super::subscriptions::{Class, FilterMatch, Match, came_by_star, is_for};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -28,6 +28,8 @@ pub(super) struct ConsumedQueue {
     pub(super) kind: SourceKind,
     /// The filter of a shared subscription, without `$share/group/`.
     pub(super) filter: Option<Box<str>>,
+    /// Whether no other filter has messages there.
+    pub(super) is_of_one_filter: bool,
     /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
@@ -40,14 +42,14 @@ pub(super) enum SourceKind {
     Shared(Subscription),
 }
 
-/// Packets of a batch that are sent only after the session was written to disk.
+/// Packets of a batch that are sent only after its messages of QoS 2 were written to disk.
 #[derive(Default)]
 pub(super) struct DeferredPackets {
     pub(super) bytes: Vec<u8>,
     /// Messages from shared queues, by the tags that the session has for them.
     moved: Vec<(u64, UnackedDelivery)>,
-    /// The batch contains a message of QoS 2.
-    pub(super) exactly_once: bool,
+    /// Packet identifiers of its messages of QoS 2.
+    pub(super) exactly_once: Vec<u16>,
     /// Topics of retained messages that the session holds after the write.
     pub(super) settled_retained: Vec<Arc<str>>,
 }
@@ -95,14 +97,14 @@ impl MqttClient {
         }
     }
 
-    /// Writes the session if that has to precede sending. Messages from shared queues belong to the session
-    /// from then on: the session is on disk before the queues' settlements are, and if a crash leaves it without them,
+    /// Writes messages of QoS 2 if that has to precede sending. Messages from shared queues belong to the session
+    /// from then on: they are on disk before the queues' settlements are, and if a crash leaves them without these,
     /// the messages do not count as the session's
     /// ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
     /// Returns the changes to wait for.
     fn note(&mut self, noted: DeferredPackets, engine: &Engine) -> DiskPoint {
         let DeferredPackets { moved, exactly_once, settled_retained, .. } = noted;
-        if !exactly_once {
+        if exactly_once.is_empty() {
             return DiskPoint::default();
         }
         let Some(store) = self.store().cloned() else { return DiskPoint::default() };
@@ -111,7 +113,7 @@ impl MqttClient {
         let lsn = self.move_out(moved);
         // Together: a topic that is no longer pending while no session has its message would be lost.
         let settled = settled_retained.iter().filter_map(|topic| self.settled_retained(topic)).collect();
-        DiskPoint { lsn, ticket: self.write_down_with(engine.session(), settled) }
+        DiskPoint { lsn, ticket: self.persist_in_flight(engine.session(), exactly_once, settled) }
     }
 
     /// Acknowledges messages to shared queues, as the session holds them from now on. Each queue writes a
@@ -239,8 +241,8 @@ impl MqttClient {
         };
         let unacked = UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery };
         match sent {
-            Ok(_) => {
-                noted.exactly_once |= is_noted;
+            Ok(packet_id) => {
+                noted.exactly_once.extend(packet_id.filter(|_| is_noted));
                 if is_noted && !is_own {
                     // The session has it once that is recorded: until then, a crash would make its queue
                     // deliver it to another client.
@@ -278,7 +280,8 @@ impl MqttClient {
 
     /// The message as sent to the client. `None` if it is not sent.
     fn message_of(&self, at: usize, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
-        let (ConsumedQueue { kind, filter, .. }, amqp) = (&self.sources[at], delivery.message());
+        let (ConsumedQueue { kind, filter, is_of_one_filter, .. }, amqp) =
+            (&self.sources[at], delivery.message());
         let (kind, is_from_exchange) = (*kind, amqp.exchange() == &*self.hub.config.exchange);
         let properties = Properties::decode(amqp.properties()).ok()?;
         let form = StoredForm::of(amqp, self.vhost().compatibility());
@@ -311,7 +314,10 @@ impl MqttClient {
             },
             SourceKind::Shared(_)
                 if is_from_exchange
-                    && filter.as_deref().is_some_and(|filter| !is_for(filter, &outgoing.topic)) =>
+                    && filter.as_deref().is_some_and(|filter| {
+                        !is_for(filter, &outgoing.topic)
+                            || (*is_of_one_filter && came_by_star(filter, &outgoing.topic))
+                    }) =>
             {
                 return None;
             }
@@ -371,6 +377,7 @@ impl MqttClient {
             // Before the session is written: the session then holds the message until its queue has released it.
             self.flush_settled();
             self.to_release.push(packet_id);
+            self.changed_in_flight.push(packet_id);
         }
     }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use broker::{Delivery, DiskPoint, Identity, Lsn, Queue, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
-use mqtt::session::Session;
+use mqtt::session::{InFlight, Session};
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
+use super::in_flight::InFlightRecord;
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 use super::session_ownership::{Detached, SessionUser};
@@ -166,9 +167,9 @@ impl DetachedSession {
         let (user, merged_below) = match form {
             // The user of a will is that of its session.
             WITHOUT_MOVING | WITHOUT_USER => (will.as_ref().map(|will| SessionUser::named(&will.user)), 0),
-            FORM | OF_EXTERNAL => {
+            FORM | OF_EXTERNAL | WITH_IN_FLIGHT | OF_EXTERNAL_WITH_IN_FLIGHT => {
                 let name = Some(take_text(&mut rest)?).filter(|name| !name.is_empty());
-                let is_external = form == OF_EXTERNAL;
+                let is_external = matches!(form, OF_EXTERNAL | OF_EXTERNAL_WITH_IN_FLIGHT);
                 let user = name.map(|name| SessionUser { name: name.into(), is_external });
                 let (merged_below, after) = rest.split_first_chunk()?;
                 rest = after;
@@ -177,15 +178,9 @@ impl DetachedSession {
             _ => return None,
         };
         let moving = if form == WITHOUT_MOVING { Vec::new() } else { take_moving(&mut rest)? };
-        let session = Session::decode(rest).ok()?;
-        let restored: HashSet<u64> = session.in_flight().map(|entry| entry.tag).collect();
-        let next_tag = restored.iter().copied().filter(|tag| *tag >= OWN_TAGS).max();
         let since = Some(u64::from_be_bytes(*since)).filter(|since| *since != 0).map_or(now, Timestamp);
-        let own = restored.iter().copied().filter(|tag| *tag < OWN_TAGS).collect();
-        Some(Self {
-            session,
-            restored: own,
-            next_tag: next_tag.map_or(OWN_TAGS, |tag| tag + 1),
+        let mut decoded = Self {
+            session: Session::decode(rest).ok()?,
             expiry: u32::from_be_bytes(*expiry),
             since,
             will,
@@ -194,7 +189,29 @@ impl DetachedSession {
             merged_below,
             is_merged: matches!(form, WITHOUT_MOVING | WITHOUT_USER),
             ..Self::new()
-        })
+        };
+        decoded.note_restored();
+        Some(decoded)
+    }
+
+    /// Restores messages in flight, in the order of their first sending.
+    pub(super) fn restore_in_flight(&mut self, records: impl IntoIterator<Item = InFlightRecord>) {
+        for InFlightRecord { entry, until } in records {
+            self.moving.extend(until.map(|until| (entry.tag, until)));
+            self.session.restore_in_flight(entry);
+        }
+        self.note_restored();
+    }
+
+    /// Notes the tags of the messages that are in flight after a restart.
+    fn note_restored(&mut self) {
+        for InFlight { tag, .. } in self.session.in_flight() {
+            if *tag < OWN_TAGS {
+                self.restored.insert(*tag);
+            } else {
+                self.next_tag = self.next_tag.max(tag + 1);
+            }
+        }
     }
 
     /// Called after a crash that has left the message log at `end`: forgets messages in flight that had not left their
@@ -226,10 +243,9 @@ pub(super) fn take_tag(next_tag: &mut u64) -> u64 {
     tag
 }
 
-/// A session in its stored form.
+/// A session in its stored form, without its [messages in flight](super::in_flight).
 pub(super) struct Written<'a> {
     pub(super) session: &'a Session,
-    pub(super) moving: &'a [(u64, Lsn)],
     pub(super) user: Option<&'a SessionUser>,
     pub(super) merged_below: u64,
     pub(super) expiry: u32,
@@ -259,12 +275,9 @@ impl Written<'_> {
         }
         put(&mut bytes, self.user.map_or("", |user| &user.name).as_bytes());
         bytes.extend_from_slice(&self.merged_below.to_be_bytes());
-        bytes.extend_from_slice(&(self.moving.len() as u32).to_be_bytes());
-        for (tag, until) in self.moving {
-            bytes.extend_from_slice(&tag.to_be_bytes());
-            bytes.extend_from_slice(&until.0.to_be_bytes());
-        }
-        self.session.encode_exactly_once(&mut bytes);
+        // Messages that move, of which earlier versions had a list here.
+        bytes.extend_from_slice(&[0; 4]);
+        self.session.encode_without_messages(&mut bytes);
         bytes
     }
 }
@@ -322,10 +335,16 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 }
 
 /// First byte of a stored session: the version of its format.
-const FORM: u8 = 3;
+const FORM: u8 = 5;
 
 /// The same, of a user that another auth backend than the broker's own list has let in.
-const OF_EXTERNAL: u8 = 4;
+const OF_EXTERNAL: u8 = 6;
+
+/// The format in which messages in flight were a part of their session.
+const WITH_IN_FLIGHT: u8 = 3;
+
+/// The same, of a user of another auth backend.
+const OF_EXTERNAL_WITH_IN_FLIGHT: u8 = 4;
 
 /// The format before the user was recorded, when `.` and `/` in topics were not distinguished.
 const WITHOUT_USER: u8 = 2;
@@ -360,11 +379,9 @@ mod tests {
         let mut session = Session::new();
         let options = SubscribeOptions::of_qos(QoS::ExactlyOnce);
         session.subscribe("a/#", Subscription { options, identifier: Some(7), is_shared: false });
-        let moving = [(OWN_TAGS, Lsn(7))];
         let alice = SessionUser::named("alice");
         let written = Written {
             session: &session,
-            moving: &moving,
             user: Some(&alice),
             merged_below: 7,
             expiry: 60,
@@ -382,11 +399,11 @@ mod tests {
             (detached_session.ends(), detached_session.due()),
             (Some(Timestamp(61_000)), Some(Timestamp(1500)))
         );
-        assert_eq!((detached_session.will.as_ref(), detached_session.moving), (Some(&will), moving.to_vec()));
+        assert_eq!(detached_session.will.as_ref(), Some(&will));
         for cut in 0..bytes.len() {
             assert!(DetachedSession::decode(&bytes[..cut], Timestamp(9)).is_none(), "{cut} bytes");
         }
-        let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
+        let open = Written { expiry: u32::MAX, since: None, will: None, ..written };
         let detached_session = DetachedSession::decode(&open.encode(), Timestamp(9)).unwrap();
         assert_eq!((detached_session.since, detached_session.due()), (Timestamp(9), None));
     }
@@ -410,7 +427,6 @@ mod tests {
             PendingWill { will, user: user.name.clone(), external: Some(identity), due: Timestamp(1500) };
         let written = Written {
             session: &Session::new(),
-            moving: &[],
             user: Some(&user),
             merged_below: 0,
             expiry: 60,
@@ -429,7 +445,7 @@ mod tests {
         let mut session = Session::new();
         session.subscribe("a/#", Subscription::of(SubscribeOptions::default()));
         let mut rest = Vec::new();
-        session.encode_exactly_once(&mut rest);
+        session.encode_without_messages(&mut rest);
         let expiry = 60_u32.to_be_bytes();
         let since = 1000_u64.to_be_bytes();
         let with_moving = [&[WITHOUT_USER][..], &expiry, &since, &[0], &[0; 4], &rest].concat();

@@ -1,5 +1,7 @@
 //! Keys of stored records: names, each preceded by its length.
 
+use super::session_ownership::Owner;
+
 /// The key made of names of at most 255 bytes each.
 pub(super) fn key(names: &[&str]) -> Vec<u8> {
     let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
@@ -29,6 +31,20 @@ pub(super) fn names_and_rest<const N: usize>(mut key: &[u8]) -> Option<([&str; N
     Some((names, key))
 }
 
+/// The key of the record of a message with this packet identifier.
+pub(super) fn packet_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
+    let mut key = key(&[&owner.vhost, &owner.client_id]);
+    key.extend_from_slice(&packet_id.to_be_bytes());
+    key
+}
+
+/// Decodes a key of [`packet_key`]; `None` if malformed.
+pub(super) fn read_packet_key(key: &[u8]) -> Option<(Owner, u16)> {
+    let ([vhost, client_id], rest) = names_and_rest::<2>(key)?;
+    let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
+    Some((owner, u16::from_be_bytes(rest.try_into().ok()?)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,5 +57,13 @@ mod tests {
         bytes.extend([0, 7]);
         assert_eq!(names_and_rest(&bytes), Some((["v", "größe"], &[0, 7][..])));
         assert_eq!(names::<3>(&bytes), None);
+    }
+
+    #[test]
+    fn a_packet_identifier_is_read_as_it_was_written() {
+        let owner = Owner { vhost: "/".into(), client_id: "größe".into() };
+        let key = packet_key(&owner, 7);
+        assert_eq!(read_packet_key(&key[..key.len() - 1]), None);
+        assert_eq!(read_packet_key(&key), Some((owner, 7)));
     }
 }

@@ -27,12 +27,13 @@ use super::MqttConfig;
 use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
+use super::in_flight::{self, InFlightOf};
 use super::leftovers;
 use super::message::{Incoming, MessageMapping, to_amqp};
 use super::missing_exchange::MissingExchange;
 use super::native;
 use super::pending_retained;
-use super::received::{self, AfterCrash, ReceivedRecord};
+use super::received::{AfterCrash, ReceivedRecord};
 use super::retained::{self, Retained};
 use super::session_ownership::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::subscriptions::Class;
@@ -278,6 +279,7 @@ impl Hub {
             }
             // Includes records left by a connection whose session was to end with it.
             catalogue.delete_all(Section::MqttReceived, disk::key(&[&owner.vhost, &owner.client_id]));
+            catalogue.note([in_flight::delete_all(owner)]);
             catalogue.delete(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]))
         });
     }
@@ -291,29 +293,26 @@ impl Hub {
     ) -> Option<Ticket> {
         let written = Written {
             session: &detached_session.session,
-            moving: &detached_session.moving,
             user: detached_session.user.as_ref(),
             merged_below: detached_session.merged_below,
             expiry: detached_session.expiry,
             since: Some(detached_session.since),
             will: detached_session.will.as_ref(),
         };
-        self.put_session(owner, vhost, written.encode())
+        let in_flight =
+            InFlightOf { owner, session: &detached_session.session, moving: &detached_session.moving };
+        self.put_session(vhost, written.encode(), in_flight)
     }
 
-    pub(super) fn put_session(&self, owner: &Owner, vhost: &VirtualHost, value: Vec<u8>) -> Option<Ticket> {
-        self.put_session_with(owner, vhost, value, Vec::new())
-    }
-
-    /// Writes a session together with other changes that belong to it: all of them reach the disk, or none.
-    pub(super) fn put_session_with(
+    /// Writes a session and its messages of QoS 2 in flight: all of this reaches the disk, or nothing.
+    pub(super) fn put_session(
         &self,
-        owner: &Owner,
         vhost: &VirtualHost,
         value: Vec<u8>,
-        mut changes: Vec<Change>,
+        in_flight: InFlightOf<'_>,
     ) -> Option<Ticket> {
-        let key = disk::key(&[&owner.vhost, &owner.client_id]);
+        let key = disk::key(&[&in_flight.owner.vhost, &in_flight.owner.client_id]);
+        let mut changes = in_flight.all_changes();
         changes.push(Change::put(Section::MqttSessions, key, value));
         vhost.note(|catalogue| catalogue.note(changes))
     }
@@ -466,9 +465,10 @@ impl Hub {
                 Some(([vhost, _], _)) if self.broker.vhost(vhost).is_none() => {
                     orphans.push((Section::MqttSessions, key.to_vec()));
                 }
-                Some(([vhost, client_id], mut detached_session)) => {
+                Some(([vhost, client_id], detached_session)) => {
                     let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
-                    if detached_session.forget_what_did_not_move(store.opened_at()) {
+                    if detached_session.session.in_flight().next().is_some() {
+                        // An earlier version has written its messages in flight with it.
                         changed.push(owner.clone());
                     }
                     found.insert(owner, detached_session);
@@ -477,6 +477,12 @@ impl Hub {
             }
         });
         scanned?;
+        wrong = wrong.or(in_flight::load(store, &mut found)?);
+        for (owner, detached_session) in &mut found {
+            if detached_session.forget_what_did_not_move(store.opened_at()) {
+                changed.push(owner.clone());
+            }
+        }
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
         self.load_queues(&mut found, &mut changed, now);
         for owner in changed {
@@ -558,7 +564,7 @@ impl Hub {
         let catalogue = store.catalogue();
         let (mut lost, mut partial) = (Vec::new(), Vec::new());
         let scanned = catalogue.scan(Section::MqttReceived, |key, value| {
-            let received = received::read_key(key).zip(ReceivedRecord::decode(value));
+            let received = disk::read_packet_key(key).zip(ReceivedRecord::decode(value));
             let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
             match (found.get_mut(&owner), note.after_crash(end.0)) {
                 (Some(detached_session), AfterCrash::There) => {
@@ -637,6 +643,13 @@ pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     };
     let levels: Vec<&str> = filter.filter().split('/').map(exchanged).collect();
     Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
+}
+
+/// Whether the queue of a shared subscription with this name is that of one filter alone. Earlier versions had one queue for
+/// filters with a level `*` and those with `+` in its place.
+pub(super) fn is_of_one_filter(queue: &str) -> bool {
+    // No name of a group has it.
+    queue.contains('+')
 }
 
 /// The queue of a group's subscription with this key.

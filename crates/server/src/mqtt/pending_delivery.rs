@@ -77,8 +77,10 @@ impl MqttClient {
             let sent = self.outbox.append(|buf| engine.deliver(copy, tag, &mut Out(buf)));
             sent.unwrap_or(Err(Undeliverable::NoCapacity))
         };
-        noted.exactly_once |= is_noted && sent.is_ok();
-        sent.map(|_| tag)
+        sent.map(|packet_id| {
+            noted.exactly_once.extend(packet_id.filter(|_| is_noted));
+            tag
+        })
     }
 
     /// Called when the client has the retained message of a topic that is on disk.

@@ -46,7 +46,6 @@ use broker::Share;
 use hashbrown::HashMap;
 
 use super::disk;
-use super::session_ownership::Owner;
 
 /// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]
@@ -136,20 +135,6 @@ impl ReceivedRecord {
 /// The position at which a partial message is complete, as it is stored: however long the log becomes.
 const NEVER: u64 = u64::MAX;
 
-/// The key of a message's record.
-pub(super) fn received_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
-    let mut key = disk::key(&[&owner.vhost, &owner.client_id]);
-    key.extend_from_slice(&packet_id.to_be_bytes());
-    key
-}
-
-/// Decodes a key of [`received_key`]; `None` if malformed.
-pub(super) fn read_key(key: &[u8]) -> Option<(Owner, u16)> {
-    let ([vhost, client_id], rest) = disk::names_and_rest::<2>(key)?;
-    let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
-    Some((owner, u16::from_be_bytes(rest.try_into().ok()?)))
-}
-
 #[cfg(test)]
 mod tests {
     use broker::Lsn;
@@ -162,8 +147,6 @@ mod tests {
 
     #[test]
     fn a_note_is_read_as_it_was_written() {
-        let owner = Owner { vhost: "/".into(), client_id: "größe".into() };
-        assert_eq!(read_key(&received_key(&owner, 7)), Some((owner, 7)));
         let note = || ReceivedRecord::new(30, &["a".into()], &[share("b", 20), share("c", 30)]);
         let bytes = note().encode();
         assert_eq!(ReceivedRecord::decode(&bytes), Some(note()));

@@ -33,8 +33,8 @@ pub(super) trait MqttSession: Send {
     fn released(&mut self, packet_id: u16);
     /// Called when the client has a message.
     fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool);
-    /// Called when a message of QoS 2 to the client is complete.
-    fn completed(&mut self);
+    /// Called when a message of QoS 2 to the client is complete; at a failure, also for one of QoS 1.
+    fn completed(&mut self, packet_id: u16);
     /// Subscribes; the answer has a reason code for each request.
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>);
     /// Unsubscribes; the answer has a reason code for each filter.

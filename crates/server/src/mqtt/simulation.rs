@@ -4,6 +4,7 @@ mod deleted_vhost;
 mod dots;
 mod external_authz;
 mod found_queues;
+mod in_flight;
 mod million;
 mod pending_retained;
 mod received;
@@ -152,6 +153,12 @@ impl Client {
         packets
     }
 
+    /// Returns the packets received when another connection has claimed the session, and the socket has nothing to read.
+    fn taken_over(&mut self) -> Vec<String> {
+        assert!(self.look().is_empty(), "the socket is to be read first");
+        self.look()
+    }
+
     fn subscribe(&mut self, world: &mut World, filter: &str, options: SubscribeOptions) -> Vec<String> {
         let mut buffer = Vec::new();
         let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
@@ -182,6 +189,14 @@ fn message(topic: &str, qos: QoS, packet_id: u16) -> PublishPacket<'_> {
         properties: PacketProperties::NONE,
         payload: Payload::new(b"x"),
     }
+}
+
+/// Sends the last packets of a client: it acknowledges the message with this packet identifier, and leaves.
+pub(super) async fn send_last(mut socket: tokio::io::DuplexStream, version: MqttVersion, packet_id: u16) {
+    let mut bytes = Vec::new();
+    Packet::Ack(Ack::new(AckKind::PubAck, packet_id, ReasonCode::Success)).encode(version, &mut bytes);
+    Packet::Disconnect(Disconnect::new(ReasonCode::Success)).encode(version, &mut bytes);
+    tokio::io::AsyncWriteExt::write_all(&mut socket, &bytes).await.unwrap();
 }
 
 pub(super) fn describe(packet: Packet<'_>) -> String {
@@ -264,7 +279,7 @@ fn a_second_connection_takes_the_session_over() {
         ..ConnectPacket::new(MqttVersion::V5, "me")
     };
     assert!(second.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
-    assert_eq!(first.look(), ["disconnect Session taken over"]);
+    assert_eq!(first.taken_over(), ["disconnect Session taken over"]);
     assert_eq!(first.connection.intent(), Intent::Finish);
     assert_eq!(second.look(), ["connack Success present"]);
     assert_eq!(second.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);

@@ -244,8 +244,8 @@ impl MatchState {
 }
 
 /// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless its topic
-/// begins with `$`, which wildcards in front match in AMQP alone. One that came because a level `*` is a wildcard in AMQP is
-/// sent: the queue may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
+/// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue
+/// may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
@@ -253,6 +253,13 @@ pub(super) fn is_for(filter: &str, topic: &str) -> bool {
         || matches(filter, topic)
         // Dots and slashes are the same in an upstream, and in queues of earlier versions.
         || matches(&merged(filter), &merged(topic))
+}
+
+/// Whether a message that came by the binding of `filter` came because a level `*` of that is a wildcard in AMQP.
+pub(super) fn came_by_star(filter: &str, topic: &str) -> bool {
+    let matches = |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
+    let with_plus = || filter.split('/').map(|level| if level == "*" { "+" } else { level });
+    has_star(filter) && !matches(filter) && matches(&with_plus().collect::<Vec<_>>().join("/"))
 }
 
 /// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.

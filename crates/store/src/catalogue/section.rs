@@ -29,6 +29,8 @@ pub enum Section {
     MqttSessions,
     /// Messages of QoS 2 that MQTT clients have published and not released.
     MqttReceived,
+    /// Messages of QoS 2 in flight to MQTT clients.
+    MqttInFlight,
     /// Retained messages of MQTT.
     MqttRetained,
     /// Topics of which a session has yet to receive the retained message.
@@ -45,7 +47,7 @@ pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All sections in loading order: none depends on a later one.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -58,6 +60,7 @@ impl Section {
         Self::Bindings,
         Self::MqttSessions,
         Self::MqttReceived,
+        Self::MqttInFlight,
         Self::MqttRetained,
         Self::MqttPendingRetained,
         Self::MqttGroups,
@@ -89,6 +92,7 @@ impl Section {
             Self::Bindings => "bindings",
             Self::MqttSessions => "mqtt_sessions",
             Self::MqttReceived => "mqtt_received",
+            Self::MqttInFlight => "mqtt_in_flight",
             Self::MqttRetained => "mqtt_retained",
             Self::MqttPendingRetained => "mqtt_owed",
             Self::MqttGroups => "mqtt_groups",

@@ -1,5 +1,7 @@
 //! Sessions that change while messages are pending or unacknowledged.
 
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -151,7 +153,7 @@ fn a_session_whose_time_is_over_is_not_taken_up_though_nobody_has_ended_it_yet()
     client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(client);
     let mut client = world.client(MqttVersion::V5);
-    client.now += std::time::Duration::from_secs(61);
+    client.now += Duration::from_secs(61);
     let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V5, "me") };
     assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), ["connack Success"]);
 }
@@ -173,4 +175,39 @@ fn a_will_that_could_not_be_published_is_refused_at_once() {
         let connect = ConnectPacket { will: Some(will), ..ConnectPacket::new(MqttVersion::V5, "x") };
         assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), [expected]);
     }
+}
+
+#[tokio::test]
+async fn what_a_client_sent_before_it_connects_again_counts_though_its_server_is_late_to_read_it() {
+    let mut world = World::new();
+    let mut heir = world.connected(MqttVersion::V5, "heir", 0);
+    heir.subscribe_at(&mut world, "will", QoS::AtMostOnce);
+    let will = ::mqtt::packet::Will {
+        qos: QoS::AtMostOnce,
+        retain: false,
+        properties: PacketProperties::NONE,
+        topic: "will",
+        payload: b"gone",
+    };
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect = ConnectPacket {
+        clean_start: false,
+        will: Some(will),
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, "me")
+    };
+    let mut first = world.client(MqttVersion::V5);
+    assert_eq!(first.send(&mut world, Packet::Connect(Box::new(connect))), ["connack Success"]);
+    first.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    heir.publish(&mut world, "t", QoS::AtLeastOnce, 1);
+    assert_eq!(first.received(&mut world), ["publish t AtLeastOnce 1"]);
+
+    let (near, mut far) = tokio::io::duplex(1024);
+    send_last(near, MqttVersion::V5, 1).await;
+    let (mut second, answers) = resumed(&mut world, "me", 60);
+    assert!(answers.is_empty(), "the first connection has the session: {answers:?}");
+    let Client { connection, outbox, .. } = &mut first;
+    transport::drive(&mut far, connection, outbox, 1 << 20, Duration::from_secs(5)).await;
+    assert_eq!(second.received(&mut world), ["connack Success present"], "and no message again");
+    assert_eq!(heir.received(&mut world), [""; 0], "and no will");
 }

@@ -69,7 +69,7 @@ fn another_user_neither_ends_nor_takes_over_a_connected_clients_session() {
     assert_eq!(alice.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);
     let (mut again, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
     assert!(answers.is_empty(), "it waits for the session");
-    assert_eq!(alice.look(), ["disconnect Session taken over"]);
+    assert_eq!(alice.taken_over(), ["disconnect Session taken over"]);
     assert_eq!(again.look(), ["connack Success present"], "its own user takes it over");
 }
 

@@ -383,7 +383,7 @@ impl MqttSession for UpstreamSession {
         }
     }
 
-    fn completed(&mut self) {}
+    fn completed(&mut self, _packet_id: u16) {}
 
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
         self.pending.push(packet_id, PendingEntries::Subscribe(requests.into_iter()));

@@ -24,7 +24,7 @@ use super::hub::UpstreamHub;
 use crate::backend::Backend;
 use crate::client::ClientConnection;
 use crate::clock::Clock;
-use crate::mqtt::simulation::describe;
+use crate::mqtt::simulation::{describe, send_last};
 use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
 use crate::server::{Server, Shared};
 use crate::simulated::{self, InProcessConnector};

@@ -324,3 +324,32 @@ async fn a_client_whose_state_queue_was_deleted_gets_session_not_present() {
     assert_eq!(client.answers().await.len(), 1);
     assert!(world.queue("me").is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_acknowledgement_that_was_sent_before_the_client_connects_elsewhere_counts() {
+    for elsewhere in [true, false] {
+        let mut world = World::new();
+        let (mut other, listener) = (world.beside(), world.listen("w"));
+        let mut first = world.client(V5);
+        first.connect_with_will("me", "w", 0);
+        assert_eq!(first.answers().await, ["connack Success"]);
+        first.subscribe("a", QoS::AtLeastOnce);
+        assert_eq!(first.answers().await, ["suback Granted QoS 1"]);
+        let (mut writer, _) = world.connect("writer", true, 0).await;
+        writer.publish("a", QoS::AtLeastOnce, 1, false);
+        assert_eq!(writer.answers().await, ["puback 1 success"]);
+        assert_eq!(first.answers().await, ["publish a AtLeastOnce 1"]);
+
+        // They have come, but the server's task has not been there.
+        let (near, mut far) = tokio::io::duplex(1024);
+        send_last(near, V5, 1).await;
+        let (mut second, answer) =
+            if elsewhere { &mut other } else { &mut world }.connect("me", false, 3600).await;
+        assert_eq!(answer, NOTHING, "the first connection has the session");
+        let Client { connection, outbox, .. } = &mut first;
+        transport::drive(&mut far, connection, outbox, 1 << 20, SOON).await;
+        assert_eq!(second.first_answer().await, ["connack Success present"]);
+        assert_eq!(second.answers().await, NOTHING, "{elsewhere}");
+        assert_eq!((world.queue("me").unwrap().message_count(), listener.message_count()), (0, 0));
+    }
+}

@@ -73,6 +73,29 @@ async fn a_member_of_a_group_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_of_a_group_stays_one_with_a_client_of_3_1_1_here_and_elsewhere() {
+    for elsewhere in [false, true] {
+        let mut world = World::new();
+        let mut other = world.beside();
+        let (mut member, _) = world.connect("me", false, 3600).await;
+        member.subscribe("$share/g/t", QoS::AtLeastOnce);
+        assert_eq!(member.answers().await, ["suback Granted QoS 1"]);
+        drop(member);
+        tokio::time::sleep(SOON).await;
+        let (mut writer, _) = world.connect("writer", true, 0).await;
+        writer.publish("t", QoS::AtLeastOnce, 1, false);
+        assert_eq!(writer.answers().await, ["puback 1 success"]);
+        let (mut member, mut came) = if elsewhere { &mut other } else { &mut world }.resume("me").await;
+        came.append(&mut member.answers().await);
+        writer.publish("t", QoS::AtLeastOnce, 1, false);
+        writer.answers().await;
+        came.append(&mut member.answers().await);
+        let expected = ["connack Success present", "publish t AtLeastOnce 1", "publish t AtLeastOnce 2"];
+        assert_eq!(came, expected, "{elsewhere}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_session_that_ends_with_its_connection_has_a_limited_number_of_filters() {
     let mut world = World::new();
     let (mut client, _) = world.connect("me", true, 0).await;
