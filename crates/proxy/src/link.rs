@@ -87,6 +87,8 @@ pub(crate) enum Event {
     DeliveriesOverflowed { channel: u16, lease: u64 },
     /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
+    /// The broker is to be asked for an answer on this channel, to see whether it reads the connection.
+    AnswerWanted { channel: u16, lease: u64 },
     /// There is no room for the client's incomplete messages.
     NoCapacity,
     /// Others wait for the room, or the stream, that the client has held for long.

@@ -126,6 +126,8 @@ struct UpstreamState {
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     stall: StallState,
+    /// When the connection was opened, or an alarm or a stall ended last: the broker has had no reason not to answer since.
+    answers_since: Instant,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Attached>,
     /// Sessions that found no room in `outbox`, with the position up to which data has to be written first.

@@ -163,6 +163,71 @@ async fn p2_a_slow_queue_costs_no_connection() {
     assert!(!broker.has_new_connection().await);
 }
 
+/// A user has met its limit, and so no channel may be opened to see whether the broker answers.
+#[tokio::test(start_paused = true)]
+async fn p2_a_stall_is_noticed_though_a_user_has_had_one_channel_too_many() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut offender = confirming(&pool).await;
+    offender.publish(1, b"one too many").await;
+    let mut shared = broker.next_connection().await;
+    next_message(&mut shared, b"one too many").await;
+    let reply_text = "NOT_ALLOWED - number of channels opened for user 'user' has reached the maximum allowed user limit of (6)";
+    shared.send(0, connection::Close { reply_code: 530, reply_text, ..Default::default() });
+    shared.expect("connection.close-ok").await;
+    drop(offender);
+    let mut next = broker.next_connection().await;
+    let number = next_message(&mut next, b"one too many").await;
+    next.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    // The limit is forgotten after a while.
+    sleep(Duration::from_secs(60)).await;
+    drop(next);
+    until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
+    let (mut innocent, _culprit, _shared) = stalled(&mut broker, &pool).await;
+    innocent.publish(1, b"a2").await;
+    let mut second = broker.next_connection().await;
+    next_message(&mut second, b"a2").await;
+}
+
+/// It might be one more than the user may have, for which RabbitMQ closes the connection.
+#[tokio::test(start_paused = true)]
+async fn p2_to_see_whether_the_broker_answers_no_channel_is_opened() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (_idle, mut slow) = (confirming(&pool).await, confirming(&pool).await);
+    slow.publish(1, b"slow").await;
+    let mut shared = broker.next_connection().await;
+    next_message(&mut shared, b"slow").await;
+    sleep(Duration::from_secs(20)).await;
+    assert!(broker.manners.proofs.load(Ordering::SeqCst) > 0);
+    assert!(!shared.has_more().await);
+    // With a client that has left it is the same.
+    slow.send(1, channel::Close::default()).await;
+    slow.expect("channel.close-ok").await;
+    let before = broker.manners.proofs.load(Ordering::SeqCst);
+    sleep(Duration::from_secs(20)).await;
+    assert!(broker.manners.proofs.load(Ordering::SeqCst) > before);
+    assert!(!shared.has_more().await);
+    assert_eq!((pool.metrics().connections_stalled, pool.metrics().upstream_connections), (0, 1));
+}
+
+/// No session can ask the broker for an answer that has left its channel.
+#[tokio::test(start_paused = true)]
+async fn p2_a_stall_is_noticed_however_briefly_clients_use_the_connection() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (_innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    drop(culprit);
+    let began = Instant::now();
+    while pool.metrics().connections_stalled == 0 {
+        let mut brief = confirming(&pool).await;
+        brief.publish(1, b"brief").await;
+        sleep(Duration::from_millis(300)).await;
+        drop(brief);
+        assert!(began.elapsed() < GIVEN_UP, "not stalled");
+    }
+}
+
 async fn expect_flood_named(broker: &mut BrokerEnd, body: &[u8]) {
     for _ in 0..FLOOD {
         next_message(broker, body).await;
