@@ -199,6 +199,11 @@ impl Upstream {
         true
     }
 
+    /// Whether the connection is the client's own, until it is clean again or has ended.
+    pub(crate) fn is_own_of(&self, link: &Arc<ClientLink>) -> bool {
+        self.state.lock().owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, link))
+    }
+
     /// When the connection became unused, if it is unused and takes channels. Clients that are connected may have used it.
     pub(crate) fn unused_since(&self) -> Option<Instant> {
         self.state.lock().unused_since()

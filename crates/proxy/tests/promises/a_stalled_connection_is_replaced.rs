@@ -142,6 +142,50 @@ async fn p2_messages_of_a_departed_client_that_stall_a_connection_continue_on_on
     assert!(!has_come(&pool, &mut second).await.contains(&b"stuck".to_vec()));
 }
 
+/// Two culprits, which have left. Their queues never answer.
+#[tokio::test(start_paused = true)]
+async fn p2_departed_clients_that_stall_a_connection_do_not_wait_for_each_other() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    let mut second_culprit = confirming(&pool).await;
+    second_culprit.write(&message(1, b"stuck", 131_072).repeat(FLOOD)).await;
+    for mut culprit in [culprit, second_culprit] {
+        culprit.send(1, channel::Close::default()).await;
+        culprit.expect("channel.close-ok").await;
+    }
+    innocent.publish(1, b"a2").await;
+    let mut second = broker.next_connection().await;
+    next_message(&mut second, b"a2").await;
+    for _ in 0..2 {
+        let mut own = broker.next_connection().await;
+        expect_flood(&mut own).await;
+        own.set_reading(false);
+    }
+}
+
+/// The broker takes its time for the connection of the culprit, which does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn p2_a_client_that_has_stalled_a_connection_and_leaves_does_not_stall_another_one() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    innocent.publish(1, b"a2").await;
+    let mut second = broker.next_connection().await;
+    broker.stall(Stalled::All);
+    next_message(&mut second, b"a2").await;
+    drop(culprit);
+    until("the client to leave", || pool.metrics().clients == 1).await;
+    broker.stall(Stalled::Nobodys);
+    let mut own = broker.next_connection().await;
+    if !own.has_more().await {
+        // The one that was being opened for the client is not needed any more.
+        own = broker.next_connection().await;
+    }
+    expect_flood(&mut own).await;
+    assert!(!has_come(&pool, &mut second).await.contains(&b"stuck".to_vec()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn p2_a_slow_queue_costs_no_connection() {
     let mut broker = Broker::start(Manners::default());
