@@ -157,11 +157,15 @@ async fn p2_departed_clients_that_stall_a_connection_do_not_wait_for_each_other(
     innocent.publish(1, b"a2").await;
     let mut second = broker.next_connection().await;
     next_message(&mut second, b"a2").await;
+    let mut owns = Vec::new();
+    let began = Instant::now();
     for _ in 0..2 {
         let mut own = broker.next_connection().await;
         expect_flood(&mut own).await;
-        own.set_reading(false);
+        owns.push(own);
     }
+    // Without an answer, and so long before the first of them is lost for want of heartbeats.
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
 }
 
 /// The broker takes its time for the connection of the culprit, which does not wait for it.
@@ -229,8 +233,10 @@ async fn p2_a_stall_is_noticed_though_a_user_has_had_one_channel_too_many() {
     until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
     let (mut innocent, _culprit, _shared) = stalled(&mut broker, &pool).await;
     innocent.publish(1, b"a2").await;
+    let began = Instant::now();
     let mut second = broker.next_connection().await;
     next_message(&mut second, b"a2").await;
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
 }
 
 /// It might be one more than the user may have, for which RabbitMQ closes the connection.
