@@ -100,6 +100,8 @@ impl Upstream {
             None => state.role == Some(Role::Publishing),
         };
         if state.phase != Phase::Open || !is_watched {
+            // Its last channel may have been closed by the broker, without an answer to the probe.
+            state.stall = StallState::default();
             return AnswerCheck::AllAnswered;
         }
         let (mut is_due, mut is_overdue) = (false, false);
@@ -261,3 +263,48 @@ const SUSPECT_MESSAGES: u64 = 200;
 /// Channels that get connections of their own when one is given up: several clients publish to the same queue, but on a busy
 /// connection others have as many messages in flight.
 const SUSPECTS_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use amqp::Credentials;
+    use amqp::method::channel;
+
+    use super::super::slot::{Lease, Usage};
+    use super::super::{MovedState, Peer, Placed};
+    use super::*;
+    use crate::PoolConfig;
+    use crate::link::ClientLink;
+    use crate::pool::Pool;
+
+    #[test]
+    fn a_connection_that_is_out_of_use_is_not_stalled() {
+        let pool = Pool::new(PoolConfig::new(Vec::new()));
+        let (credentials, begin) = (Arc::new(Credentials::plain("user", "password")), Instant::now());
+        let mut peer = Peer::new(&pool, &credentials, None, Role::Publishing, begin);
+        let (link, upstream) = (ClientLink::departed(Arc::default()), peer.connection.upstream.clone());
+        let ledger = Ledger::new(&link, MovedState::default());
+        ledger.messages(b"a message", 1);
+        let lease = Lease::new(link.clone(), ledger.clone(), 1, 1, begin);
+        let Placed::On(leased) = upstream.lease(lease, true, Role::Publishing, true) else {
+            panic!("no channel")
+        };
+        upstream.send(leased.channel, channel::Open::default());
+        peer.read();
+        peer.deliver(begin);
+        let at = |after| begin + CHECK_INTERVAL * after;
+        assert_eq!([0, 1].map(|after| upstream.check_answers(at(after), false)), [AnswerCheck::Due; 2]);
+        assert!(matches!(link.take_events()[..], [Event::AnswerWanted { channel: 1, lease: 1 }]));
+        // The session asks.
+        ledger.prove();
+        upstream.expect_proof(leased.channel);
+        upstream.send(leased.channel, channel::Flow { active: true });
+        assert_eq!(upstream.check_answers(at(2), false), AnswerCheck::Stalled);
+        peer.read();
+        // The broker closes the channel instead.
+        assert!(peer.close_channel(0));
+        assert_eq!(peer.deliver(at(3)), Some("channel.close"));
+        assert!(upstream.release(leased.channel, Usage::default(), at(3)));
+        assert_eq!(upstream.check_answers(at(3), false), AnswerCheck::AllAnswered);
+        assert!(!upstream.is_stalled());
+    }
+}
