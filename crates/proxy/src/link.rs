@@ -29,8 +29,9 @@ pub(crate) struct ClientLink {
     pub(crate) frame_max: u32,
     /// Whether the client has the `consumer_cancel_notify` capability.
     pub(crate) cancel_notify: bool,
-    /// Whether the client has the `connection.blocked` capability.
-    pub(crate) blocked_notify: bool,
+    /// Whether the client is notified of blocked connections. Set if it has the `connection.blocked` capability, cleared when
+    /// it leaves for another process, which notifies it of those that it uses there.
+    blocked_notify: AtomicBool,
     /// How many of the upstream connections that the client publishes on are blocked.
     blocked: AtomicUsize,
     /// Bytes of this client's frames that are kept until the broker answers.
@@ -87,6 +88,8 @@ pub(crate) enum Event {
     DeliveriesOverflowed { channel: u16, lease: u64 },
     /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
+    /// The broker is to be asked for an answer on this channel, to see whether it reads the connection.
+    AnswerWanted { channel: u16, lease: u64 },
     /// There is no room for the client's incomplete messages.
     NoCapacity,
     /// Others wait for the room, or the stream, that the client has held for long.
@@ -110,7 +113,7 @@ impl ClientLink {
             waiting,
             frame_max,
             cancel_notify: capabilities.consumer_cancel_notify,
-            blocked_notify: capabilities.connection_blocked,
+            blocked_notify: AtomicBool::new(capabilities.connection_blocked),
             blocked: AtomicUsize::new(0),
             declarer: None,
             home: Mutex::default(),
@@ -262,11 +265,26 @@ impl ClientLink {
         });
     }
 
+    /// The client continues in another process, which knows nothing of the connections that are blocked here: for the client
+    /// none is from now on. Its socket is gone when a [`BlockedNotice`] ends after that.
+    pub(crate) fn leave_blocked(&self) {
+        self.outbox.append(|buf| {
+            let is_notified = self.blocked_notify.swap(false, Ordering::AcqRel);
+            if is_notified && self.blocked.load(Ordering::Acquire) > 0 {
+                write_method(buf.tail(), 0, connection::Unblocked {});
+            }
+        });
+    }
+
     /// Updates the count, and notifies the client, under the outbox's lock: connections are blocked and unblocked by tasks of
     /// their own, and the last notification must match the state.
     fn update_blocked(&self, count: impl FnOnce(&AtomicUsize, &mut OutBuf)) {
-        if self.blocked_notify {
-            self.outbox.append(|buf| count(&self.blocked, buf));
+        if self.blocked_notify.load(Ordering::Acquire) {
+            self.outbox.append(|buf| {
+                if self.blocked_notify.load(Ordering::Acquire) {
+                    count(&self.blocked, buf);
+                }
+            });
         }
     }
 }

@@ -126,6 +126,8 @@ struct UpstreamState {
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     stall: StallState,
+    /// When the connection was opened, or an alarm or a stall ended last: the broker has had no reason not to answer since.
+    answers_since: Instant,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Attached>,
     /// Sessions that found no room in `outbox`, with the position up to which data has to be written first.
@@ -195,6 +197,11 @@ impl Upstream {
         state.idle_since = None;
         state.awaits_first_use = false;
         true
+    }
+
+    /// Whether the connection is the client's own, until it is clean again or has ended.
+    pub(crate) fn is_own_of(&self, link: &Arc<ClientLink>) -> bool {
+        self.state.lock().owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, link))
     }
 
     /// When the connection became unused, if it is unused and takes channels. Clients that are connected may have used it.

@@ -85,6 +85,11 @@ impl Backlogs {
         self.of_destinations.contains_key(&destination)
     }
 
+    /// Whether another destination may have a backlog of its own.
+    pub(crate) fn may_create_own(&self, limit: usize) -> bool {
+        self.of_destinations.len() < limit
+    }
+
     /// Creates a backlog for a destination that none covers: its own, or with `limit` of these, that of its exchange.
     pub(crate) fn create(
         &mut self,
@@ -93,7 +98,7 @@ impl Backlogs {
         envelope: &Envelope,
         limit: usize,
     ) -> BacklogId {
-        let is_own = self.of_destinations.len() < limit;
+        let is_own = self.may_create_own(limit);
         let exchange = envelope.exchange();
         let routing_key = is_own.then(|| envelope.routing_key().into());
         let key = if is_own { destination } else { keys.of_exchange(exchange) };

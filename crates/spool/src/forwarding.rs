@@ -6,7 +6,7 @@ mod deferring;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::backlogs::{BacklogId, BacklogName, Backlogs};
 use crate::deferred::Deferred;
@@ -29,6 +29,10 @@ const DEFERRED_SHARE: (usize, usize) = (3, 4);
 
 /// The most messages that one call of [`Forwarding::poll_publish`] parks without asking the broker again.
 const PARKED_AT_ONCE: usize = 256;
+
+/// Destinations that are remembered because they have stalled a connection. If there are more, all are forgotten: each may
+/// then stall one again, which costs seconds.
+const SILENT_MAX: usize = 8_192;
 
 /// How much a [`Forwarding`] has in memory.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +132,9 @@ pub struct Forwarding<T> {
     careful_confirmed: usize,
     refused_exchanges: RefusedExchanges,
     nacks: Nacks,
+    /// Destinations that may have stalled a connection, until a message for them is answered. All their messages go through
+    /// backlogs, so that a single one is in flight.
+    silent: HashSet<DestinationKey>,
     /// The id of a message that was the only one in flight when its connection was closed, and how often in a row.
     suspect: Option<([u8; 16], u32)>,
     settled: VecDeque<Settled<T>>,
@@ -159,16 +166,18 @@ impl<T> Forwarding<T> {
             careful_confirmed: 0,
             refused_exchanges: RefusedExchanges::new(caution.confirms_to_clear),
             nacks: Nacks::default(),
+            silent: HashSet::new(),
             suspect: None,
             settled: VecDeque::new(),
         }
     }
 
-    /// A new instance with nothing read or open, which takes over the durations of nacks.
+    /// A new instance with nothing read or open, which takes over the durations of nacks and the silent destinations.
     #[must_use]
     pub fn begin_anew(&mut self) -> Self {
         let (keys, nacks) = (self.keys.clone(), std::mem::take(&mut self.nacks));
-        Self { keys, nacks, ..Self::with_caution(self.limits, self.caution) }
+        let silent = std::mem::take(&mut self.silent);
+        Self { keys, nacks, silent, ..Self::with_caution(self.limits, self.caution) }
     }
 
     /// Registers a backlog that was found after a restart, with its number of messages. Call it before anything is read.
@@ -316,8 +325,10 @@ impl<T> Forwarding<T> {
     fn has_capacity_on(&self, channel: ForwardingChannel) -> bool {
         match channel {
             ForwardingChannel::Fast => {
-                let share = (self.window / DEFERRED_SHARE.1 * DEFERRED_SHARE.0).max(1);
-                self.has_capacity() && self.fast.deferred() < share
+                let share = |of: usize| (of / DEFERRED_SHARE.1 * DEFERRED_SHARE.0).max(1);
+                self.has_capacity()
+                    && self.fast.deferred() < share(self.window)
+                    && self.fast.deferred_bytes() < share(self.limits.window_bytes)
             }
             ForwardingChannel::Careful => {
                 let is_narrow = self.window < self.limits.window;

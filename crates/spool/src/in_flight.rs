@@ -16,6 +16,8 @@ pub(crate) struct InFlight<T> {
     bytes: usize,
     /// Number of these messages that had waited for their destination.
     deferred: usize,
+    /// Bytes of the records of these.
+    deferred_bytes: usize,
     /// When these were accepted, with the number of each: they are older than some that were published before them.
     deferred_at: BTreeMap<u64, usize>,
     /// Set by confirm.select-ok, cleared when the channel is closed.
@@ -30,6 +32,7 @@ impl<T> InFlight<T> {
             count: 0,
             bytes: 0,
             deferred: 0,
+            deferred_bytes: 0,
             deferred_at: BTreeMap::new(),
             is_open: false,
         }
@@ -59,9 +62,25 @@ impl<T> InFlight<T> {
         self.deferred
     }
 
+    /// Bytes of the records of these.
+    pub(crate) fn deferred_bytes(&self) -> usize {
+        self.deferred_bytes
+    }
+
+    /// The first unanswered message.
+    pub(crate) fn first(&self) -> Option<&Item<T>> {
+        self.items.iter().flatten().next()
+    }
+
+    /// The unanswered messages that were published before one that is answered.
+    pub(crate) fn passed_over(&self) -> impl Iterator<Item = &Item<T>> {
+        let last_answered = self.items.iter().rposition(Option::is_none).unwrap_or_default();
+        self.items.range(..last_answered).flatten()
+    }
+
     /// When the oldest one was accepted, in milliseconds since 1970.
     pub(crate) fn oldest(&self) -> Option<u64> {
-        let first = self.items.iter().flatten().next().map(|item| item.envelope.accepted_at());
+        let first = self.first().map(|item| item.envelope.accepted_at());
         first.into_iter().chain(self.deferred_at.first_key_value().map(|(at, _)| *at)).min()
     }
 
@@ -70,6 +89,7 @@ impl<T> InFlight<T> {
         self.bytes += item.bytes();
         if item.was_deferred {
             self.deferred += 1;
+            self.deferred_bytes += item.bytes();
             *self.deferred_at.entry(item.envelope.accepted_at()).or_default() += 1;
         }
         self.items.push_back(Some(item));
@@ -94,6 +114,7 @@ impl<T> InFlight<T> {
         self.bytes -= taken.iter().map(Item::bytes).sum::<usize>();
         for item in taken.iter().filter(|item| item.was_deferred) {
             self.deferred -= 1;
+            self.deferred_bytes -= item.bytes();
             if let Entry::Occupied(mut count) = self.deferred_at.entry(item.envelope.accepted_at()) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -107,7 +128,7 @@ impl<T> InFlight<T> {
     /// The channel is closed: removes all messages, in order.
     pub(crate) fn close(&mut self) -> Vec<Item<T>> {
         self.is_open = false;
-        (self.count, self.bytes, self.deferred) = (0, 0, 0);
+        (self.count, self.bytes, self.deferred, self.deferred_bytes) = (0, 0, 0, 0);
         self.deferred_at.clear();
         self.items.drain(..).flatten().collect()
     }

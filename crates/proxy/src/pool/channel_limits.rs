@@ -26,8 +26,6 @@ pub(super) struct ChannelLimits {
     of_users: Mutex<HashMap<String, ChannelLimit>, { Rank::Leaf as u8 }>,
     /// Whether there may be any.
     any: AtomicBool,
-    /// Whether there has been one. Never cleared.
-    ever: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -79,11 +77,16 @@ impl Pool {
         let used: usize = of_user.iter().map(|other| other.channels_at_broker()).sum();
         let reserved = if again || now >= limit.resumed_by { 0 } else { limit.to_resume };
         match upstream.lease(lease, confirm, role, used + reserved < limit.most) {
-            Placed::Limited => match of_user.iter().find_map(|other| other.close_one_for(&link, now)) {
-                Some(placed) => Ok(placed),
-                None if reserved == 0 => Err(limit.fault),
-                None => Ok(Placed::Limited),
-            },
+            Placed::Limited => {
+                // One of them may only have confirms to wait for, and another one a channel to close.
+                let is_closing = of_user.iter().any(|other| other.close_one_for(&link, now));
+                let is_settling = || of_user.iter().any(|other| other.wait_for_settling(&link));
+                match is_closing {
+                    true => Ok(Placed::Soon),
+                    false if is_settling() || reserved > 0 => Ok(Placed::Limited),
+                    false => Err(limit.fault),
+                }
+            }
             placed => {
                 if again && matches!(placed, Placed::On(_)) {
                     self.channel_limits.resumed(&user);
@@ -91,11 +94,6 @@ impl Pool {
                 Ok(placed)
             }
         }
-    }
-
-    /// Whether a channel may be opened only to see whether the broker answers: that must not be the one that is too many.
-    pub(crate) fn may_probe_by_opening(&self) -> bool {
-        !self.channel_limits.ever.load(Ordering::Relaxed)
     }
 
     /// Learns a user's limit from the fault with which a broker has closed a connection. Returns whether the channels that
@@ -159,7 +157,6 @@ impl ChannelLimits {
             };
             of_users.insert(user.to_owned(), limit);
             self.any.store(true, Ordering::Release);
-            self.ever.store(true, Ordering::Relaxed);
         }
         all.used + all.reopening >= most
     }
@@ -175,7 +172,14 @@ const MAX_USERS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
+    use amqp::Credentials;
+    use amqp::frame::write_method;
+    use amqp::method::channel;
+
     use super::*;
+    use crate::PoolConfig;
+    use crate::link::ClientLink;
+    use crate::upstream::{Ledger, MovedState, Peer, Usage};
 
     fn over(most: usize) -> Fault {
         let text = format!(
@@ -222,6 +226,36 @@ mod tests {
         // The broker has still counted those that were lost.
         assert!(limits.learn("u", 6, &over(6), (counts(1, 1, 3), counts(1, 1, 3)), now));
         assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));
+    }
+
+    /// One connection has a channel that waits for a confirm, the other one a channel that rests.
+    #[test]
+    fn a_client_at_the_limit_gets_the_number_of_a_channel_that_rests_elsewhere() {
+        let pool = Pool::new(PoolConfig::new(Vec::new()));
+        let (credentials, now) = (std::sync::Arc::new(Credentials::plain("u", "p")), Instant::now());
+        let mut settling = Peer::new(&pool, &credentials, None, Role::Publishing, now);
+        let mut resting = Peer::new(&pool, &credentials, None, Role::General, now);
+        let lease = |peer: &mut Peer, role| {
+            let link = ClientLink::departed(std::sync::Arc::default());
+            let ledger = Ledger::new(&link, MovedState::default());
+            let lease = Lease::new(link, ledger, 1, 1, now);
+            pool.lease(&peer.connection.upstream, lease, role == Role::Publishing, role).unwrap()
+        };
+        for (peer, role) in [(&mut settling, Role::Publishing), (&mut resting, Role::General)] {
+            let Placed::On(leased) = lease(peer, role) else { panic!("no channel") };
+            let upstream = &peer.connection.upstream;
+            upstream.outbox.append(|buf| write_method(buf.tail(), leased.channel, channel::Open::default()));
+            let usage = Usage { published: u64::from(role == Role::Publishing), ..Usage::default() };
+            assert!(upstream.release(leased.channel, usage, now));
+            peer.read();
+            peer.deliver(now);
+        }
+        pool.channel_limits.learn("u", 2, &over(2), (counts(2, 0, 0), counts(0, 0, 0)), now);
+        assert_eq!(lease(&mut settling, Role::Publishing), Placed::Soon);
+        resting.read();
+        assert_eq!(resting.deliver(now), Some("channel.close-ok"));
+        assert!(matches!(lease(&mut settling, Role::Publishing), Placed::On(_)));
+        assert!(!settling.read(), "nothing is closed there");
     }
 
     #[test]

@@ -292,12 +292,21 @@ impl Channel {
 
     /// Like [`Self::prove`], for the side with this lease.
     pub(super) fn prove_lease(&mut self, lease: u64, output: &mut Output) {
-        // Nothing may come between the frames of a message.
-        if !self.has_partial_message()
-            && let Some(side) = self.of_lease(lease)
-        {
+        if let Some(side) = self.side_to_prove(lease) {
             side.prove(output);
         }
+    }
+
+    /// See [`Side::request_proof`].
+    pub(super) fn request_proof(&mut self, lease: u64, output: &mut Output) {
+        if let Some(side) = self.side_to_prove(lease) {
+            side.request_proof(output);
+        }
+    }
+
+    /// The side with this lease, unless a message is incomplete there: nothing may come between its frames.
+    fn side_to_prove(&mut self, lease: u64) -> Option<&mut Side> {
+        if self.has_partial_message() { None } else { self.of_lease(lease) }
     }
 
     /// Adds a frame to the wait queue.

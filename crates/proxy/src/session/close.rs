@@ -85,8 +85,10 @@ impl ProxySession {
         }
         let mut own = std::mem::replace(&mut self.own, UpstreamLink::None);
         for event in self.link.leave() {
-            if let Event::Ready { own: true, result: Ok(upstream), .. } = event {
-                own = UpstreamLink::Ready(upstream);
+            match event {
+                Event::Ready { own: true, result: Ok(upstream), .. } => own = UpstreamLink::Ready(upstream),
+                Event::Lost { is_suspect, .. } => self.suspect |= is_suspect,
+                _ => {}
             }
         }
         if let UpstreamLink::Ready(upstream) = own

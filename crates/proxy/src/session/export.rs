@@ -132,6 +132,7 @@ impl ProxySession {
         let flags = (self.suspect, self.is_torn());
         let state = SessionState::new(&self.credentials, flags, channels, declarations);
         self.end(now);
+        self.link.leave_blocked();
         state
     }
 

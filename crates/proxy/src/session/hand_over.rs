@@ -54,13 +54,20 @@ impl HandOver {
         if accepted.is_empty() {
             return;
         }
-        background::run(async move {
-            // Channels that wait for a broker that does not read must not delay others.
-            let is_later = |(departed, _): &(DepartedChannel, _)| !departed.after.is_empty();
-            let (later, now): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_later);
-            for (departed, bytes) in now.into_iter().chain(later) {
+        // Channels that wait for a broker that does not read must not delay others.
+        let is_later = |(departed, _): &(DepartedChannel, _)| !departed.after.is_empty();
+        let (later, now): (Vec<_>, Vec<_>) = accepted.into_iter().partition(is_later);
+        let this = Arc::new(self);
+        for (departed, bytes) in later {
+            let this = this.clone();
+            background::run(async move {
                 wait_until_through(&departed.after).await;
-                self.hand_over(departed.side, bytes).await;
+                this.hand_over(departed.side, bytes).await;
+            });
+        }
+        background::run(async move {
+            for (departed, bytes) in now {
+                this.hand_over(departed.side, bytes).await;
             }
         });
     }
@@ -91,7 +98,9 @@ impl HandOver {
             if upstream.release(leased.channel, channel.usage(), transport::now()) {
                 if self.alone {
                     upstream.give_back(false, transport::now());
-                    self.wait_until_returned(&link).await;
+                    // One at a time, unless the broker does not answer.
+                    let returned = wait_until_returned(&upstream, &link);
+                    let _ = tokio::time::timeout(ANSWER_TIMEOUT, returned).await;
                 }
                 return;
             }
@@ -160,18 +169,18 @@ impl HandOver {
             }
         }
     }
-
-    /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
-    async fn wait_until_returned(&self, link: &ClientLink) {
-        while !link.has_events() {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-        }
-    }
 }
 
 /// The memory that the leftovers of a channel take while they wait.
 fn kept_bytes(channel: &Side) -> usize {
     channel.queued.len() + OVERHEAD
+}
+
+/// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
+async fn wait_until_returned(upstream: &Upstream, link: &Arc<ClientLink>) {
+    while upstream.is_own_of(link) {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+    }
 }
 
 /// Waits until the brokers have processed everything sent before.
@@ -182,6 +191,9 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
+/// How long the next channel that gets a connection of its own waits for the broker's answers on that of the one before: their
+/// queue may be one that never answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest pause between two searches for a channel while none is to spare. Thousands may wait, and each search locks the
 /// pool's table.
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -189,3 +201,27 @@ const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 const OVERHEAD: usize = 4096;
 /// Interval for checking whether the broker has processed frames: there are few of them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PoolConfig;
+    use crate::link::Event;
+    use crate::pool::Pool;
+    use crate::upstream::Peer;
+
+    #[tokio::test(start_paused = true)]
+    async fn that_a_connection_has_returned_is_not_said_of_the_next_one() {
+        let pool = Pool::new(PoolConfig::new(Vec::new()));
+        let credentials = Arc::new(Credentials::plain("user", "password"));
+        let (link, now) = (ClientLink::departed(Arc::default()), transport::now());
+        // A connection before has been given back unused.
+        link.notify(Event::Returned);
+        let peer = Peer::new(&pool, &credentials, Some(link.clone()), Role::General, now);
+        let upstream = &peer.connection.upstream;
+        let returned = || tokio::time::timeout(ANSWER_TIMEOUT, wait_until_returned(upstream, &link));
+        assert!(returned().await.is_err());
+        upstream.give_back(false, now);
+        assert!(returned().await.is_ok());
+    }
+}

@@ -19,8 +19,8 @@ use crate::pool::{HandingOver, Pool, channel_limit};
 use crate::upstream::{DepartedLedger, UnsettledEntries, Upstream};
 
 impl ProxySession {
-    /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
-    /// to them are discarded.
+    /// Hands over those held frames, and those lost with a connection, that any connection can carry; replies to them are
+    /// discarded. Those of a suspect get connections of their own.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
         if !self.link.replay_buffer.keeps_messages() {
             // The client sends them again itself.
@@ -31,7 +31,7 @@ impl ProxySession {
             handing_over: HandingOver::begin(&self.pool),
             credentials: self.credentials.clone(),
             virtual_host: self.virtual_host.clone(),
-            alone: false,
+            alone: self.suspect,
         }
         .begin(departed);
     }

@@ -372,6 +372,11 @@ impl ProxySession {
                     channel.prove_lease(lease, &mut self.output);
                 }
             }
+            Event::AnswerWanted { channel, lease } => {
+                if let Some(channel) = self.channels.get_mut(channel) {
+                    channel.request_proof(lease, &mut self.output);
+                }
+            }
             Event::NoCapacity => return self.wait_for_staging(),
             Event::GiveWay => return self.give_way(self.output.now),
         }

@@ -306,10 +306,14 @@ impl Side {
     /// Requests a proof that the broker has processed everything that was published, if needed. `channel.flow` has
     /// no other effect, while `basic.qos` would override limits (RabbitMQ, rabbit_channel.erl).
     pub(super) fn prove(&mut self, output: &mut Output) {
-        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
-        if !ledger.is_unproven().0 {
-            return;
+        if self.is_unproven().0 {
+            self.request_proof(output);
         }
+    }
+
+    /// Requests a reply that only shows that the broker has processed everything in front of it.
+    pub(super) fn request_proof(&mut self, output: &mut Output) {
+        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
         ledger.prove();
         route.upstream.expect_proof(route.channel);
         write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });

@@ -217,8 +217,7 @@ impl Upstream {
     /// Handles exhausted channel numbers: closes a channel that rests in the other mode, or that a client's own connection
     /// has no use for. On a shared one as many are being closed as sessions wait.
     fn no_number(&self, state: &mut UpstreamState, is_own: bool, link: &Arc<ClientLink>) -> Placed {
-        let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
-        let needed = state.starving.len() + usize::from(!waits);
+        let needed = state.starving.len() + usize::from(!state.is_starving(link));
         if (is_own || state.closing() < needed)
             && let Some(rested) = state.resting.take_any()
         {
@@ -229,36 +228,41 @@ impl Upstream {
         if !is_soon {
             return Placed::Full;
         }
-        if !waits {
-            state.starving.push(link.clone());
-        }
+        state.starve(link);
         Placed::Soon
     }
 
-    /// Has a channel closed that nobody uses, unless one is given up anyway, and notifies the session when the broker has
-    /// one less to count: [`Placed::Soon`], or [`Placed::Limited`] if that depends on confirms that may never come. Returns
-    /// `None` if all are in use.
-    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>, now: Instant) -> Option<Placed> {
+    /// Has a channel closed that nobody uses, unless one is closed anyway, and notifies the session when the broker has one
+    /// less to count. Returns false if there is none, or only such as wait for confirms.
+    pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>, now: Instant) -> bool {
         let mut state = self.state.lock();
         if state.phase == Phase::Ended {
-            return None;
+            return false;
         }
-        let waits = state.starving.iter().any(|other| Arc::ptr_eq(other, link));
-        let needed = state.starving.len() + usize::from(!waits);
+        let needed = state.starving.len() + usize::from(!state.is_starving(link));
         let ends = state.phase != Phase::Open && !state.slots.is_empty();
-        let count = |is: fn(&Slot) -> bool| state.slots.iter().filter(|slot| is(slot)).count();
-        let (closing, settling) = (count(Slot::is_closing), count(|slot| matches!(slot, Slot::Settling(_))));
-        let mut placed = Placed::Soon;
-        if !ends && closing < needed {
-            let rested = state.resting.take_any()?;
-            self.close_resting(&mut state, rested.number);
-        } else if !ends && closing - settling < needed && !self.close_overdue(&mut state, now) {
-            placed = Placed::Limited;
+        let is_closed = |slot: &&Slot| slot.is_closing() && !matches!(slot, Slot::Settling(_));
+        if !ends && state.slots.iter().filter(is_closed).count() < needed {
+            if let Some(rested) = state.resting.take_any() {
+                self.close_resting(&mut state, rested.number);
+            } else if !self.close_overdue(&mut state, now) {
+                return false;
+            }
         }
-        if !waits {
-            state.starving.push(link.clone());
+        state.starve(link);
+        true
+    }
+
+    /// Whether a channel that was given back, and that no other session waits for, will be free once all is confirmed that was
+    /// sent there. If so, the session is notified when the broker has one less to count.
+    pub(crate) fn wait_for_settling(&self, link: &Arc<ClientLink>) -> bool {
+        let mut state = self.state.lock();
+        let needed = state.starving.len() + usize::from(!state.is_starving(link));
+        let settling = state.slots.iter().filter(|slot| matches!(slot, Slot::Settling(_))).count();
+        if settling >= needed {
+            state.starve(link);
         }
-        Some(placed)
+        settling >= needed
     }
 
     /// Number of channels that the broker counts, or will.
@@ -469,7 +473,7 @@ impl Upstream {
     /// confirms are overdue. Returns false if there is no such channel.
     pub(crate) fn give_up_overdue(&self, role: Role, now: Instant) -> bool {
         let mut state = self.state.lock();
-        state.is_shared() && !state.is_stalled() && state.takes(role) && self.close_overdue(&mut state, now)
+        state.is_shared() && state.takes(role) && self.close_overdue(&mut state, now)
     }
 
     /// Closes the channel that was given back longest ago of those with overdue confirms. Returns false if there is none.
@@ -488,26 +492,22 @@ impl Upstream {
         true
     }
 
-    /// Requests an answer on a channel that no client uses: one that rests, or else one that is opened for this and closed
-    /// again, if it `may_open` one. Returns its number.
-    pub(super) fn send_probe(&self, state: &mut UpstreamState, may_open: bool, now: Instant) -> Option<u16> {
-        let (number, probe) = if let Some(IdleChannel { number, opened_at, .. }) = state.resting.take_any() {
-            let confirms = match state.slot(number)? {
-                Slot::IdleChannels(confirms) => confirms.take(),
-                _ => None,
-            };
-            self.send(number, channel::Flow { active: true });
-            (number, Slot::Settling(Box::new(Settling::probe(confirms, opened_at, now))))
-        } else if may_open && state.used_numbers() < usize::from(self.channel_max) {
-            let number = state.unused_number();
-            self.send(number, channel::Open::default());
-            self.send(number, close_channel());
-            (number, Slot::Closing(None))
+    /// Requests an answer on a channel that no client uses, one that rests or was given back; if there is none, has the session
+    /// of one do so. Returns its number.
+    pub(super) fn send_probe(&self, state: &mut UpstreamState, now: Instant) -> Option<u16> {
+        let number = if let Some(IdleChannel { number, opened_at, .. }) = state.resting.take_any() {
+            let slot = state.slot(number)?;
+            let confirms = if let Slot::IdleChannels(confirms) = slot { confirms.take() } else { None };
+            *slot = Slot::Settling(Box::new(Settling::probe(confirms, opened_at, now)));
+            state.in_use += 1;
+            number
+        } else if let Some((number, settling)) = state.any_settling() {
+            settling.prove();
+            number
         } else {
-            return None;
+            return state.probe_by_session();
         };
-        *state.slot(number)? = probe;
-        state.in_use += 1;
+        self.send(number, channel::Flow { active: true });
         Some(number)
     }
 
@@ -575,6 +575,17 @@ impl UpstreamState {
         self.phase == Phase::Open && self.owner.is_none()
     }
 
+    fn is_starving(&self, link: &Arc<ClientLink>) -> bool {
+        self.starving.iter().any(|other| Arc::ptr_eq(other, link))
+    }
+
+    /// Notifies a session when a channel is no longer in use.
+    fn starve(&mut self, link: &Arc<ClientLink>) {
+        if !self.is_starving(link) {
+            self.starving.push(link.clone());
+        }
+    }
+
     fn used_numbers(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -586,12 +597,21 @@ impl UpstreamState {
             || self.closing() > self.starving.len()
     }
 
-    /// The channels that were given back and have overdue confirms, each with when that was. During an alarm none is:
-    /// the broker reads nothing.
+    /// A channel that was given back.
+    fn any_settling(&mut self) -> Option<(u16, &mut Settling)> {
+        (1..=u16::MAX).zip(&mut self.slots).find_map(|(number, slot)| match slot {
+            Slot::Settling(settling) => Some((number, &mut **settling)),
+            _ => None,
+        })
+    }
+
+    /// The channels that were given back and have overdue confirms, each with when that was. None is during an alarm, or while
+    /// the connection may be stalled: the broker reads nothing.
     fn overdue(&self, now: Instant) -> impl Iterator<Item = (Instant, u16)> {
-        let slots = if self.is_stopped() { &[][..] } else { &self.slots[..] };
+        let is_read = !self.is_stopped() && !self.stall.is_suspected();
+        let slots = if is_read { &self.slots[..] } else { &[][..] };
         slots.iter().zip(1..=u16::MAX).filter_map(move |(slot, number)| match slot {
-            Slot::Settling(settling) => Some((settling.overdue_since(now)?, number)),
+            Slot::Settling(settling) => Some((settling.overdue_since(self.answers_since, now)?, number)),
             _ => None,
         })
     }
@@ -666,6 +686,9 @@ fn close_channel() -> channel::Close<'static> {
         method_id: 0,
     }
 }
+
+#[cfg(test)]
+mod overdue_tests;
 
 /// The cost, in leased channels, of using a connection that has no role yet: both roles should find one when
 /// there are few.

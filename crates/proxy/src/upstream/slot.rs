@@ -10,8 +10,7 @@
 //! | free | lease | leased | the session sends channel.open |
 //! | resting | lease | leased | as it is |
 //! | resting | too old for a lease; rested for too long; its number is needed | closing | too old by P1 |
-//! | free | the connection is probed | closing | channel.open and channel.close are sent |
-//! | resting | the connection is probed | settling | channel.flow is sent |
+//! | resting; settling | the connection is probed | settling | channel.flow is sent |
 //! | leased | the session asks for its close | leaving | close-ok is reported to the session |
 //! | leased | release | settling or resting or closing | at once resting, if nothing is pending; or closing, if it is too old as well |
 //! | leased | release after other use than publishing and declaring | closing | |
@@ -20,7 +19,7 @@
 //! | leased | the broker closes it | peer closed | the session sends close-ok, behind its frames |
 //! | leaving | the broker closes it | closing | both at the same time: the broker's close-ok is still to come |
 //! | settling | a reply or confirm | settling or resting or closing | by the last one: resting; or closing, if it is too old (P1) |
-//! | settling | its number is needed | closing | the broker owes nothing but confirms, and has for [`OVERDUE_AFTER`] |
+//! | settling | its number is needed | closing | the broker owes nothing but confirms, and could have sent them for [`OVERDUE_AFTER`] |
 //! | settling; resting | the broker closes it | free | |
 //! | peer closed | release; release after other use than publishing and declaring | free | close-ok is sent |
 //! | any | the connection ends | gone | the frames in flight are the session's, or those of a departed client ([`DepartedLedger`]) |
@@ -240,10 +239,17 @@ impl Settling {
         }
     }
 
-    /// Since when the channel has waited for confirms, if it has for long and for nothing else. Their queue may be one that
-    /// never answers, such as a quorum queue that has lost its majority.
-    pub(super) fn overdue_since(&self, now: Instant) -> Option<Instant> {
-        (self.replies_due == 0 && now >= self.since + OVERDUE_AFTER).then_some(self.since)
+    /// When the channel was given back, if it waits for nothing but confirms, and has for long. Only the time counts in which
+    /// the broker could send them, from `answers_since` on. Their queue may be one that never answers, such as a quorum queue
+    /// that has lost its majority.
+    pub(super) fn overdue_since(&self, answers_since: Instant, now: Instant) -> Option<Instant> {
+        let is_overdue = now >= self.since.max(answers_since) + OVERDUE_AFTER;
+        (self.replies_due == 0 && is_overdue).then_some(self.since)
+    }
+
+    /// Whether a reply is to come.
+    pub(super) fn owes_reply(&self) -> bool {
+        self.replies_due > 0
     }
 
     /// The channel is about to be closed although messages are unconfirmed.
@@ -312,10 +318,8 @@ impl Settling {
 
     /// Notes that a reply is about to be requested.
     pub(super) fn prove(&mut self) {
-        if let Some(ledger) = &self.left {
-            ledger.prove();
-            self.replies_due += 1;
-        }
+        self.replies_due += 1;
+        self.left.iter().for_each(|ledger| ledger.prove());
     }
 
     /// The broker has closed the channel on request. Returns what it has not confirmed of a channel that was given up.

@@ -2,8 +2,9 @@
 //!
 //! RabbitMQ does not read a connection while one of its channels cannot pass messages on, as to a quorum queue without a
 //! majority (`rabbit_reader`, `credit_flow`). It announces nothing, its heartbeats continue, and the kernel takes what the
-//! others send. So a channel that no client uses is asked for an answer when others have been due for a while: if it answers,
-//! only some queues are slow.
+//! others send. So the broker is asked for an answer when others have been due for a while: if it answers, only some queues are
+//! slow. It is asked by `channel.flow` on a channel that is there, even on one without an answer: it replies to that as soon as
+//! it reads it, whatever the queues do. Opening a channel for this might be one more than the user may have.
 //!
 //! # Example
 //! A publishes to one queue all the time, B 2,000 messages to another one that has just lost its majority, at 0 s. At 1 s
@@ -18,14 +19,16 @@ use std::time::{Duration, Instant};
 use amqp::{Fault, ReplyCode};
 
 use super::ledger::Ledger;
+use super::role::Role;
 use super::slot::Slot;
 use super::{Phase, Upstream, UpstreamState};
-use crate::link::ClientLink;
+use crate::link::Event;
 
 /// Whether the broker answers on a connection, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct StallState {
-    /// The channel that was asked for an answer, and when; or, if later, when anything else moved last. Cleared by the answer.
+    /// The channel that is asked for an answer, and since when; or, if later, when anything else moved last. Cleared by the
+    /// answer, and if its session has not asked before it has given the channel back.
     probe: Option<(u16, Instant)>,
     /// Since when the connection has been stalled, or when anything moved last. Cleared by the answer.
     stalled_since: Option<Instant>,
@@ -40,6 +43,8 @@ pub(crate) struct ChannelSilence {
     answers: Option<(u64, u64)>,
     /// Number of checks since the last answer.
     checks: u32,
+    /// How often its session was asked to probe the connection.
+    probes: u32,
 }
 
 /// The outcome of a check.
@@ -66,10 +71,15 @@ impl ChannelSilence {
 }
 
 impl StallState {
-    /// A frame has come on a channel that no client uses. Returns whether the connection is not stalled any more.
+    /// A frame has come on a channel that may be the probe. Returns whether the connection is not stalled any more.
     pub(super) fn heard(&mut self, number: u16) -> bool {
         let is_answer = self.probe.is_some_and(|(probe, _)| probe == number);
         is_answer && std::mem::take(self).stalled_since.is_some()
+    }
+
+    /// Whether the broker may have stopped reading the connection.
+    pub(super) fn is_suspected(&self) -> bool {
+        self.probe.is_some() || self.stalled_since.is_some()
     }
 
     /// The broker does something, or has said that it does not: the time begins anew.
@@ -80,13 +90,18 @@ impl StallState {
 }
 
 impl Upstream {
-    /// Checks whether the broker still reads the connection, if that is of use: if clients share it, or its client publishes
-    /// again by itself, and may do so in another order. `is_moving` is true if the broker has answered or taken anything since
-    /// the last check. A probe may open a channel if it `may_open` one.
-    pub(super) fn check_answers(&self, now: Instant, is_moving: bool, may_open: bool) -> AnswerCheck {
+    /// Checks whether the broker still reads the connection, if that is of use: if clients share it to publish, or its client
+    /// publishes again by itself, and may do so in another order. `is_moving` is true if the broker has answered or taken
+    /// anything since the last check.
+    pub(super) fn check_answers(&self, now: Instant, is_moving: bool) -> AnswerCheck {
         let mut state = self.state.lock();
-        let is_watched = |owner: &Arc<ClientLink>| !owner.replay_buffer.keeps_messages();
-        if state.phase != Phase::Open || !state.owner.as_ref().is_none_or(is_watched) {
+        let is_watched = match &state.owner {
+            Some(owner) => !owner.replay_buffer.keeps_messages(),
+            None => state.role == Some(Role::Publishing),
+        };
+        if state.phase != Phase::Open || !is_watched {
+            // Its last channel may have been closed by the broker, without an answer to the probe.
+            state.stall = StallState::default();
             return AnswerCheck::AllAnswered;
         }
         let (mut is_due, mut is_overdue) = (false, false);
@@ -98,21 +113,23 @@ impl Upstream {
         if state.blocked.is_some() || is_moving {
             state.stall.restart(now);
         }
+        state.stall.probe = state.stall.probe.filter(|(number, _)| state.owes_answer(*number));
+        if state.stall.probe.is_none() {
+            if !is_due {
+                state.stall = StallState::default();
+                return AnswerCheck::AllAnswered;
+            }
+            if is_overdue && state.blocked.is_none() {
+                state.stall.probe = self.send_probe(&mut state, now).map(|number| (number, now));
+            }
+        }
         let StallState { probe, stalled_since, replaced_at } = state.stall;
         match (probe, stalled_since) {
-            (None, _) if !is_due => AnswerCheck::AllAnswered,
-            (None, _) => {
-                if is_overdue && state.blocked.is_none() {
-                    state.stall.probe =
-                        self.send_probe(&mut state, may_open, now).map(|number| (number, now));
-                }
-                AnswerCheck::Due
-            }
             (Some((_, at)), None) if now >= at + CHECK_INTERVAL => {
                 state.stall.stalled_since = Some(now);
                 AnswerCheck::Stalled
             }
-            (Some(_), Some(since))
+            (_, Some(since))
                 if now >= since + STALLED_MAX && replaced_at.is_some_and(|at| now >= at + THAW_MAX) =>
             {
                 AnswerCheck::GivenUp
@@ -144,6 +161,33 @@ impl Upstream {
 impl UpstreamState {
     pub(super) fn is_stalled(&self) -> bool {
         self.phase == Phase::Open && self.stall.stalled_since.is_some()
+    }
+
+    /// Whether an answer is to come on a channel. A session that was asked to request one may not have done so yet.
+    fn owes_answer(&self, number: u16) -> bool {
+        match usize::from(number).checked_sub(1).and_then(|at| self.slots.get(at)) {
+            Some(Slot::Leased(lease)) => lease.own_flow_ok > 0,
+            Some(Slot::Settling(settling)) => settling.owes_reply(),
+            Some(Slot::Closing(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Has a session request an answer on its channel: on one of those that were asked least often, preferably one that nothing
+    /// else is due on. Returns its number.
+    pub(super) fn probe_by_session(&mut self) -> Option<u16> {
+        let of_lease = |(number, slot)| match slot {
+            &mut Slot::Leased(ref mut lease) if !lease.close_sent => Some((number, lease)),
+            _ => None,
+        };
+        let leased = (1..=u16::MAX).zip(&mut self.slots).filter_map(of_lease);
+        let (number, lease) = leased.min_by_key(|(_, lease)| {
+            let ChannelSilence { answers, checks, probes } = &lease.silence;
+            (*probes, *checks, answers.is_some())
+        })?;
+        lease.silence.probes += 1;
+        lease.link.notify(Event::AnswerWanted { channel: lease.client_channel, lease: lease.id });
+        Some(number)
     }
 
     /// The positions of the channels that may have stalled the connection: those with many messages that the broker has not
@@ -219,3 +263,48 @@ const SUSPECT_MESSAGES: u64 = 200;
 /// Channels that get connections of their own when one is given up: several clients publish to the same queue, but on a busy
 /// connection others have as many messages in flight.
 const SUSPECTS_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use amqp::Credentials;
+    use amqp::method::channel;
+
+    use super::super::slot::{Lease, Usage};
+    use super::super::{MovedState, Peer, Placed};
+    use super::*;
+    use crate::PoolConfig;
+    use crate::link::ClientLink;
+    use crate::pool::Pool;
+
+    #[test]
+    fn a_connection_that_is_out_of_use_is_not_stalled() {
+        let pool = Pool::new(PoolConfig::new(Vec::new()));
+        let (credentials, begin) = (Arc::new(Credentials::plain("user", "password")), Instant::now());
+        let mut peer = Peer::new(&pool, &credentials, None, Role::Publishing, begin);
+        let (link, upstream) = (ClientLink::departed(Arc::default()), peer.connection.upstream.clone());
+        let ledger = Ledger::new(&link, MovedState::default());
+        ledger.messages(b"a message", 1);
+        let lease = Lease::new(link.clone(), ledger.clone(), 1, 1, begin);
+        let Placed::On(leased) = upstream.lease(lease, true, Role::Publishing, true) else {
+            panic!("no channel")
+        };
+        upstream.send(leased.channel, channel::Open::default());
+        peer.read();
+        peer.deliver(begin);
+        let at = |after| begin + CHECK_INTERVAL * after;
+        assert_eq!([0, 1].map(|after| upstream.check_answers(at(after), false)), [AnswerCheck::Due; 2]);
+        assert!(matches!(link.take_events()[..], [Event::AnswerWanted { channel: 1, lease: 1 }]));
+        // The session asks.
+        ledger.prove();
+        upstream.expect_proof(leased.channel);
+        upstream.send(leased.channel, channel::Flow { active: true });
+        assert_eq!(upstream.check_answers(at(2), false), AnswerCheck::Stalled);
+        peer.read();
+        // The broker closes the channel instead.
+        assert!(peer.close_channel(0));
+        assert_eq!(peer.deliver(at(3)), Some("channel.close"));
+        assert!(upstream.release(leased.channel, Usage::default(), at(3)));
+        assert_eq!(upstream.check_answers(at(3), false), AnswerCheck::AllAnswered);
+        assert!(!upstream.is_stalled());
+    }
+}

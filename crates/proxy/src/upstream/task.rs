@@ -97,6 +97,7 @@ pub(crate) fn open(
             starving: Vec::new(),
             blocked: None,
             stall: StallState::default(),
+            answers_since: now,
             attached: Vec::new(),
             waiting: Vec::new(),
         }),
@@ -375,7 +376,7 @@ impl UpstreamConnection {
         let before = std::mem::replace(&mut self.moved, moved);
         // Of a backlog it may take a part at a time.
         let is_moving = answers != before.0 || (outbox.backlog() > 0 && taken != before.1);
-        let check = self.upstream.check_answers(now, is_moving, pool.may_probe_by_opening());
+        let check = self.upstream.check_answers(now, is_moving);
         self.check_at = (check != AnswerCheck::AllAnswered).then_some(now + CHECK_INTERVAL);
         match check {
             AnswerCheck::AllAnswered | AnswerCheck::Due => {}
@@ -454,7 +455,13 @@ impl UpstreamConnection {
     /// Counts an answer on a channel that no client uses.
     fn heard(&mut self, state: &mut UpstreamState, number: u16) {
         self.answers += 1;
+        self.probe_answered(state, number);
+    }
+
+    /// Handles an answer on a channel that may be the probe.
+    fn probe_answered(&self, state: &mut UpstreamState, number: u16) {
         if state.stall.heard(number) {
+            state.answers_since = self.now;
             tracing::info!(upstream = self.upstream.id, "upstream connection answers again");
         }
     }
@@ -483,6 +490,7 @@ impl UpstreamConnection {
             Method::BasicQosOk(_) if lease.own_qos_ok > 0 => lease.own_qos_ok -= 1,
             Method::ChannelFlowOk(_) if lease.own_flow_ok > 0 && lease.ledger.answers_proof() => {
                 lease.own_flow_ok -= 1;
+                self.probe_answered(state, frame.channel);
             }
             Method::BasicCancel(cancel) => {
                 lease.ledger.cancelled(cancel.consumer_tag);
@@ -633,6 +641,7 @@ impl UpstreamConnection {
             }
             Ok(Method::ConnectionUnblocked(_)) => {
                 if state.blocked.take().is_some() {
+                    state.answers_since = self.now;
                     state.publishers().for_each(|link| link.unblock());
                 }
             }

@@ -142,6 +142,54 @@ async fn p2_messages_of_a_departed_client_that_stall_a_connection_continue_on_on
     assert!(!has_come(&pool, &mut second).await.contains(&b"stuck".to_vec()));
 }
 
+/// Two culprits, which have left. Their queues never answer.
+#[tokio::test(start_paused = true)]
+async fn p2_departed_clients_that_stall_a_connection_do_not_wait_for_each_other() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    let mut second_culprit = confirming(&pool).await;
+    second_culprit.write(&message(1, b"stuck", 131_072).repeat(FLOOD)).await;
+    for mut culprit in [culprit, second_culprit] {
+        culprit.send(1, channel::Close::default()).await;
+        culprit.expect("channel.close-ok").await;
+    }
+    innocent.publish(1, b"a2").await;
+    let mut second = broker.next_connection().await;
+    next_message(&mut second, b"a2").await;
+    let mut owns = Vec::new();
+    let began = Instant::now();
+    for _ in 0..2 {
+        let mut own = broker.next_connection().await;
+        expect_flood(&mut own).await;
+        owns.push(own);
+    }
+    // Without an answer, and so long before the first of them is lost for want of heartbeats.
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
+}
+
+/// The broker takes its time for the connection of the culprit, which does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn p2_a_client_that_has_stalled_a_connection_and_leaves_does_not_stall_another_one() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    innocent.publish(1, b"a2").await;
+    let mut second = broker.next_connection().await;
+    broker.stall(Stalled::All);
+    next_message(&mut second, b"a2").await;
+    drop(culprit);
+    until("the client to leave", || pool.metrics().clients == 1).await;
+    broker.stall(Stalled::Nobodys);
+    let mut own = broker.next_connection().await;
+    if !own.has_more().await {
+        // The one that was being opened for the client is not needed any more.
+        own = broker.next_connection().await;
+    }
+    expect_flood(&mut own).await;
+    assert!(!has_come(&pool, &mut second).await.contains(&b"stuck".to_vec()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn p2_a_slow_queue_costs_no_connection() {
     let mut broker = Broker::start(Manners::default());
@@ -161,6 +209,73 @@ async fn p2_a_slow_queue_costs_no_connection() {
     }
     assert_eq!((pool.metrics().connections_stalled, pool.metrics().upstream_connections), (0, 1));
     assert!(!broker.has_new_connection().await);
+}
+
+/// A user has met its limit, and so no channel may be opened to see whether the broker answers.
+#[tokio::test(start_paused = true)]
+async fn p2_a_stall_is_noticed_though_a_user_has_had_one_channel_too_many() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut offender = confirming(&pool).await;
+    offender.publish(1, b"one too many").await;
+    let mut shared = broker.next_connection().await;
+    next_message(&mut shared, b"one too many").await;
+    let reply_text = "NOT_ALLOWED - number of channels opened for user 'user' has reached the maximum allowed user limit of (6)";
+    shared.send(0, connection::Close { reply_code: 530, reply_text, ..Default::default() });
+    shared.expect("connection.close-ok").await;
+    drop(offender);
+    let mut next = broker.next_connection().await;
+    let number = next_message(&mut next, b"one too many").await;
+    next.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    // The limit is forgotten after a while.
+    sleep(Duration::from_secs(60)).await;
+    drop(next);
+    until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
+    let (mut innocent, _culprit, _shared) = stalled(&mut broker, &pool).await;
+    innocent.publish(1, b"a2").await;
+    let began = Instant::now();
+    let mut second = broker.next_connection().await;
+    next_message(&mut second, b"a2").await;
+    assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
+}
+
+/// It might be one more than the user may have, for which RabbitMQ closes the connection.
+#[tokio::test(start_paused = true)]
+async fn p2_to_see_whether_the_broker_answers_no_channel_is_opened() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (_idle, mut slow) = (confirming(&pool).await, confirming(&pool).await);
+    slow.publish(1, b"slow").await;
+    let mut shared = broker.next_connection().await;
+    next_message(&mut shared, b"slow").await;
+    sleep(Duration::from_secs(20)).await;
+    assert!(broker.manners.proofs.load(Ordering::SeqCst) > 0);
+    assert!(!shared.has_more().await);
+    // With a client that has left it is the same.
+    slow.send(1, channel::Close::default()).await;
+    slow.expect("channel.close-ok").await;
+    let before = broker.manners.proofs.load(Ordering::SeqCst);
+    sleep(Duration::from_secs(20)).await;
+    assert!(broker.manners.proofs.load(Ordering::SeqCst) > before);
+    assert!(!shared.has_more().await);
+    assert_eq!((pool.metrics().connections_stalled, pool.metrics().upstream_connections), (0, 1));
+}
+
+/// No session can ask the broker for an answer that has left its channel.
+#[tokio::test(start_paused = true)]
+async fn p2_a_stall_is_noticed_however_briefly_clients_use_the_connection() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (_innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
+    drop(culprit);
+    let began = Instant::now();
+    while pool.metrics().connections_stalled == 0 {
+        let mut brief = confirming(&pool).await;
+        brief.publish(1, b"brief").await;
+        sleep(Duration::from_millis(300)).await;
+        drop(brief);
+        assert!(began.elapsed() < GIVEN_UP, "not stalled");
+    }
 }
 
 async fn expect_flood_named(broker: &mut BrokerEnd, body: &[u8]) {

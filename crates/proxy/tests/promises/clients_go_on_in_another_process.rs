@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, exchange, queue, tx};
-use proxy::Pool;
+use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, all_is_quiet, message};
 
@@ -364,4 +364,25 @@ async fn a_blocked_client_receives_unblocked_before_it_leaves() {
     client.expect("connection.blocked").await;
     let mut client = client.go_on_in(&new).await;
     client.expect("connection.unblocked").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_for_the_end_of_an_alarm_is_not_told_of_it_for_ever() {
+    let mut broker = Broker::start(Manners::default());
+    let limits = PoolConfig { max_shared_connections: 1, max_channels_per_connection: 1, ..broker.config() };
+    let (old, new) = (Pool::new(limits), Pool::new(broker.config()));
+    let (mut holder, upstream) = publisher(&mut broker, &old, 1).await;
+    upstream.send(0, connection::Blocked { reason: "low on memory" });
+    holder.expect("connection.blocked").await;
+    // It finds no channel on the connection, and waits for the end of the alarm.
+    let mut client = Client::connect(&old).await;
+    client.open_channel(1).await;
+    client.publish(1, b"waits").await;
+    client.expect("connection.blocked").await;
+
+    let mut client = client.go_on_in(&new).await;
+    client.expect("connection.unblocked").await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    assert_eq!(next.expect_message().await.1, b"waits");
 }

@@ -297,6 +297,9 @@ impl Forwarder {
         // Before a message is blamed, the fault has to occur again where no other client may cause it.
         let is_suspicious = close.as_ref().is_some_and(|close| close.certainty() != FaultCertainty::None);
         let is_suspect = !is_isolated && is_suspicious && self.forwarding.in_flight() > 0;
+        if fault.as_ref().is_some_and(proxy::is_stall) {
+            self.forwarding.stalled(is_isolated);
+        }
         let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
         let now = transport::now();
         self.settle(now);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
+use super::{CAREFUL_WINDOW, Forwarding, ForwardingChannel, SILENT_MAX, Settled};
 use crate::item::{Item, Source};
 use crate::refusal::{FaultCertainty, MessageRefusal};
 
@@ -15,6 +15,7 @@ impl<T> Forwarding<T> {
                 self.suspect = None;
             }
             self.nacks.ended(&self.keys, item.destination, &item.envelope);
+            self.silent.remove(&item.destination);
             self.confirmed += 1;
             if channel == ForwardingChannel::Careful {
                 self.careful_confirmed += 1;
@@ -57,6 +58,7 @@ impl<T> Forwarding<T> {
         for item in self.channel_mut(channel).take(delivery_tag, multiple) {
             self.remove_from_flight(&item);
             let destination = item.destination;
+            self.silent.remove(&destination);
             let lasted = self.nacks.nacked(&self.keys, destination, &item.envelope, now);
             let age = at.map(|at| Duration::from_millis(at.saturating_sub(item.envelope.accepted_at())));
             let is_over = |max| lasted >= max && age.is_some_and(|age| age >= max);
@@ -104,6 +106,7 @@ impl<T> Forwarding<T> {
     fn blame(&mut self, culprit: Item<T>, refusal: MessageRefusal, now: Instant) {
         let (destination, envelope) = (culprit.destination, culprit.envelope.clone());
         self.nacks.ended(&self.keys, destination, &envelope);
+        self.silent.remove(&destination);
         self.refused_exchanges.remember(&envelope, &refusal, now);
         let is_named = refusal.names_exchange_of(&envelope);
         if self.refused_exchanges.add(&self.keys, destination, &envelope, is_named) {
@@ -115,6 +118,26 @@ impl<T> Forwarding<T> {
         }
         self.park(culprit, refusal);
         self.answered(destination, now);
+    }
+
+    /// Handles a broker that has stopped reading the connection; call it before [`Self::lost`]. A broker stops because of a
+    /// queue that takes messages and confirms none, such as a quorum queue without a majority. From now on only one message of its
+    /// destination is in flight until the broker answers: RabbitMQ reads on until 32 are. If the connection `is_isolated`,
+    /// the destination is one of those in flight; otherwise it may be another client's.
+    ///
+    /// # Example
+    /// Messages for the queues D, A, D, B, A were published in this order, and the first ones for A and B are confirmed.
+    /// RabbitMQ has read those before that for B, and so D is suspected. A is not: RabbitMQ may not have read the last one.
+    pub fn stalled(&mut self, is_isolated: bool) {
+        for channel in [&self.fast, &self.careful] {
+            let first = channel.first().filter(|_| is_isolated);
+            for item in channel.passed_over().chain(first) {
+                if self.silent.len() >= SILENT_MAX {
+                    self.silent.clear();
+                }
+                self.silent.insert(item.destination);
+            }
+        }
     }
 
     /// Handles the loss of the connection, with whatever was published on its channels, and releases all messages. `close`

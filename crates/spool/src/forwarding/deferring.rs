@@ -12,7 +12,7 @@ impl<T> Forwarding<T> {
     /// Defers a message if earlier ones of its destination wait, or if its exchange refuses messages; returns it otherwise.
     pub(super) fn defer(&mut self, item: Item<T>) -> Option<Item<T>> {
         let destination = item.destination;
-        let covering = self.covering(&item);
+        let covering = self.covering(&item).or_else(|| self.backlog_if_silent(&item));
         let channel = self.channel_of(&item);
         if covering.is_none() && channel == ForwardingChannel::Fast && !self.deferred.contains(destination) {
             return Some(item);
@@ -37,6 +37,15 @@ impl<T> Forwarding<T> {
             return None;
         }
         self.backlogs.covering(&self.keys, item.destination, &item.envelope)
+    }
+
+    /// A new backlog for a destination that may have stalled a connection. Messages that are in flight from there hold up
+    /// neither a move of later ones nor the reading of the main queue. It is one of its own: in that of its exchange others
+    /// would wait.
+    fn backlog_if_silent(&mut self, item: &Item<T>) -> Option<BacklogId> {
+        let (destination, limit) = (item.destination, self.limits.backlogs);
+        let is_wanted = self.silent.contains(&destination) && self.backlogs.may_create_own(limit);
+        is_wanted.then(|| self.backlogs.create(&self.keys, destination, &item.envelope, limit))
     }
 
     pub(super) fn channel_of(&self, item: &Item<T>) -> ForwardingChannel {

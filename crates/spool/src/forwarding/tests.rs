@@ -1,6 +1,8 @@
-//! The rules for full destinations, one by one; those for refused messages are in `refusals`. `simulation` plays all together.
+//! The rules for full destinations, one by one; those for refused messages are in `refusals`, those for destinations without an
+//! answer in `silent`. `simulation` plays all together.
 
 mod refusals;
+mod silent;
 mod simulation;
 
 use std::time::Duration;

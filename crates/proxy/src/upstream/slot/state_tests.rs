@@ -232,9 +232,8 @@ impl World {
                 Some((None, TIME))
             }
             95 => {
-                let may_open = self.random.chance(500);
                 let upstream = &self.peer.connection.upstream;
-                let number = upstream.send_probe(&mut upstream.state.lock(), may_open, self.now)?;
+                let number = upstream.send_probe(&mut upstream.state.lock(), self.now)?;
                 Some((Some(number), PROBED))
             }
             96 => {

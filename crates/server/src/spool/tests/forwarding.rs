@@ -401,6 +401,29 @@ async fn a_shared_connection_that_was_stalled_is_followed_by_an_isolated_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_queue_that_has_stalled_connections_gets_one_message_at_a_time() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let text = "upstream connection lost: stalled: the broker has answered nothing on it for 8 s";
+    site.upstream.closes_for("q", Fault::new(ReplyCode::ConnectionForced, text));
+    spool_some(&site.spool, &local, "", "q", 0..20);
+    while site.isolated.lock().len() < 2 {
+        site.pass(Duration::from_millis(10)).await;
+    }
+    site.pass(Duration::from_millis(10)).await;
+    // The next connection takes what is published and confirms nothing.
+    site.upstream.closes_for("nothing", Fault::new(ReplyCode::ConnectionForced, text));
+    site.upstream.falls_silent();
+    site.pass(LONG).await;
+    assert_eq!((site.status().messages, site.status().deferred), (20, 19));
+    // The one after it confirms again.
+    site.upstream.answers_again();
+    site.upstream.lose();
+    site.pass(LONG).await;
+    assert_eq!((take(&upstream).0, site.status().messages), (numbers(0..20), 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upstream_that_shuts_down_parks_nothing() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));

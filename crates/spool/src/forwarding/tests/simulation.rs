@@ -18,22 +18,38 @@ const SMALL: ForwardingLimits = ForwardingLimits {
 
 const MESSAGES: u64 = 150;
 
+/// Messages without a confirm with which the broker stops reading a connection.
+const UNCONFIRMED_MAX: usize = 4;
+
 /// The destinations of a simulation.
 #[derive(Clone, Copy)]
 struct Setting {
     exchanges: [&'static str; 5],
     keys: &'static [&'static str],
     caution: Caution,
+    /// Whether queues stop to confirm what they take.
+    falls_silent: bool,
 }
 
-const USUAL: Setting =
-    Setting { exchanges: ["one", "two", "mixed", "gone", "large"], keys: &["x", "y", "z"], caution: CAUTION };
+const USUAL: Setting = Setting {
+    exchanges: ["one", "two", "mixed", "gone", "large"],
+    keys: &["x", "y", "z"],
+    caution: CAUTION,
+    falls_silent: false,
+};
+
+const FALLING_SILENT: Setting = Setting { falls_silent: true, ..USUAL };
+
+/// Nothing is refused.
+const PLAIN: Setting =
+    Setting { exchanges: ["one", "two", "three", "four", "five"], keys: &["x"], ..FALLING_SILENT };
 
 /// Exchanges repeatedly become suspicious, even while others of their messages are in flight.
 const RELAPSING: Setting = Setting {
     exchanges: ["rare", "rare", "rare", "rare", "one"],
     keys: &["x", "y", "z", "u", "v", "w"],
     caution: Caution { confirms_to_clear: 2, confirms_to_grow: 1 },
+    falls_silent: false,
 };
 
 /// A local queue: its messages by position, and those that are out.
@@ -80,8 +96,22 @@ struct Broker {
     /// Messages that were ever published.
     published: u64,
     full: BTreeSet<String>,
+    /// Destinations whose queues take messages and confirm none.
+    silent: BTreeSet<String>,
+    /// The messages that these have taken, with their channels and tags.
+    unconfirmed: Vec<(ForwardingChannel, u64, Envelope)>,
     /// All messages that it has accepted, in order, by destination.
     taken: BTreeMap<String, Vec<u64>>,
+}
+
+impl Broker {
+    fn reads(&self) -> bool {
+        self.unconfirmed.len() < UNCONFIRMED_MAX
+    }
+
+    fn take(&mut self, sent: &Envelope) {
+        self.taken.entry(destination_of(sent)).or_default().push(number_of(sent));
+    }
 }
 
 fn destination_of(envelope: &Envelope) -> String {
@@ -256,12 +286,40 @@ impl Simulation {
                 if refusal_of(&sent).is_some() {
                     break;
                 }
-                if !self.broker.full.contains(&destination_of(&sent)) {
-                    self.broker.taken.entry(destination_of(&sent)).or_default().push(number_of(&sent));
+                // Those before it at a silent queue do not arrive, either.
+                if ![&self.broker.full, &self.broker.silent]
+                    .iter()
+                    .any(|no| no.contains(&destination_of(&sent)))
+                {
+                    self.broker.take(&sent);
                 }
             }
         }
-        (self.broker.received, self.broker.tags) = Default::default();
+        (self.broker.received, self.broker.tags, self.broker.unconfirmed) = Default::default();
+    }
+
+    /// The connection is given up, as the broker does not read it any more.
+    fn stall(&mut self, is_isolated: bool) {
+        self.lose_connection();
+        self.forwarding.stalled(is_isolated);
+        self.forwarding.lost(None);
+        self.settle(usize::MAX);
+        [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
+    }
+
+    /// A queue confirms nothing from now on, or all do again.
+    fn change_silence(&mut self) {
+        if !self.broker.silent.is_empty() && self.random.below(2) == 0 {
+            self.broker.silent.clear();
+            for (channel, tag, sent) in std::mem::take(&mut self.broker.unconfirmed) {
+                self.broker.take(&sent);
+                self.forwarding.acked(channel, tag, false, self.now);
+            }
+            return;
+        }
+        let Setting { exchanges, keys, .. } = self.setting;
+        let (exchange, key) = (exchanges[self.random.below(3)], keys[self.random.below(keys.len())]);
+        self.broker.silent.insert(format!("{exchange}/{key}"));
     }
 
     /// The process is killed between two of its writes, and restarts.
@@ -284,6 +342,9 @@ impl Simulation {
         let count = self.random.below(self.broker.received[channel as usize].len() + 1);
         let (mut acks, mut nacks) = (Vec::new(), Vec::new());
         for _ in 0..count {
+            if !self.broker.reads() {
+                break;
+            }
             let Some((tag, sent)) = self.broker.received[channel as usize].pop_front() else { break };
             if let Some(refusal) = refusal_of(&sent) {
                 // Pending confirms are lost with the channel.
@@ -294,6 +355,7 @@ impl Simulation {
                         .for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now, Some(0)));
                 }
                 self.broker.received[channel as usize].clear();
+                self.broker.unconfirmed.retain(|(on, ..)| *on != channel);
                 self.broker.tags[channel as usize] = 0;
                 self.forwarding.refused(channel, refusal, self.now);
                 self.forwarding.opened(channel);
@@ -301,12 +363,14 @@ impl Simulation {
             }
             if self.broker.full.contains(&destination_of(&sent)) {
                 nacks.push(tag);
+            } else if self.broker.silent.contains(&destination_of(&sent)) {
+                self.broker.unconfirmed.push((channel, tag, sent));
             } else {
-                self.broker.taken.entry(destination_of(&sent)).or_default().push(number_of(&sent));
+                self.broker.take(&sent);
                 acks.push(tag);
             }
         }
-        if nacks.is_empty() && self.random.below(2) == 0 {
+        if nacks.is_empty() && self.broker.unconfirmed.is_empty() && self.random.below(2) == 0 {
             acks.last().into_iter().for_each(|tag| self.forwarding.acked(channel, *tag, true, self.now));
         } else {
             acks.iter().rev().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
@@ -347,6 +411,11 @@ impl Simulation {
                 [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
             }
             8 if self.random.below(12) == 0 && !is_calm => self.kill(),
+            8 if !self.broker.reads() => {
+                let is_isolated = self.random.below(2) == 0;
+                self.stall(is_isolated);
+            }
+            8 if self.setting.falls_silent && self.random.below(3) == 0 && !is_calm => self.change_silence(),
             8 if self.nacks && self.random.below(3) == 0 && !is_calm => self.change_capacity(),
             _ => self.now += Duration::from_millis(self.random.below(100) as u64),
         }
@@ -364,6 +433,9 @@ impl Simulation {
             let is_calm = step > 3000;
             if is_calm && self.broker.received.iter().all(VecDeque::is_empty) {
                 self.broker.full.clear();
+            }
+            while is_calm && !self.broker.silent.is_empty() {
+                self.change_silence();
             }
             self.step(is_calm);
             most = most.max(self.backlogs.len());
@@ -413,5 +485,36 @@ fn nothing_is_lost_and_order_is_kept_when_queues_are_full_and_messages_move_to_b
 fn order_is_kept_when_exchanges_are_suspicious_again_and_again() {
     for seed in 1..600 {
         Simulation::new(seed, seed % 2 == 0, RELAPSING).play();
+    }
+}
+
+#[test]
+fn nothing_is_lost_and_order_is_kept_when_queues_confirm_nothing_and_connections_stall() {
+    for seed in 1..600 {
+        Simulation::new(seed, seed % 2 == 0, FALLING_SILENT).play();
+    }
+}
+
+/// Each connection is lost as soon as the broker has read a few messages for that queue.
+#[test]
+fn a_queue_that_confirms_nothing_costs_the_others_a_connection_and_no_more() {
+    for seed in 1..100 {
+        let mut simulation = Simulation::new(seed, false, PLAIN);
+        simulation.broker.silent.insert("one/x".to_owned());
+        let is_other = |envelope: &&Envelope| envelope.exchange() != "one";
+        let others = simulation.envelopes.iter().filter(is_other).count();
+        let (mut stalls, mut steps) = (0, 0);
+        while simulation.forwarded.len() < others {
+            simulation.turn();
+            [Fast, Careful].into_iter().for_each(|channel| simulation.answer(channel));
+            simulation.settle(usize::MAX);
+            if !simulation.broker.reads() {
+                stalls += 1;
+                simulation.stall(true);
+            }
+            steps += 1;
+            assert!(steps < 10_000, "seed {seed}: it does not end");
+        }
+        assert!(stalls <= 1, "seed {seed}: {stalls}");
     }
 }
