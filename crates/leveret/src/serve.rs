@@ -74,7 +74,9 @@ pub(crate) async fn run(
 
     // From the beginning: a process that takes over is watched while it reads its data directory.
     tokio::spawn(notifier.clone().stay_alive());
-    let mut succession = Succession::begin(&config, &inherited, &drain).await?;
+    let Some(mut succession) = Succession::begin(&config, &inherited, &drain).await? else {
+        return Ok(());
+    };
     let (config, files) = obey_again(&effective, config, files, clock)?;
     descriptors::reserve(&config, !config.upstream.is_empty());
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
@@ -103,8 +105,9 @@ pub(crate) async fn run(
     clients.serve(&server, &config, &relays, &tls);
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
-    offer.open(sockets, server.clone(), succession.has_replaced());
-    let upgrades = Upgrades::serve_of_process(&offer, &drain, upgrade).map_err(ServeError::TakeOver)?;
+    offer.open(sockets, server.clone(), embedded(&backend), succession.has_replaced());
+    let upgrades =
+        Upgrades::serve_of_process(&offer, &drain, &drainer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
         flags,
@@ -129,6 +132,7 @@ pub(crate) async fn run(
     let (times, handed_over) = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
+    reloader.upgrades.successor_ended().await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
@@ -651,7 +655,7 @@ pub(crate) enum ServeError {
     #[error("take_over: no upstream reachable; the running process continues")]
     NotReady,
     /// A signal has come before the place of the process before this one was taken.
-    #[error("take_over: interrupted; the running process continues")]
+    #[error("take_over: interrupted before this process has taken over")]
     Interrupted,
     /// Another process has made a pool of this broker while this one started.
     #[error(
