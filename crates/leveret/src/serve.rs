@@ -84,11 +84,8 @@ pub(crate) async fn run(
     let (backend, data_dir) = open_backend(&config, &effective, &files, clock)?;
     let SettingFiles { tls, relays, logins, access_log, .. } = files;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
-    let spool = SpoolDirectory::open(&config, &backend, clock)?;
-    spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
-    let of_directory = data_dir.as_ref().map(DataDirectory::clock);
-    let stored_clock = of_directory.or_else(|| spool.as_ref().map(SpoolDirectory::clock));
-    stored_clock::follow(clock, stored_clock.unwrap_or_default());
+    let spool = open_spool(&config, &backend, &server, clock)?;
+    follow_clock(clock, data_dir.as_ref(), spool.as_ref());
     let sampler = start_sampler(&config, &server, &backend)?;
     let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
@@ -140,8 +137,7 @@ pub(crate) async fn run(
         *left = access_log.end(*left);
     }
     // After the last session has ended, so that its changes are stored.
-    drop(data_dir);
-    drop(spool);
+    drop((data_dir, spool));
     handed_over.map_err(ServeError::TakeoverError)
 }
 
@@ -227,6 +223,24 @@ fn create_server(
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     Ok(server)
+}
+
+/// Opens the spool, if there is one, and lets clients publish to it.
+fn open_spool(
+    config: &Config,
+    backend: &Backend,
+    server: &Server,
+    clock: Clock,
+) -> Result<Option<SpoolDirectory>, ServeError> {
+    let spool = SpoolDirectory::open(config, backend, clock)?;
+    spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
+    Ok(spool)
+}
+
+/// Follows the wall clock, and stores its distance in the directory that there is.
+fn follow_clock(clock: Clock, data_dir: Option<&DataDirectory>, spool: Option<&SpoolDirectory>) {
+    let stored_clock = data_dir.map(DataDirectory::clock).or_else(|| spool.map(SpoolDirectory::clock));
+    stored_clock::follow(clock, stored_clock.unwrap_or_default());
 }
 
 /// Waits until a signal or a successor has requested the drain, and until its delay is over: another process may then bind
