@@ -1,5 +1,7 @@
 """What no rule of the spool matches, or must not be spooled, goes to the broker as before, on the same channels."""
 
+import signal
+
 import pika
 import pytest
 from harness.ctl import Ctl
@@ -8,6 +10,7 @@ from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
 from harness.spool import spooling, waiting
+from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire, publish_frames
 
 # Fixtures of these tests.
 __all__ = ["broker"]
@@ -185,6 +188,29 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
             wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
         wait_until(lambda: waiting(server) == 0)
         server.stop()
+
+
+def test_a_client_that_closes_while_it_is_blocked_does_not_outlast_the_server(tmp_path):
+    """Its close comes behind messages that the spool does not take. The drain is not held up until a time limit ends it."""
+    patient = ("--drain-timeout", "1h", "--drain-idle-timeout", "1h")
+    with (
+        leveret(tmp_path / "broker", "--data-dir", "off") as upstream,
+        spooling(tmp_path, upstream.uri, "--spool-max-bytes", "1MiB", *patient) as server,
+        Wire(server.port) as client,
+    ):
+        Ctl(server.http)("spool", "pause")
+        client.handshake()
+        client.open_channel()
+        client.send(b"".join(publish_frames("q", bytes(10_000)) for _ in range(150)))
+        client.send_close()
+        wait_until(lambda: metric(server, "leveret_spool_blocked_connections") == 1)
+        messages = waiting(server)
+        assert 0 < messages < 150
+        server.child.send(signal.SIGTERM)
+        client.expect(CONNECTION_CLOSE)
+        client.send_method(0, CONNECTION_CLOSE_OK)
+        client.expect_end()
+        assert server.child.wait() == 0
 
 
 def test_a_user_at_its_spool_limit_blocks_no_other_user(tmp_path):

@@ -23,7 +23,7 @@ from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.process import end_processes
 from harness.tokens import Key
-from harness.upgrading import flags, knocking, replace, replaceable, running
+from harness.upgrading import flags, kill_all, knocking, replace, replaceable, running
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
 
 
@@ -218,6 +218,29 @@ def test_a_server_drained_over_http_starts_no_successor(tmp_path):
         assert "shutting down" in Ctl(server.http).fails("upgrade")
 
 
+@pytest.mark.parametrize("has_manager", [False, True], ids=["by itself", "under a service manager"])
+@pytest.mark.parametrize("end", [lambda server: server.child.send(signal.SIGTERM), lambda server: Ctl(server.http)("drain")],
+                         ids=["SIGTERM", "drain"])
+def test_a_stop_in_the_middle_of_an_upgrade_ends_both_processes(tmp_path, has_manager, end):
+    """The successor waits for an upstream that never answers, so that it has not taken over."""
+    program = tmp_path / "leveret"
+    shutil.copy(binary(), program)
+    with contextlib.ExitStack() as stack:
+        env = {}
+        if has_manager:
+            stack.enter_context(Manager(tmp_path / "notify"))
+            env["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        upstream = ("--upstream", f"amqp://127.0.0.1:{silent.getsockname()[1]}", "--upstream-timeout", "10m")
+        server = stack.enter_context(leveret(tmp_path / "server", *flags(*free_ports(2)), *upstream, program=program, env=env))
+        stack.callback(kill_all, program)
+        server.child.send(signal.SIGUSR2)
+        server.child.wait_line("successor starting")
+        assert len(running(program)) == 2
+        end(server)
+        assert ends(server) and running(program) == []
+
+
 @contextlib.contextmanager
 def shutting_down(tmp_path, end):
     """A server that waits for its last client, and whose program has been replaced. It must end well."""
@@ -323,10 +346,34 @@ def test_definitions_of_existing_objects_do_not_stop_an_upgrade(tmp_path):
         assert callers.refusals == []
 
 
-def test_an_upgrade_that_ends_both_processes_is_reported_at_once(tmp_path):
-    """That a queue cannot be declared is found when it is known what the broker has: when the old process has ended."""
+MISTAKES = {
+    "queue": {"queues": [{**QUEUE, "name": "other", "arguments": {"x-max-length": -1}}]},
+    "exchange": {"exchanges": [{"name": "x", "vhost": "/", "type": "nope", "durable": True, "auto_delete": False}]},
+    "binding": {
+        "bindings": [{"source": "none", "vhost": "/", "destination": "q", "destination_type": "queue", "routing_key": "", "arguments": {}}]
+    },
+}
+
+
+@pytest.mark.parametrize("of", MISTAKES)
+def test_a_mistake_in_the_topology_ends_the_successor_alone(tmp_path, of):
+    """Whether it can be declared depends on what the broker has, which the old process tells."""
     with of_definitions(tmp_path) as (server, program, callers, define):
-        define(queues=[{**QUEUE, "name": "other", "arguments": {"x-max-length": -1}}])
+        define(**MISTAKES[of])
+        assert "the successor has ended, and the server continues: exit status: 2" in Ctl(server.http).fails("upgrade")
+        server.child.wait_line(f"leveret: definitions: .*: {of} ")
+        callers.go_on()
+        assert callers.troubles == [] and running(program) == [server.pid]
+
+
+def test_an_upgrade_that_ends_both_processes_is_reported_at_once(tmp_path):
+    """A data directory that cannot be used is found when the old process has ended."""
+    with of_definitions(tmp_path) as (server, program, callers, define):
+        catalogue = tmp_path / "data" / "definitions.redb"
+        assert catalogue.exists()
+        # The old process has its files open, and needs no name of them.
+        catalogue.unlink()
+        catalogue.mkdir()
         assert "nobody serves; the log says why" in Ctl(server.http).fails("upgrade")
         assert running(program) == [] and ends(server)
 

@@ -67,6 +67,25 @@ def test_messages_expire_when_they_should_after_a_restart(tmp_path, error, is_ki
         server.stop()
 
 
+@pytest.mark.parametrize("error", [-2 * HOUR, 2 * HOUR])
+def test_messages_expire_when_they_should_if_the_clock_was_set_while_no_process_saw_it(tmp_path, error):
+    """As just before a kill, or between a stop and the next start."""
+    clock = WrongClock(tmp_path, 0)
+    with start(tmp_path, clock) as server:
+        declare(server)
+        publish(server, "q", HOUR)
+        server.kill()
+    clock.set(error)
+    with start(tmp_path, clock) as server:
+        assert counts(server) == (1, 0)
+        publish(server, "q", 1)
+        # Behind the other in the queue, it expires once it is at the head.
+        with connect(server) as connection:
+            connection.channel().basic_get("q", auto_ack=True)
+        wait_until(lambda: counts(server) == (0, 1))
+        server.stop()
+
+
 def test_a_message_whose_time_has_passed_is_not_delivered_after_a_restart(tmp_path):
     clock = WrongClock(tmp_path, 2 * HOUR)
     with start(tmp_path, clock) as server:

@@ -13,8 +13,12 @@ class WrongClock:
 
     def set_right(self, server):
         """Returns when the server has noticed."""
+        self.set(0)
+        server.child.wait_line("the system clock was set")
+
+    def set(self, seconds):
+        """Makes it wrong by this number of seconds."""
         # At once: an empty file would be no error.
         new = self.file.with_suffix(".new")
-        new.write_text("0")
+        new.write_text(str(seconds))
         new.rename(self.file)
-        server.child.wait_line("the system clock was set")

@@ -4,6 +4,7 @@
 mod arguments;
 mod check;
 mod error;
+mod existing;
 mod format;
 mod load;
 mod loaded;

@@ -2,14 +2,18 @@
 
 use std::collections::HashSet;
 use std::error::Error;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use broker::{Broker, BrokerConfig, Definitions, LoginRefused, Section, Timestamp};
+use broker::{Broker, Definitions, DefinitionsError, LoginRefused, Section, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use store::catalogue::Catalogue;
 
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
 use crate::password_file;
+use crate::serve::ServeError;
 
 /// Definitions and the file they were read from.
 #[derive(Debug)]
@@ -18,27 +22,64 @@ pub(crate) struct DefinitionsFile {
     definitions: Definitions,
 }
 
-/// Looks for a mistake in the files of definitions and of the first user's password. If the broker has anything, the process
-/// that runs is using it: then it is not known whether queues, exchanges and bindings of the file can be declared.
+/// The objects of a broker that another process is to continue.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ExistingObjects {
+    /// See [`Broker::existing`].
+    objects: Map<String, Value>,
+    /// Whether nobody has defined anything, so that the next start loads definitions: see [`Before`].
+    is_untouched: bool,
+}
+
+impl ExistingObjects {
+    pub(crate) fn of(broker: &Broker) -> Self {
+        let was_loaded = broker.catalogue().is_some_and(|catalogue| catalogue.was_loaded());
+        Self { objects: broker.existing(), is_untouched: !was_loaded && has_defaults_alone(broker) }
+    }
+}
+
+/// Looks for a mistake in the files of definitions and of the first user's password. If the data directory has anything, the
+/// process that runs is using it. That one is asked for what `existing` objects it has, if it is known to be able to tell.
+/// Otherwise it is not known whether queues, exchanges and bindings of the file can be declared.
 ///
 /// # Errors
 ///
-/// One of them cannot be used.
-pub(crate) fn check(config: &Config) -> Result<(), SettingError> {
-    let file = read(config)?;
-    let password = given_password(config)?;
+/// One of them cannot be used, or that process does not answer.
+pub(crate) fn check(
+    config: &Config,
+    existing: impl FnOnce() -> io::Result<Option<ExistingObjects>>,
+) -> Result<(), ServeError> {
+    let file = read(config).map_err(ServeError::Setting)?;
+    let password = given_password(config).map_err(ServeError::Setting)?;
     let Some(DefinitionsFile { path, definitions }) = file else { return Ok(()) };
-    let compatibility = config.compatibility;
-    if !begins_with_nothing(config) {
-        return definitions.check(compatibility).map_err(|error| at_fault(&path, error));
+    let existing = if begins_with_nothing(config) {
+        Some(ExistingObjects { objects: Map::new(), is_untouched: true })
+    } else {
+        existing().map_err(ServeError::TakeOver)?
+    };
+    check_beside(config, password, &definitions, existing)
+        .map_err(|error| ServeError::Setting(at_fault(&path, error)))
+}
+
+fn check_beside(
+    config: &Config,
+    password: Option<String>,
+    definitions: &Definitions,
+    existing: Option<ExistingObjects>,
+) -> Result<(), DefinitionsError> {
+    let is_always = config.definitions_if == DefinitionsIf::Always;
+    match existing.filter(|existing| existing.is_untouched || is_always) {
+        Some(ExistingObjects { objects, is_untouched }) => {
+            let existing = Definitions::from_map(&objects)?;
+            let first = password.filter(|_| is_untouched);
+            let first = first.map(|password| {
+                Definitions::first(&config.default_user.0, &password, &config.default_vhost.0)
+            });
+            definitions.check_beside(&existing, first.as_ref(), config.compatibility)
+        }
+        // They are not loaded, or nothing is known of the broker.
+        None => definitions.check(config.compatibility),
     }
-    let broker = Broker::new(BrokerConfig { defaults: false, compatibility, ..Default::default() });
-    let now = Timestamp::default();
-    if let Some(password) = password {
-        let first = Definitions::first(&config.default_user.0, &password, &config.default_vhost.0);
-        broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
-    }
-    broker.load(&definitions, now).map(drop).map_err(|error| at_fault(&path, error))
 }
 
 /// Whether there is no data directory, or nothing in it.

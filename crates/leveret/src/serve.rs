@@ -74,7 +74,9 @@ pub(crate) async fn run(
 
     // From the beginning: a process that takes over is watched while it reads its data directory.
     tokio::spawn(notifier.clone().stay_alive());
-    let mut succession = Succession::begin(&config, &inherited, &drain).await?;
+    let Some(mut succession) = Succession::begin(&config, &inherited, &drain).await? else {
+        return Ok(());
+    };
     let (config, files) = obey_again(&effective, config, files, clock)?;
     descriptors::reserve(&config, !config.upstream.is_empty());
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
@@ -82,11 +84,8 @@ pub(crate) async fn run(
     let (backend, data_dir) = open_backend(&config, &effective, &files, clock)?;
     let SettingFiles { tls, relays, logins, access_log, .. } = files;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
-    let spool = SpoolDirectory::open(&config, &backend, clock)?;
-    spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
-    let of_directory = data_dir.as_ref().map(DataDirectory::clock);
-    let stored_clock = of_directory.or_else(|| spool.as_ref().map(SpoolDirectory::clock));
-    stored_clock::follow(clock, stored_clock.unwrap_or_default());
+    let spool = open_spool(&config, &backend, &server, clock)?;
+    follow_clock(clock, data_dir.as_ref(), spool.as_ref());
     let sampler = start_sampler(&config, &server, &backend)?;
     let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
@@ -103,8 +102,9 @@ pub(crate) async fn run(
     clients.serve(&server, &config, &relays, &tls);
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
-    offer.open(sockets, server.clone(), succession.has_replaced());
-    let upgrades = Upgrades::serve_of_process(&offer, &drain, upgrade).map_err(ServeError::TakeOver)?;
+    offer.open(sockets, server.clone(), embedded(&backend), succession.has_replaced());
+    let upgrades =
+        Upgrades::serve_of_process(&offer, &drain, &drainer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
         flags,
@@ -129,6 +129,7 @@ pub(crate) async fn run(
     let (times, handed_over) = wait_for_end(&mut drain, &notifier, &status, &reloader, &migrator).await;
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
+    reloader.upgrades.successor_ended().await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
@@ -136,8 +137,7 @@ pub(crate) async fn run(
         *left = access_log.end(*left);
     }
     // After the last session has ended, so that its changes are stored.
-    drop(data_dir);
-    drop(spool);
+    drop((data_dir, spool));
     handed_over.map_err(ServeError::TakeoverError)
 }
 
@@ -223,6 +223,24 @@ fn create_server(
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     Ok(server)
+}
+
+/// Opens the spool, if there is one, and lets clients publish to it.
+fn open_spool(
+    config: &Config,
+    backend: &Backend,
+    server: &Server,
+    clock: Clock,
+) -> Result<Option<SpoolDirectory>, ServeError> {
+    let spool = SpoolDirectory::open(config, backend, clock)?;
+    spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
+    Ok(spool)
+}
+
+/// Follows the wall clock, and stores its distance in the directory that there is.
+fn follow_clock(clock: Clock, data_dir: Option<&DataDirectory>, spool: Option<&SpoolDirectory>) {
+    let stored_clock = data_dir.map(DataDirectory::clock).or_else(|| spool.map(SpoolDirectory::clock));
+    stored_clock::follow(clock, stored_clock.unwrap_or_default());
 }
 
 /// Waits until a signal or a successor has requested the drain, and until its delay is over: another process may then bind
@@ -651,7 +669,7 @@ pub(crate) enum ServeError {
     #[error("take_over: no upstream reachable; the running process continues")]
     NotReady,
     /// A signal has come before the place of the process before this one was taken.
-    #[error("take_over: interrupted; the running process continues")]
+    #[error("take_over: interrupted before this process has taken over")]
     Interrupted,
     /// Another process has made a pool of this broker while this one started.
     #[error(

@@ -46,7 +46,7 @@ impl SettingFiles {
     ///
     /// One of them cannot be used.
     pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
-        definitions::check(config).map_err(ServeError::Setting)?;
+        definitions::check(config, || Ok(None))?;
         Self::read(config, Clock::start())?;
         config.access_log.0.as_ref().map_or(Ok(()), LineTarget::check).map_err(ServeError::AccessLog)
     }

@@ -1,11 +1,17 @@
 //! Signals: the first SIGTERM or SIGINT requests a drain, the second ends the process at once; SIGHUP requests
 //! that files are read again, SIGUSR2 an upgrade. A drain can also be requested from within the process, which does not
 //! count as a signal: a later SIGTERM or SIGINT is then still the first.
+//!
+//! A request to end is for the service: the successor that this process has started ends as well, unless it has taken over.
+//! From then on it is the service, and such a request means this process alone.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use rustix::process::pidfd_send_signal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
@@ -51,16 +57,33 @@ impl AddressesWanted {
 pub(crate) struct Drainer {
     reason: Arc<watch::Sender<Option<DrainReason>>>,
     addresses_wanted: Arc<watch::Sender<bool>>,
+    /// The process that was started as the successor, which may have ended since.
+    successor: Arc<Mutex<Option<OwnedFd>>>,
 }
 
 impl Drainer {
+    /// A drainer, and what it requests.
+    fn new() -> (Self, DrainRequest, AddressesWanted) {
+        let (addresses_sender, addresses_wanted) = watch::channel(false);
+        let (request, requested) = watch::channel(None);
+        let drainer = Self {
+            reason: Arc::new(request),
+            addresses_wanted: Arc::new(addresses_sender),
+            successor: Arc::default(),
+        };
+        (drainer, DrainRequest(requested), AddressesWanted(addresses_wanted))
+    }
+
     /// Requests the drain for an operator.
     pub(crate) fn ask(&self) {
-        self.reason.send_if_modified(|reason| {
+        let is_first = self.reason.send_if_modified(|reason| {
             let is_first = reason.is_none();
             reason.get_or_insert(DrainReason::Asked);
             is_first
         });
+        if is_first {
+            self.end_successor();
+        }
     }
 
     /// Requests the drain after which the rest moves to another broker, unless another has been requested.
@@ -75,13 +98,50 @@ impl Drainer {
 
     /// Requests the drain for a signal, also in the middle of a change to a pool, which is not completed then.
     fn interrupt(&self) {
-        self.reason.send_if_modified(|reason| {
+        let counts = self.reason.send_if_modified(|reason| {
             let counts = matches!(reason, None | Some(DrainReason::CutOver));
             if counts {
                 *reason = Some(DrainReason::Asked);
             }
             counts
         });
+        if counts {
+            self.end_successor();
+        }
+    }
+
+    /// Passes a second signal on, after which nobody waits for a drain.
+    fn interrupt_again(&self) {
+        if *self.reason.borrow() == Some(DrainReason::Asked) {
+            self.end_successor();
+        }
+    }
+
+    /// Starts a process that is to take over. Returns `None` if the service is to end, or another process has taken over;
+    /// otherwise the process also ends when the service is to, until it has taken over.
+    pub(crate) fn start_successor<T>(
+        &self,
+        start: impl FnOnce() -> io::Result<(T, Option<OwnedFd>)>,
+    ) -> Option<io::Result<T>> {
+        // Either the request to end is seen here, or the one who makes it finds the process.
+        let mut successor = self.successor.lock();
+        if is_cut_over_done(*self.reason.borrow()) {
+            return None;
+        }
+        Some(start().map(|(started, pidfd)| {
+            *successor = pidfd;
+            started
+        }))
+    }
+
+    /// Passes the request to end on to the successor.
+    fn end_successor(&self) {
+        let Some(pidfd) = &*self.successor.lock() else { return };
+        match pidfd_send_signal(pidfd, rustix::process::Signal::TERM) {
+            // It has ended already.
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => tracing::warn!(%error, "cannot end the successor"),
+        }
     }
 
     /// Requests the drain for a successor, which waits for the end if it is to be `at_once`.
@@ -110,9 +170,7 @@ impl ActionRequests {
 /// A handler could not be installed.
 pub(crate) fn catch(log: &ProcessLog) -> io::Result<Caught> {
     let (reload, upgrade) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (addresses_sender, addresses_wanted) = watch::channel(false);
-    let (request, requested) = watch::channel(None);
-    let drainer = Drainer { reason: Arc::new(request), addresses_wanted: Arc::new(addresses_sender) };
+    let (drainer, drain, addresses_wanted) = Drainer::new();
     let signals = Signals {
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
@@ -123,8 +181,8 @@ pub(crate) fn catch(log: &ProcessLog) -> io::Result<Caught> {
     };
     tokio::spawn(signals.watch(drainer.clone(), log.clone()));
     Ok(Caught {
-        drain: DrainRequest(requested),
-        addresses_wanted: AddressesWanted(addresses_wanted),
+        drain,
+        addresses_wanted,
         drainer,
         reload: ActionRequests(reload),
         upgrade: ActionRequests(upgrade),
@@ -141,6 +199,11 @@ pub(crate) struct Caught {
 }
 
 impl DrainRequest {
+    /// Whether the service is to end, and no successor has taken over.
+    pub(crate) fn is_for_service(&self) -> bool {
+        *self.0.borrow() == Some(DrainReason::Asked)
+    }
+
     /// Waits until a drain is requested, and returns why; at once if it already has been.
     pub(crate) async fn wait(&mut self) -> DrainReason {
         // An error means that the task that watches the signals is gone. None can then arrive, and draining is
@@ -193,6 +256,7 @@ impl Signals {
         drainer.addresses_wanted.send_replace(true);
         tracing::info!(signal = name, "shutting down; a second signal exits immediately");
         let name = self.next().await;
+        drainer.interrupt_again();
         tracing::warn!(signal = name, "exiting immediately");
         log.flush(LAST_LINE_TIMEOUT);
         std::process::exit(LEFT_AT_ONCE);
@@ -215,14 +279,16 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
     use super::*;
 
     #[test]
     fn a_signal_ends_a_change_to_a_pool_and_an_operator_does_not() {
-        let (request, requested) = watch::channel(None);
-        let (addresses, _) = watch::channel(false);
-        let drainer = Drainer { reason: Arc::new(request), addresses_wanted: Arc::new(addresses) };
-        let drain = DrainRequest(requested);
+        let (drainer, drain, _) = Drainer::new();
         drainer.cut_over();
         drainer.ask();
         assert!(drain.is_made() && !drain.is_cut_over_done());
@@ -232,5 +298,59 @@ mod tests {
         drainer.hand_over(true);
         drainer.interrupt();
         assert_eq!(*drain.0.borrow(), Some(DrainReason::TakenOver { at_once: true }));
+    }
+
+    /// A process that ends with exit code 0 at the end of its input.
+    fn successor() -> io::Result<(Child, Option<OwnedFd>)> {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn()?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        Ok((child, Some(pidfd)))
+    }
+
+    #[test]
+    fn a_request_to_end_ends_a_successor_that_has_not_taken_over() {
+        let requests: [fn(&Drainer); 2] = [Drainer::interrupt, Drainer::ask];
+        for request in requests {
+            let (drainer, ..) = Drainer::new();
+            let mut child = drainer.start_successor(successor).unwrap().unwrap();
+            request(&drainer);
+            assert_eq!(child.wait().unwrap().signal(), Some(15));
+            // It has ended, and is not sent anything again.
+            drainer.end_successor();
+            assert!(drainer.start_successor(successor).is_none());
+        }
+    }
+
+    #[test]
+    fn a_successor_that_has_taken_over_is_left_alone() {
+        let (drainer, ..) = Drainer::new();
+        let mut child = drainer.start_successor(successor).unwrap().unwrap();
+        drainer.hand_over(false);
+        drainer.interrupt();
+        drainer.ask();
+        drainer.interrupt_again();
+        // Closes its input.
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert!(drainer.start_successor(successor).is_none());
+    }
+
+    #[test]
+    fn a_second_signal_reaches_the_successor_as_well() {
+        let (drainer, ..) = Drainer::new();
+        let mut shell = Command::new("/bin/sh");
+        // The first signal is noted, the second one ends it.
+        shell.args(["-c", "trap 'trap - TERM; echo noted' TERM; echo ready; while :; do read line; done"]);
+        let start = || {
+            let child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+            Ok((child, Some(pidfd)))
+        };
+        let mut child = drainer.start_successor(start).unwrap().unwrap();
+        let mut lines = io::BufRead::lines(io::BufReader::new(child.stdout.take().unwrap()));
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        drainer.interrupt();
+        assert_eq!(lines.next().unwrap().unwrap(), "noted");
+        drainer.interrupt_again();
+        assert_eq!(child.wait().unwrap().signal(), Some(15));
     }
 }

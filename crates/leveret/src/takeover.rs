@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `Hello`: its version | checks that it is the same user, or root |
 //! | | `Welcome`: its version, and its listening sockets as ancillary data |
+//! | `Show`, if it is to load definitions into a broker's data directory | `Shown`, and the names of what that broker has |
 //! | takes those sockets whose addresses its configuration has | leaves the files of Unix sockets alone from now on |
 //! | `Leave`: when it can serve; before that if it is a broker or has a spool | notifies the service manager, answers `Left`, and drains |
 //! | waits for the end of the connection, if it starts only then | |

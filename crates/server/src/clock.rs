@@ -97,14 +97,16 @@ impl Clock {
 
     /// Continues where a clock was in an earlier process. To be called before any of the times matters.
     ///
-    /// Since the reading was stored, as much time has passed as on the wall clock, and none if that is behind it: it is wrong
-    /// now, as on a machine whose clock stops when it is off, or it was wrong before.
-    pub fn resume(&self, stored: ClockReading) {
-        self.resume_at(stored, Instant::now(), wall_clock());
+    /// `continued` is the clock's time now by the machine's monotonic clock, or `None` if the machine was restarted since the
+    /// reading. Then as much time has passed as on the wall clock, and none if that is behind it: it is wrong now, as on a
+    /// machine whose clock stops when it is off, or it was wrong before.
+    pub fn resume(&self, stored: ClockReading, continued: Option<Timestamp>) {
+        self.resume_at(stored, continued, Instant::now(), wall_clock());
     }
 
-    fn resume_at(&self, stored: ClockReading, now: Instant, wall: Timestamp) {
-        let resumed = wall.0.saturating_add_signed(stored.ahead).max(stored.time.0);
+    fn resume_at(&self, stored: ClockReading, continued: Option<Timestamp>, now: Instant, wall: Timestamp) {
+        let by_wall = || Timestamp(wall.0.saturating_add_signed(stored.ahead));
+        let resumed = continued.unwrap_or_else(by_wall).max(stored.time).0;
         let shift = difference(resumed, self.timestamp(now).0);
         self.timeline.shift.fetch_add(shift, Ordering::Relaxed);
         self.timeline.offset.set(difference(resumed, wall.0));
@@ -221,7 +223,7 @@ pub(crate) mod tests {
             // It ends, and the next process starts twenty seconds later.
             let begun = after(now, 7_000_000);
             let next = started_at(begun, right(20_500, later).0);
-            next.resume_at(stored, begun, right(20_500, later));
+            next.resume_at(stored, None, begun, right(20_500, later));
             assert_eq!(next.instant(deadline), after(begun, 40_000), "{at_start} {later}");
             assert_eq!(next.wall(after(begun, 5)), right(20_505, later), "{at_start} {later}");
             assert_eq!(next.observe_wall_at(after(begun, 5), right(20_505, later)), None);
@@ -234,7 +236,7 @@ pub(crate) mod tests {
         let stored = ClockReading { time: Timestamp(NOON), ahead: 0 };
         // A machine without a battery for its clock.
         let clock = started_at(now, 5_000);
-        clock.resume_at(stored, after(now, 100), Timestamp(5_100));
+        clock.resume_at(stored, None, after(now, 100), Timestamp(5_100));
         assert_eq!(clock.timestamp(after(now, 100)), Timestamp(NOON));
         assert_eq!(clock.wall(after(now, 200)), Timestamp(5_200));
         assert!(clock.observe_wall_at(after(now, 300), Timestamp(NOON + HOUR)).is_some());
@@ -242,12 +244,28 @@ pub(crate) mod tests {
         assert_eq!(clock.wall(after(now, 300)), Timestamp(NOON + HOUR));
     }
 
+    /// Each row: the step of the wall clock between the last reading, or the kill behind it, and the next start.
+    #[test]
+    fn a_step_that_no_process_has_seen_changes_nothing_while_the_machine_runs() {
+        for step in [-2 * HOUR as i64, 0, 2 * HOUR as i64] {
+            let now = Instant::now();
+            let clock = started_at(now, NOON);
+            let stored = ClockReading { time: clock.timestamp(now), ahead: 0 };
+            let (begun, continued) = (after(now, 20_000), Timestamp(NOON + 20_000));
+            let wall = Timestamp((NOON + 20_000).saturating_add_signed(step));
+            let next = started_at(begun, wall.0);
+            next.resume_at(stored, Some(continued), begun, wall);
+            assert_eq!(next.timestamp(begun), continued, "{step}");
+            assert_eq!((next.wall(begun), next.observe_wall_at(begun, wall)), (wall, None), "{step}");
+        }
+    }
+
     #[test]
     fn a_reading_that_makes_no_sense_does_no_harm() {
         let now = Instant::now();
         for (time, ahead) in [(0, i64::MIN), (u64::MAX, 0), (0, i64::MAX), (u64::MAX, i64::MAX)] {
             let clock = started_at(now, NOON);
-            clock.resume_at(ClockReading { time: Timestamp(time), ahead }, now, Timestamp(NOON));
+            clock.resume_at(ClockReading { time: Timestamp(time), ahead }, None, now, Timestamp(NOON));
             let _ = (clock.wall(now), clock.timestamp(after(now, 5)), clock.reading());
             let _ = clock.observe_wall_at(after(now, 10), Timestamp(0));
         }

@@ -14,7 +14,8 @@ use crate::users::{UserLimits, UserSpec};
 impl Definitions {
     /// Looks for a mistake that keeps every broker that follows `release` from loading them, whatever it has already. The
     /// broker may have the users and virtual hosts that an entry names, and the file does not define. It may have the queues
-    /// and exchanges, too, of which a load does not look at the arguments then: queues, exchanges and bindings are not checked.
+    /// and exchanges, too, of which a load does not look at the arguments then: queues, exchanges and bindings are not checked
+    /// ([`Definitions::check_beside`] does).
     ///
     /// # Errors
     /// The first such mistake.

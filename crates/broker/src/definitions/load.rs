@@ -417,7 +417,11 @@ fn is_reserved(name: &str) -> bool {
     name.starts_with("amq.")
 }
 
-fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<Effect, EntryError> {
+pub(super) fn declare_queue(
+    vhost: &Arc<VirtualHost>,
+    entry: &QueueEntry,
+    now: Timestamp,
+) -> Result<Effect, EntryError> {
     if is_reserved(&entry.name) || vhost.has_queue(&entry.name) {
         return Ok(Effect::Existed);
     }
@@ -433,7 +437,7 @@ fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -
     Ok(Effect::Done)
 }
 
-fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<Effect, EntryError> {
+pub(super) fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<Effect, EntryError> {
     if entry.name.is_empty() || is_reserved(&entry.name) || vhost.has_exchange(&entry.name) {
         return Ok(Effect::Existed);
     }

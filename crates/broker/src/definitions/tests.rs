@@ -3,7 +3,7 @@ use std::sync::Arc;
 use amqp::{FieldTable, FieldValue};
 
 use super::*;
-use crate::{Broker, BrokerConfig, Compatibility, Section, SessionId, Timestamp};
+use crate::{Broker, BrokerConfig, Compatibility, QueueDeclare, Section, SessionId, Timestamp};
 
 const NOW: Timestamp = Timestamp(1_000);
 
@@ -337,4 +337,104 @@ fn definitions_that_some_broker_would_load_pass_the_check() {
     let definitions = Definitions::from_json(file.as_bytes()).unwrap();
     broker.load(&definitions, NOW).unwrap();
     assert_eq!(check(file), Ok(()));
+}
+
+/// A broker as another process has it, and whether a file can be loaded there.
+fn check_beside(existing: &str, file: &str) -> Result<(), String> {
+    let broker = Broker::new(BrokerConfig::default());
+    let of = |json: &str| Definitions::from_json(json.as_bytes()).unwrap();
+    broker.load(&of(existing), Timestamp::default()).unwrap();
+    let existing = Definitions::from_map(&broker.existing()).unwrap();
+    let checked =
+        of(file).check_beside(&existing, None, Compatibility::default()).map_err(|error| error.to_string());
+    // It is right.
+    let loaded = broker.load(&of(file), Timestamp::default()).map(drop).map_err(|error| error.to_string());
+    assert_eq!(checked, loaded);
+    checked
+}
+
+/// A queue in `/`.
+fn queue(name: &str, arguments: &str) -> String {
+    format!(
+        r#"{{"name": "{name}", "vhost": "/", "durable": true, "auto_delete": false, "arguments": {arguments}}}"#
+    )
+}
+
+fn binding(source: &str, arguments: &str) -> String {
+    format!(
+        r#"{{"source": "{source}", "vhost": "/", "destination": "q", "destination_type": "queue",
+             "routing_key": "", "arguments": {arguments}}}"#
+    )
+}
+
+#[test]
+fn what_another_broker_would_refuse_is_found_by_what_it_has() {
+    let q = queue("q", "{}");
+    let headers = r#"{"name": "h", "vhost": "/", "type": "headers", "durable": true, "auto_delete": false}"#;
+    let existing = format!(r#"{{"queues": [{q}], "exchanges": [{headers}]}}"#);
+    for (file, reason) in [
+        (format!(r#"{{"queues": [{}]}}"#, queue("new", r#"{"x-max-length": -1}"#)), "queue 'new' in vhost '/': "),
+        (
+            r#"{"exchanges": [{"name": "x", "vhost": "/", "type": "nope", "durable": true, "auto_delete": false}]}"#
+                .to_owned(),
+            "exchange 'x' in vhost '/': ",
+        ),
+        (format!(r#"{{"bindings": [{}]}}"#, binding("none", "{}")), "binding of 'q' in vhost '/': "),
+        (
+            format!(r#"{{"bindings": [{}]}}"#, binding("h", r#"{"x-match": "some"}"#)),
+            "binding of 'q' in vhost '/': ",
+        ),
+        (format!(r#"{{"queues": [{}]}}"#, queue("q", "{}").replace("\"/\"", "\"w\"")), "queue 'q' in vhost 'w': "),
+    ] {
+        let found = check_beside(&existing, &file).unwrap_err();
+        assert!(found.starts_with(reason), "{found}");
+    }
+    // One that is there is left as it is, and can be bound.
+    let there = queue("q", r#"{"x-max-length": -1}"#);
+    let bindings = [binding("h", r#"{"x-match": "any"}"#), binding("amq.topic", "{}")].join(", ");
+    check_beside(&existing, &format!(r#"{{"queues": [{there}], "bindings": [{bindings}]}}"#)).unwrap();
+}
+
+#[test]
+fn a_limit_on_queues_counts_those_that_are_there() {
+    let limit = |most: u32| {
+        format!(
+            r#""parameters": [{{"component": "vhost-limits", "vhost": "/", "name": "limits",
+                               "value": {{"max-queues": {most}}}}}]"#
+        )
+    };
+    let (q, r, s) = (queue("q", "{}"), queue("r", "{}"), queue("s", "{}"));
+    let more = format!(r#"{{"queues": [{q}, {s}]}}"#);
+    // Parameters come before queues: there are two, and a limit of one is set for them afterwards.
+    let broker = Broker::new(BrokerConfig::default());
+    for file in [format!(r#"{{"queues": [{q}, {r}]}}"#), format!("{{{}}}", limit(1))] {
+        broker.load(&Definitions::from_json(file.as_bytes()).unwrap(), Timestamp::default()).unwrap();
+    }
+    let existing = Definitions::from_map(&broker.existing()).unwrap();
+    let check = |file: &str| {
+        Definitions::from_json(file.as_bytes()).unwrap().check_beside(
+            &existing,
+            None,
+            Compatibility::default(),
+        )
+    };
+    assert!(check(&more).unwrap_err().to_string().starts_with("queue 's' in vhost '/': "));
+    check(&format!(r#"{{{}, "queues": [{q}, {s}]}}"#, limit(3))).unwrap();
+}
+
+#[test]
+fn what_goes_with_the_clients_does_not_count_as_there() {
+    let broker = Broker::new(BrokerConfig::default());
+    let vhost = broker.vhost("/").unwrap();
+    let declare = |name, durable, exclusive, auto_delete| {
+        let declare = QueueDeclare { name, durable, exclusive, auto_delete, ..Default::default() };
+        vhost.declare_queue(SessionId(1), &declare, Timestamp::default()).unwrap();
+    };
+    declare("transient", false, true, false);
+    declare("exclusive", true, true, false);
+    declare("auto-delete", true, false, true);
+    declare("stays", true, false, false);
+    let existing = broker.existing();
+    let names: Vec<_> = existing["queues"].as_array().unwrap().iter().map(|queue| &queue["name"]).collect();
+    assert_eq!(names, ["stays"]);
 }

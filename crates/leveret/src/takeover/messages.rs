@@ -24,6 +24,36 @@ pub(super) struct Welcome {
     pub(super) version: String,
     /// How many sockets come with it.
     pub(super) sockets: usize,
+    /// Whether it answers [`Show`]: it is a broker, and of a release that does.
+    #[serde(default)]
+    pub(super) shows: bool,
+}
+
+/// A request of a successor.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum SuccessorRequest {
+    Leave(Leave),
+    Show(Show),
+}
+
+/// The successor's question what the predecessor's broker has: it is to load definitions beside that.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Show {
+    pub(super) show: ShownObjects,
+}
+
+/// See [`crate::definitions::ExistingObjects`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ShownObjects {
+    Existing,
+}
+
+/// The answer, of which as many bytes of JSON follow.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Shown {
+    pub(super) bytes: usize,
 }
 
 /// The successor's request to end.
@@ -132,6 +162,21 @@ pub(super) fn send_with_sockets(
     stream.write_all(&line[sent..])
 }
 
+/// Sends an answer of any length.
+pub(super) fn send_shown(stream: &mut UnixStream, shown: &impl Serialize) -> io::Result<()> {
+    let bytes = serde_json::to_vec(shown)?;
+    send(stream, &Shown { bytes: bytes.len() })?;
+    stream.write_all(&bytes)
+}
+
+/// Receives such an answer.
+pub(super) fn receive_shown<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
+    let Some(Shown { bytes }) = receive(stream)? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+    let mut shown = Vec::new();
+    stream.take(bytes as u64).read_to_end(&mut shown)?;
+    Ok(serde_json::from_slice(&shown)?)
+}
+
 /// Receives a message and the sockets that come with it.
 pub(super) fn receive_with_sockets<T: DeserializeOwned>(
     stream: &UnixStream,
@@ -177,7 +222,7 @@ mod tests {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         let listeners: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let sockets: Vec<_> = listeners.iter().map(|listener| listener.as_fd()).collect();
-        let welcome = Welcome { version: "1".into(), sockets: sockets.len() };
+        let welcome = Welcome { version: "1".into(), sockets: sockets.len(), shows: true };
         send_with_sockets(&mut one, &welcome, &sockets).unwrap();
         send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
         let (received, sockets): (Welcome, _) = receive_with_sockets(&other).unwrap();
@@ -202,6 +247,27 @@ mod tests {
         assert!(of(2, &["a:5672"]).refuses(&ours).is_some());
         // A broker, which has none.
         assert!(of(1, &["a:5672"]).refuses(&of(1, &[])).is_some());
+    }
+
+    #[test]
+    fn a_question_and_the_answer_of_any_length_arrive() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        send(&mut one, &Show { show: ShownObjects::Existing }).unwrap();
+        send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
+        let mut received = || receive(&mut other).unwrap().unwrap();
+        assert!(matches!(received(), SuccessorRequest::Show(Show { show: ShownObjects::Existing })));
+        assert!(matches!(received(), SuccessorRequest::Leave(Leave { at_once: true, clients: None })));
+        // More than the socket takes at once.
+        let shown = "x".repeat(1 << 20);
+        let sent = std::thread::spawn({
+            let shown = shown.clone();
+            move || send_shown(&mut other, &shown).unwrap()
+        });
+        assert_eq!(receive_shown::<String>(&mut one).unwrap(), shown);
+        sent.join().unwrap();
+        // A predecessor of an earlier release.
+        let welcome: Welcome = serde_json::from_str(r#"{"version": "1", "sockets": 0}"#).unwrap();
+        assert!(!welcome.shows);
     }
 
     #[test]

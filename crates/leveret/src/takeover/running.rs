@@ -8,15 +8,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
+use broker::Broker;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::Pid;
 use server::Server;
 use transport::SharedSockets;
 
 use super::clients;
-use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
+use super::messages::{
+    Acceptable, Hello, Leave, Left, Show, SuccessorRequest, Welcome, receive, send, send_shown,
+    send_with_sockets,
+};
 use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
+use crate::definitions::ExistingObjects;
 use crate::notify::Notifier;
 use crate::signals::Drainer;
 
@@ -67,6 +72,8 @@ enum Place {
 struct Serving {
     sockets: Vec<SharedSockets>,
     server: Server,
+    /// The embedded broker, if there is one.
+    broker: Option<Arc<Broker>>,
 }
 
 impl fmt::Debug for Serving {
@@ -103,11 +110,17 @@ impl Offer {
 
     /// Called when `server` serves from these sockets. If this process `has_replaced` another, the files of Unix sockets are
     /// its own now; those of a service manager's are not.
-    pub(crate) fn open(&self, sockets: Vec<SharedSockets>, server: Server, has_replaced: bool) {
+    pub(crate) fn open(
+        &self,
+        sockets: Vec<SharedSockets>,
+        server: Server,
+        broker: Option<Arc<Broker>>,
+        has_replaced: bool,
+    ) {
         if has_replaced {
             set_own(&sockets, true);
         }
-        self.set(Place::Open(Arc::new(Serving { sockets, server })));
+        self.set(Place::Open(Arc::new(Serving { sockets, server, broker })));
     }
 
     /// Whether a successor can find this process.
@@ -189,13 +202,23 @@ impl Offer {
         version: &str,
         pid: Pid,
     ) -> io::Result<bool> {
-        welcome(&mut stream, &serving.sockets)?;
+        welcome(&mut stream, serving)?;
         let process = pid.as_raw_nonzero();
         tracing::info!(process, version, "successor starting");
         stream.set_read_timeout(None)?;
-        let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
-            tracing::warn!(process, "successor exited before serving; this process continues");
-            return Ok(false);
+        let Leave { at_once, clients } = loop {
+            match (receive(&mut stream)?, &serving.broker) {
+                (Some(SuccessorRequest::Leave(leave)), _) => break leave,
+                (Some(SuccessorRequest::Show(Show { .. })), Some(broker)) => {
+                    send_shown(&mut stream, &ExistingObjects::of(broker))?;
+                }
+                // A pool has not offered to show anything.
+                (Some(SuccessorRequest::Show(_)), None) => return Ok(false),
+                (None, _) => {
+                    tracing::warn!(process, "successor exited before serving; this process continues");
+                    return Ok(false);
+                }
+            }
         };
         self.wait_while_paused()?;
         tracing::info!(process, version, "successor takes over; shutting down");
@@ -255,10 +278,11 @@ fn set_own(shared: &[SharedSockets], is_own: bool) {
     shared.iter().for_each(|sockets| sockets.set_own(is_own));
 }
 
-fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> {
+fn welcome(stream: &mut UnixStream, serving: &Serving) -> io::Result<()> {
     let sockets: Vec<_> =
-        shared.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
-    let welcome = Welcome { version: env!("CARGO_PKG_VERSION").to_owned(), sockets: sockets.len() };
+        serving.sockets.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
+    let (version, shows) = (env!("CARGO_PKG_VERSION").to_owned(), serving.broker.is_some());
+    let welcome = Welcome { version, sockets: sockets.len(), shows };
     send_with_sockets(stream, &welcome, &sockets)
 }
 

@@ -12,15 +12,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A successor that has been started.
 #[derive(Debug)]
-pub(super) enum Successor {
-    /// A child of this process.
-    Child(Child),
-    /// A child of the first process, or of the service manager of a user.
-    Orphan {
-        process: u32,
-        /// `None` if it has ended already.
-        pidfd: Option<OwnedFd>,
-    },
+pub(super) struct Successor {
+    process: u32,
+    /// `None` for a child of the first process, or of the service manager of a user.
+    child: Option<Child>,
+    /// `None` if it has ended already.
+    pidfd: Option<OwnedFd>,
 }
 
 /// Starts the program that is named behind it, reports its process id by the socket that is its standard input, and ends.
@@ -29,7 +26,12 @@ const START: &str = r#""$@" </dev/null & echo $! >&0"#;
 impl Successor {
     /// Starts a command as a child.
     pub(super) fn start(mut command: Command) -> io::Result<Self> {
-        command.stdin(Stdio::null()).spawn().map(Self::Child)
+        let child = command.stdin(Stdio::null()).spawn()?;
+        let pidfd = pidfd_of(Pid::from_child(&child)).unwrap_or_else(|error| {
+            tracing::warn!(%error, "upgrade: a stop during the upgrade will not end the successor");
+            None
+        });
+        Ok(Self { process: child.id(), child: Some(child), pidfd })
     }
 
     /// Starts a command as a child of the service manager. At a stop, systemd does not wait for a main process that was no
@@ -54,36 +56,38 @@ impl Successor {
         let process: i32 =
             output.trim().parse().map_err(|_| io::Error::other("/bin/sh has not started it"))?;
         let pid = Pid::from_raw(process).ok_or_else(|| io::Error::other("/bin/sh names no process"))?;
-        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => Some(pidfd),
-            Err(Errno::SRCH) => None,
-            Err(error) => return Err(error.into()),
-        };
-        Ok(Self::Orphan { process: process.unsigned_abs(), pidfd })
+        let pidfd = pidfd_of(pid)?;
+        Ok(Self { process: process.unsigned_abs(), child: None, pidfd })
     }
 
     /// Its process id.
     pub(super) fn process(&self) -> u32 {
-        match self {
-            Self::Child(child) => child.id(),
-            Self::Orphan { process, .. } => *process,
-        }
+        self.process
+    }
+
+    /// A handle for signals, which reach no other process that has got its id since; `None` if it has ended already.
+    pub(super) fn pidfd(&self) -> io::Result<Option<OwnedFd>> {
+        self.pidfd.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
     /// Waits until it ends; returns how.
     pub(super) fn wait(self) -> String {
-        match self {
-            Self::Child(mut child) => {
-                child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
-            }
-            Self::Orphan { pidfd, .. } => {
-                let ended = pidfd.map_or(Ok(0), |pidfd| {
-                    // A pidfd is readable once its process has ended (pidfd_open(2)).
-                    retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None))
-                });
-                ended.map_or_else(|error| error.to_string(), |_| "its log says why".to_owned())
-            }
+        if let Some(mut child) = self.child {
+            return child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         }
+        let ended = self.pidfd.map_or(Ok(0), |pidfd| {
+            // A pidfd is readable once its process has ended (pidfd_open(2)).
+            retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None))
+        });
+        ended.map_or_else(|error| error.to_string(), |_| "its log says why".to_owned())
+    }
+}
+
+fn pidfd_of(process: Pid) -> io::Result<Option<OwnedFd>> {
+    match pidfd_open(process, PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(Errno::SRCH) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -7,10 +7,14 @@ use std::time::{Duration, Instant};
 
 use transport::Inherited;
 
-use super::messages::{Acceptable, Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
+use super::messages::{
+    Acceptable, Hello, Leave, Left, Show, ShownObjects, SuccessorRequest, Welcome, receive, receive_shown,
+    receive_with_sockets, send,
+};
 use super::running::BIND_PAUSE;
 use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
+use crate::definitions::ExistingObjects;
 
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -25,6 +29,8 @@ pub(crate) struct Predecessor {
     /// Whether it has to end before this process can start: one at a time can use the data directory, and two brokers that
     /// serve side by side keep their messages apart.
     must_end_first: bool,
+    /// Whether it can be asked for what its broker has.
+    shows: bool,
     /// The clients of it that this process can continue with.
     clients: Acceptable,
 }
@@ -97,15 +103,31 @@ impl Predecessor {
         for socket in sockets {
             inherited.add(socket)?;
         }
+        let shows = welcome.shows;
         let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
         tracing::info!(process = pid, version, sockets, "taking over");
         let must_end_first = config.upstream.is_empty() || !config.spool.0.is_empty();
-        Ok(Some(Self { stream, must_end_first, clients: Acceptable::of(config) }))
+        Ok(Some(Self { stream, must_end_first, shows, clients: Acceptable::of(config) }))
     }
 
     /// Whether it has to end before this process can start.
     pub(crate) fn must_end_first(&self) -> bool {
         self.must_end_first
+    }
+
+    /// Asks what its broker has; `None` if it is no broker, of a release that does not tell, or has ended.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn existing(&mut self) -> io::Result<Option<ExistingObjects>> {
+        if !self.shows {
+            return Ok(None);
+        }
+        let show = Show { show: ShownObjects::Existing };
+        match send(&mut self.stream, &show).and_then(|()| receive_shown(&mut self.stream)) {
+            Err(error) if is_gone(&error) => Ok(None),
+            shown => shown.map(Some),
+        }
     }
 
     /// Asks it to end. Returns when the service manager knows of this process; if it has to end first, when it has ended:
@@ -128,7 +150,7 @@ impl Predecessor {
     fn ask_to_leave(mut self) -> io::Result<Option<UnixStream>> {
         let at_once = self.must_end_first;
         let clients = (!at_once).then_some(self.clients);
-        send(&mut self.stream, &Leave { at_once, clients })?;
+        send(&mut self.stream, &SuccessorRequest::Leave(Leave { at_once, clients }))?;
         receive::<Left>(&mut self.stream)?;
         self.stream.set_read_timeout(None)?;
         if at_once {

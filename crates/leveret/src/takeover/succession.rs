@@ -21,24 +21,35 @@ pub(crate) struct Succession {
 
 impl Succession {
     /// Finds the process whose place this one is to take, if it is to take one. If that has to end before this one can start,
-    /// it has ended on return.
+    /// it has ended on return. Returns `None` if it has, and this process is to end, too.
     ///
     /// # Errors
     ///
-    /// It does not answer; or there is a mistake that a start would find when nobody serves any more.
+    /// It does not answer, or a signal has come; or there is a mistake that a start would find when nobody serves any more.
     pub(crate) async fn begin(
         config: &Config,
         inherited: &Inherited,
         drain: &DrainRequest,
-    ) -> Result<Self, ServeError> {
+    ) -> Result<Option<Self>, ServeError> {
         let predecessor = Predecessor::find(config, inherited).map_err(ServeError::TakeOver)?;
+        if config.take_over.0 && drain.is_made() {
+            // Also if there is no predecessor any more: a signal that has ended it was for both.
+            return Err(ServeError::Interrupted);
+        }
         let mut begun = Self { predecessor, has_replaced: false };
-        if begun.predecessor.as_ref().is_some_and(Predecessor::must_end_first) {
-            definitions::check(config).map_err(ServeError::Setting)?;
+        if let Some(predecessor) =
+            begun.predecessor.as_mut().filter(|predecessor| predecessor.must_end_first())
+        {
+            let existing = || predecessor.existing();
+            definitions::check(config, existing)?;
             // Its clients connect again.
             begun.replace(drain).await?;
+            if drain.is_made() {
+                tracing::info!("take_over: interrupted: this process ends as well");
+                return Ok(None);
+            }
         }
-        Ok(begun)
+        Ok(Some(begun))
     }
 
     /// Asks the predecessor, if there is one left, to go, now that this process can serve; not if that cannot reach its
@@ -55,9 +66,15 @@ impl Succession {
     ) -> Result<(), ServeError> {
         if let Backend::Upstream(pool) = backend
             && self.predecessor.is_some()
-            && !pool.check().await
         {
-            return Err(ServeError::NotReady);
+            let mut drain = drain.clone();
+            let is_reachable = tokio::select! {
+                is_reachable = pool.check() => is_reachable,
+                _ = drain.wait() => return Err(ServeError::Interrupted),
+            };
+            if !is_reachable {
+                return Err(ServeError::NotReady);
+            }
         }
         if let Some(stream) = self.replace(drain).await? {
             clients::take_over(stream, server);

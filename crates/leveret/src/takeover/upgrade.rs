@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
-use super::Offer;
 use super::spawn::Successor;
+use super::{ANSWER_TIMEOUT, Offer};
 use crate::notify;
-use crate::signals::{ActionRequests, DrainRequest};
+use crate::signals::{ActionRequests, DrainRequest, Drainer};
 
 /// The program of this process and its arguments.
 #[derive(Debug)]
@@ -73,8 +75,14 @@ pub(crate) struct Upgrades {
     program: Program,
     offer: Offer,
     drain: DrainRequest,
+    drainer: Drainer,
     last: Mutex<Option<Attempt>>,
+    /// Notified when a successor has ended.
+    ended: Notify,
 }
+
+/// How long a successor that was asked to end may take: more than its longest wait for the other process.
+const END_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_add(Duration::from_secs(5));
 
 #[derive(Debug)]
 struct Attempt {
@@ -119,11 +127,13 @@ impl Upgrades {
     pub(crate) fn serve_of_process(
         offer: &Offer,
         drain: &DrainRequest,
+        drainer: &Drainer,
         requests: ActionRequests,
     ) -> io::Result<Arc<Self>> {
         let program = Program::of_process()?;
-        let (offer, drain) = (offer.clone(), drain.clone());
-        let upgrades = Arc::new(Self { program, offer, drain, last: Mutex::default() });
+        let (offer, drain, drainer) = (offer.clone(), drain.clone(), drainer.clone());
+        let (last, ended) = (Mutex::default(), Notify::new());
+        let upgrades = Arc::new(Self { program, offer, drain, drainer, last, ended });
         tokio::spawn(Arc::clone(&upgrades).serve(requests));
         Ok(upgrades)
     }
@@ -146,13 +156,14 @@ impl Upgrades {
         if let Some(Attempt { process, failure: None }) = &*last {
             return Err(UpgradeError::UnderWay(*process));
         }
-        // Last, so that hardly any time is left for a signal before the start. A successor would find that this process shuts
-        // down, and serve on its own.
-        if self.drain.is_cut_over_done() {
-            return Err(UpgradeError::Ending);
-        }
         let failed = |error| UpgradeError::Start { path: self.program.path.clone(), error };
-        let successor = self.program.start().map_err(failed)?;
+        let start = || {
+            let successor = self.program.start()?;
+            let pidfd = successor.pidfd()?;
+            Ok((successor, pidfd))
+        };
+        let started = self.drainer.start_successor(start).ok_or(UpgradeError::Ending)?;
+        let successor = started.map_err(failed)?;
         let process = successor.process();
         *last = Some(Attempt { process, failure: None });
         drop(last);
@@ -160,11 +171,32 @@ impl Upgrades {
         let upgrades = Arc::clone(self);
         let watch = move || {
             let ended = successor.wait();
-            tracing::error!(process, %ended, "upgrade: successor exited");
+            if upgrades.drain.is_for_service() {
+                tracing::info!(process, %ended, "upgrade: successor ended as well");
+            } else {
+                tracing::error!(process, %ended, "upgrade: successor exited");
+            }
             *upgrades.last.lock() = Some(Attempt { process, failure: Some(ended) });
+            upgrades.ended.notify_one();
         };
         thread::Builder::new().name("upgrade".into()).spawn(watch).map_err(failed)?;
         Ok(process)
+    }
+
+    /// Waits until the successor has ended that was asked to when this process was; not for one that has taken over.
+    pub(crate) async fn successor_ended(&self) {
+        let ended = async {
+            while self.drain.is_for_service() && self.is_under_way() {
+                self.ended.notified().await;
+            }
+        };
+        if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
+            tracing::warn!("upgrade: successor does not end");
+        }
+    }
+
+    fn is_under_way(&self) -> bool {
+        matches!(&*self.last.lock(), Some(Attempt { failure: None, .. }))
     }
 
     /// Starts a successor on every request.

@@ -1,5 +1,6 @@
 //! Messages that the upstream refuses permanently are in a local queue, with the reason in their headers.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,6 +41,22 @@ pub(super) struct ParkedQueue {
     reading: Mutex<()>,
     /// Bytes of the messages that are being read.
     read_bytes: AtomicU64,
+    tallies: Mutex<ParkedTallies>,
+}
+
+/// Bytes of parked messages by virtual host and user: of those that were parked since the start, and of all others once an
+/// operator has had them gone over.
+#[derive(Default)]
+struct ParkedTallies(HashMap<Box<str>, HashMap<Box<str>, u64>>);
+
+impl ParkedTallies {
+    fn of(&self, vhost: &str, user: &str) -> u64 {
+        self.0.get(vhost).and_then(|users| users.get(user)).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, vhost: &str, user: &str, bytes: u64) {
+        *self.0.entry(vhost.into()).or_default().entry(user.into()).or_default() += bytes;
+    }
 }
 
 /// A parked message, for operators.
@@ -68,7 +85,7 @@ type ReadMessage = (Envelope, Delivery);
 
 impl ParkedQueue {
     pub(super) fn new(queue: Arc<Queue>) -> Self {
-        Self { queue, reading: Mutex::default(), read_bytes: AtomicU64::new(0) }
+        Self { queue, reading: Mutex::default(), read_bytes: AtomicU64::new(0), tallies: Mutex::default() }
     }
 
     #[cfg(test)]
@@ -85,6 +102,11 @@ impl ParkedQueue {
     /// Bytes of their records.
     pub(super) fn bytes(&self) -> u64 {
         self.queue.view().ready_bytes + self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of those of a user in a virtual host, as far as that is known: after a restart, those from before are nobody's.
+    pub(super) fn bytes_of(&self, vhost: &str, user: &str) -> u64 {
+        self.tallies.lock().of(vhost, user)
     }
 
     /// Parks a message that has been taken from another queue. It is on disk as a parked one, or as before.
@@ -112,7 +134,8 @@ impl ParkedQueue {
         ]
         .into_iter()
         .collect();
-        self.store(from, delivery, envelope.bytes().clone(), &headers, now)
+        let owner = (envelope.vhost(), envelope.user());
+        self.store(from, delivery, envelope.bytes().clone(), owner, &headers, now)
     }
 
     /// Parks a message that is not a record of this release.
@@ -134,7 +157,7 @@ impl ParkedQueue {
             (USER, FieldValue::text(queue.user())),
         ];
         let headers = headers.into_iter().collect();
-        self.store(from, delivery, bytes, &headers, now)
+        self.store(from, delivery, bytes, (queue.vhost(), queue.user()), &headers, now)
     }
 
     fn store(
@@ -142,12 +165,15 @@ impl ParkedQueue {
         from: &Queue,
         delivery: Delivery,
         bytes: Bytes,
+        (vhost, user): (&str, &str),
         headers: &FieldTable,
         now: Timestamp,
     ) -> Result<(), Vec<Delivery>> {
-        let chunks = [bytes];
+        let (length, chunks) = (bytes.len() as u64, [bytes]);
         let moving = Moving::changed(delivery, &persistent(Some(headers)), Body::Chunks(&chunks));
-        from.move_to(&self.queue, vec![moving], now).map(drop)
+        from.move_to(&self.queue, vec![moving], now)?;
+        self.tallies.lock().add(vhost, user, length);
+        Ok(())
     }
 
     /// The first parked messages, oldest first.
@@ -164,6 +190,8 @@ impl ParkedQueue {
     pub(super) fn purge(&self, selection: SpoolSelection<'_>, now: Timestamp) -> u64 {
         let _turn = self.reading.lock();
         if selection.is_everything() {
+            // A message that is parked in between counts as nobody's.
+            *self.tallies.lock() = ParkedTallies::default();
             return self.queue.purge().0;
         }
         let mut count = 0;
@@ -217,16 +245,19 @@ impl ParkedQueue {
     }
 
     /// Goes once over the messages that are parked now, a batch at a time. Those that `act` returns stay parked, in their order
-    /// and behind the others, so that the next batch can be read without them in memory.
+    /// and behind the others, so that the next batch can be read without them in memory. Their users are known from then on.
     fn scan_parked(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
         // Messages that stay, and messages that are parked meanwhile, have later positions.
         let end = self.queue.next_position();
+        *self.tallies.lock() = ParkedTallies::default();
         loop {
             let mut batch = self.read(MOVED, MOVED_BYTES, now);
             let count = batch.iter().take_while(|delivery| delivery.position() < end).count();
             let later = batch.split_off(count);
             let is_over = batch.is_empty() || !later.is_empty();
-            let staying = act(batch).into_iter().map(Moving::unchanged).collect();
+            let staying = act(batch);
+            self.tally(&staying);
+            let staying = staying.into_iter().map(Moving::unchanged).collect();
             if let Err(deliveries) = self.queue.move_to(&self.queue, staying, now) {
                 // The queue is gone, and nothing more comes of it.
                 self.queue.requeue(deliveries, Returned::Released, now);
@@ -236,6 +267,16 @@ impl ParkedQueue {
             if is_over {
                 return;
             }
+        }
+    }
+
+    /// Counts messages as those of their users.
+    fn tally(&self, deliveries: &[Delivery]) {
+        let mut tallies = self.tallies.lock();
+        for delivery in deliveries {
+            let (headers, bytes) = (headers_of(delivery), delivery.message().body_len() as u64);
+            let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default();
+            tallies.add(text(VHOST), text(USER), bytes);
         }
     }
 

@@ -25,8 +25,7 @@ const UNCONNECTED: usize = 64 << 10;
 
 /// Why messages could not be moved.
 const NO_PARKED: &str = "no local queue for parked messages";
-const PARKING_FULL: &str =
-    "parked messages take half of spool_max_bytes; they have to be forwarded again or dropped";
+const PARKING_FULL: &str = "parked messages take the user's share of half of spool_max_bytes; they have to be forwarded again or dropped";
 const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
 
 /// Messages by what is to be done with them, gathered so that each queue is locked once.
@@ -112,7 +111,7 @@ impl Forwarder {
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
-        if !self.local.has_parking_capacity() {
+        if !self.local.has_parking_capacity(&self.queue) {
             self.parking_is_full(&from, delivery, at);
             return false;
         }
@@ -205,7 +204,7 @@ impl Forwarder {
     ) {
         self.heard(now);
         // Without room to park it the message waits like others for its destination: nothing else is held up by it.
-        let at = self.local.has_parking_capacity().then(|| self.local.timestamp(now).0);
+        let at = self.local.has_parking_capacity(&self.queue).then(|| self.local.timestamp(now).0);
         self.forwarding.nacked(channel, delivery_tag, multiple, now, at);
     }
 
@@ -274,7 +273,7 @@ impl Forwarder {
         let Taken { from, delivery } = taken;
         work::charge(MOVE, 1);
         let bytes = delivery.message().body_len() as u64;
-        if !self.local.has_parking_capacity() {
+        if !self.local.has_parking_capacity(&self.queue) {
             return self.parking_is_full(&from, delivery, at);
         }
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {

@@ -27,8 +27,15 @@ const PARKED_SHARE: u64 = 2;
 
 /// The share that the messages of a user in a virtual host may take of what parked messages and those of the others leave of
 /// the limit in bytes: three quarters. So one whose messages are not forwarded takes 75% at most, one after it three
-/// quarters of the rest, and there is some left for any number of others.
+/// quarters of the rest, and there is some left for any number of others. The same holds for the parked messages of a user,
+/// within the half that parked messages may take.
 const USER_SHARE: (u64, u64) = (3, 4);
+
+/// The share of one user of what the others leave, in bytes.
+fn user_share(left: u64) -> u64 {
+    let (numerator, denominator) = USER_SHARE;
+    left / denominator * numerator
+}
 
 /// The memory for messages on their way. Forwarders without a connection have one message each.
 #[derive(Default)]
@@ -83,20 +90,34 @@ impl LocalSpool {
     /// Bytes that the messages of a queue may take before its publishers are blocked, while the others have what they have.
     pub(super) fn max_bytes(&self, queue: &SpoolQueue) -> u64 {
         let others = self.all_bytes().saturating_sub(bytes_of(queue));
-        let (numerator, denominator) = USER_SHARE;
-        self.config().max_bytes.saturating_sub(others) / denominator * numerator
+        user_share(self.config().max_bytes.saturating_sub(others))
     }
 
-    /// Whether another message may be parked.
-    pub(in crate::spool) fn has_parking_capacity(&self) -> bool {
-        self.parked().bytes() < self.config().max_bytes / PARKED_SHARE
+    /// Bytes that the parked messages of a queue take, and may take while those of the others take what they do.
+    fn parked_share(&self, queue: &SpoolQueue) -> (u64, u64) {
+        let own = self.parked().bytes_of(queue.vhost(), queue.user());
+        let others = self.parked().bytes().saturating_sub(own);
+        (own, user_share((self.config().max_bytes / PARKED_SHARE).saturating_sub(others)))
+    }
+
+    /// Whether another message of a queue may be parked.
+    pub(in crate::spool) fn has_parking_capacity(&self, queue: &SpoolQueue) -> bool {
+        let (own, max) = self.parked_share(queue);
+        own < max
     }
 
     /// A message of a queue cannot be parked for want of room. It waits, and so do the queue's publishers and no others.
     pub(in crate::spool) fn cannot_park(&self, queue: &SpoolQueue) {
         if !queue.set_parks_nothing(true) {
             let (vhost, user) = (queue.vhost(), queue.user());
-            tracing::warn!(vhost, user, "parked messages take half of spool_max_bytes: publishers blocked");
+            let (bytes, max) = self.parked_share(queue);
+            tracing::warn!(
+                vhost,
+                user,
+                bytes,
+                max,
+                "parked messages take the user's share of half of spool_max_bytes: publishers blocked"
+            );
         }
         self.check_age(queue);
     }
@@ -111,8 +132,11 @@ impl LocalSpool {
 
     /// Lets a queue continue once there is room for parked messages.
     fn check_parking(&self, queue: &SpoolQueue) {
-        let half = self.config().max_bytes / PARKED_SHARE;
-        if queue.parks_nothing() && self.parked().bytes() <= half - half / MARGIN {
+        if !queue.parks_nothing() {
+            return;
+        }
+        let (own, max) = self.parked_share(queue);
+        if own < max && own <= max - max / MARGIN {
             queue.set_parks_nothing(false);
             queue.retry();
         }

@@ -240,15 +240,15 @@ async fn an_old_message_blocks_the_publishers_of_its_own_queue_alone() {
 async fn parked_messages_count_against_the_limit_until_they_are_dropped() {
     let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 5_000, ..config() });
     let local = site.queue();
-    spool_some(&site.spool, &local, "gone", "k", 0..40);
+    spool_some(&site.spool, &local, "gone", "k", 0..30);
     site.pass(LONG).await;
-    assert_eq!((site.spool.parked(), site.spool.status()[0].bytes), (40, 0));
+    assert_eq!((site.spool.parked(), site.spool.status()[0].bytes), (30, 0));
     let is_full = |site: &Simulated| site.spool.alarms().is_raised(crate::alarms::Resource::Spool);
     site.spool.set_mode(super::super::ForwardingMode::Paused);
-    spool_some(&site.spool, &local, "", "q", 0..60);
+    spool_some(&site.spool, &local, "", "q", 0..70);
     site.pass(LONG).await;
     assert!(is_full(&site));
-    assert_eq!(site.spool.purge_parked(SpoolSelection::default()), 40);
+    assert_eq!(site.spool.purge_parked(SpoolSelection::default()), 30);
     assert!(!is_full(&site));
 }
 

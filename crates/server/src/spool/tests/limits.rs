@@ -97,7 +97,7 @@ async fn a_restart_with_narrower_limits_applies_them_to_existing_messages() {
     let site = Simulated::new(&disk, limited_spool());
     site.is_reachable.store(false, Ordering::Relaxed);
     let one = site.spool.local.existing_queue("/", "one").unwrap();
-    assert!(one.alarms.is_raised(Resource::SpoolShare) && !site.spool.local.has_parking_capacity());
+    assert!(one.alarms.is_raised(Resource::SpoolShare) && !site.spool.local.has_parking_capacity(&one));
     drop((one, site));
 
     // Its age as well, as soon as the oldest message has been read.

@@ -1,0 +1,111 @@
+//! The objects of a broker as they concern a definitions file that its next start is to load. Another process, which cannot
+//! read the data directory yet, finds by them whether that will succeed.
+
+use std::mem::take;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use store::catalogue::Section;
+use sync::pace::pace;
+
+use super::Definitions;
+use super::error::DefinitionsError;
+use super::format::DefinitionsFile;
+use super::load::{PolicyTrial, declare_exchange, declare_queue};
+use super::loaded::LoadedDefinitions;
+use crate::broker::{Broker, BrokerConfig};
+use crate::compatibility::Compatibility;
+use crate::time::Timestamp;
+
+impl Broker {
+    /// The names of what the broker will have after a restart, and the limits of its virtual hosts, as sections of a
+    /// definitions file. Queues and exchanges that may go with their last consumer or binding are left out.
+    pub fn existing(&self) -> Map<String, Value> {
+        let users = self.definitions_of(Section::Users, &[]).into_iter();
+        let users =
+            users.map(|user| json!({ "name": user["name"], "password_hash": "", "tags": [] })).collect();
+        let mut limits = self.definitions_of(Section::Parameters, &[]);
+        limits.retain(|parameter| parameter["component"] == "vhost-limits");
+        let (mut queues, mut exchanges) = (Vec::new(), Vec::new());
+        for vhost in self.vhosts() {
+            for queue in vhost.all_queues() {
+                pace(LISTED);
+                let properties = queue.properties();
+                if properties.durable && !properties.auto_delete && properties.owner.is_none() {
+                    queues.push(json!({
+                        "name": &**queue.name(), "vhost": vhost.name(), "durable": true, "auto_delete": false,
+                    }));
+                }
+            }
+            for exchange in vhost.all_exchanges() {
+                pace(LISTED);
+                if exchange.durable && !exchange.auto_delete {
+                    exchanges.push(json!({
+                        "name": &*exchange.name, "vhost": vhost.name(), "type": exchange.kind, "durable": true,
+                        "auto_delete": false,
+                    }));
+                }
+            }
+        }
+        let sections = [
+            ("users", users),
+            ("vhosts", self.definitions_of(Section::VirtualHosts, &[])),
+            ("parameters", limits),
+            ("queues", queues),
+            ("exchanges", exchanges),
+        ];
+        sections.into_iter().map(|(section, entries)| (section.to_owned(), entries.into())).collect()
+    }
+}
+
+/// Nanoseconds for listing an entry.
+const LISTED: u32 = 1_000;
+
+impl Definitions {
+    /// Looks for a mistake that keeps a broker that follows `release`, and has what is `existing` ([`Broker::existing`]), from
+    /// loading them. `first` are loaded before them, if there are any.
+    ///
+    /// # Errors
+    /// The first such mistake.
+    pub fn check_beside(
+        &self,
+        existing: &Self,
+        first: Option<&Self>,
+        release: Compatibility,
+    ) -> Result<(), DefinitionsError> {
+        let broker = broker_with(&existing.file, release)?;
+        let now = Timestamp::default();
+        if let Some(first) = first {
+            broker.load(first, now)?;
+        }
+        broker.load(self, now).map(drop)
+    }
+}
+
+/// A broker that has what is `existing`.
+fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc<Broker>, DefinitionsError> {
+    let broker = Broker::new(BrokerConfig { defaults: false, compatibility: release, ..Default::default() });
+    let now = Timestamp::default();
+    let mut before = existing.clone();
+    let limits = DefinitionsFile { parameters: take(&mut before.parameters), ..Default::default() };
+    let load = |file: &DefinitionsFile| {
+        broker.load_all_but_topology(
+            file,
+            release,
+            PolicyTrial::Omitted,
+            now,
+            &mut LoadedDefinitions::default(),
+        )
+    };
+    load(&before)?;
+    // One that this release would not declare is there all the same, and a mistake of none of the entries to be checked.
+    for queue in &before.queues {
+        let _ = broker.vhost(&queue.vhost).map(|vhost| declare_queue(&vhost, queue, now));
+    }
+    for exchange in &before.exchanges {
+        let _ = broker.vhost(&exchange.vhost).map(|vhost| declare_exchange(&vhost, exchange));
+    }
+    // Behind the queues, of which there may be more than a limit that was set later.
+    load(&limits)?;
+    Ok(broker)
+}
