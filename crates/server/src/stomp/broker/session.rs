@@ -18,7 +18,7 @@ use super::sending::Reply;
 use super::subscribing::Subscription;
 use super::transactions::{Commit, Committed, StompTransaction};
 use crate::alarms::Blocked;
-use crate::amqp::deliveries::{ChannelTeardown, ConnectionConsumers, TracePublisher};
+use crate::amqp::deliveries::{ChannelTeardown, ConnectionConsumers, Settlement, TracePublisher};
 use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
 use crate::pending_authorisation::PendingAuthorisation;
@@ -47,6 +47,8 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) transaction_bytes: usize,
     /// The transaction of a COMMIT that has begun, until it is done; one that has failed stays until the session's end.
     pub(super) commit: Option<Box<Commit>>,
+    /// The rest of very many deliveries that an ACK or NACK settles, while this waits for its next turn.
+    pub(super) settling: Option<Settlement>,
     /// Queues already declared, so that not every message declares its queue again.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
     /// Set while an alarm of the server blocks the client.
@@ -140,6 +142,7 @@ impl BrokerStompSession {
             transactions: HashMap::new(),
             transaction_bytes: 0,
             commit: None,
+            settling: None,
             declared: HashMap::new(),
             blocked: None,
             next_check: None,
@@ -206,7 +209,10 @@ impl BrokerStompSession {
             EventKind::Unsubscribe { number, destination } => {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
-            EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::Settle(settle) => match self.settle(*settle)? {
+                Some(until) => until,
+                None => return Ok(false),
+            },
             EventKind::SettleCancelled => DiskPoint::default(),
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, StompTransaction::default());

@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::error::{Fault, ReplyCode};
-use broker::{BrokerError, DiskPoint, Lsn, Publish};
+use broker::{BrokerError, DiskPoint, Lsn, Publish, Returned};
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 use sync::work;
 
 use super::session::BrokerStompSession;
-use super::subscribing::StompSettlement;
-use crate::amqp::deliveries::{ChannelTeardown, Deliveries, Unsettled};
+use super::subscribing::settlement_of;
+use crate::amqp::deliveries::{ChannelTeardown, Deliveries, DeliverySettlement, Settlement, Unsettled};
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
@@ -29,7 +29,7 @@ pub(super) struct StompTransaction {
 /// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
 /// its prefetch.
 struct TransactionSettlement {
-    how: StompSettlement,
+    how: DeliverySettlement,
     subscription: u64,
     deliveries: Arc<Deliveries>,
     unsettled: Vec<(u64, Unsettled)>,
@@ -52,6 +52,8 @@ pub(super) struct Commit {
     published: Option<Lsn>,
     /// Those which have not been carried out yet: they follow the messages.
     settlements: VecDeque<TransactionSettlement>,
+    /// The rest of one for which a turn was not enough.
+    settling: Option<(Arc<Deliveries>, Settlement)>,
     /// There were some.
     settles: bool,
     /// The number of messages that full queues had refused before.
@@ -97,7 +99,7 @@ impl BrokerStompSession {
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
         let unsettled = own.deliveries.hold(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
-        let (how, deliveries) = (StompSettlement::of(settle), Arc::clone(&own.deliveries));
+        let (how, deliveries) = (settlement_of(settle), Arc::clone(&own.deliveries));
         if let Some(transaction) = self.transactions.get_mut(&id) {
             let subscription = settle.subscription;
             transaction.settlements.push(TransactionSettlement { how, subscription, deliveries, unsettled });
@@ -134,6 +136,7 @@ impl BrokerStompSession {
             published: None,
             settles: !settlements.is_empty(),
             settlements: settlements.into(),
+            settling: None,
             refused_before: self.refused,
         }))
     }
@@ -144,17 +147,25 @@ impl BrokerStompSession {
             return Ok(false);
         }
         let now = self.context.now;
-        while let Some(TransactionSettlement { how, deliveries, unsettled, .. }) =
-            commit.settlements.pop_front()
-        {
+        loop {
+            if let Some((deliveries, mut settling)) = commit.settling.take() {
+                if !settling.proceed(now) {
+                    commit.settling = Some((deliveries, settling));
+                    return Ok(false);
+                }
+                deliveries.resume(now);
+            }
+            let Some(next) = commit.settlements.pop_front() else { return Ok(true) };
+            let TransactionSettlement { how, deliveries, unsettled, .. } = next;
             deliveries.release(&unsettled);
-            how.apply(unsettled, now);
-            deliveries.resume(now);
-            if work::is_turn_over() && !commit.settlements.is_empty() {
-                return Ok(false);
+            match how.apply(unsettled, now) {
+                Some(rest) => commit.settling = Some((deliveries, rest)),
+                None => deliveries.resume(now),
+            }
+            if work::is_turn_over() {
+                return Ok(commit.settling.is_none() && commit.settlements.is_empty());
             }
         }
-        Ok(true)
     }
 
     /// Validates messages of a commit until the turn is over; returns whether all are valid.
@@ -218,7 +229,8 @@ impl BrokerStompSession {
             if self.subscriptions.contains_key(&subscription) {
                 deliveries.restore(unsettled);
             } else {
-                StompSettlement::Requeue.apply(unsettled, self.context.now);
+                // As after the end of the subscription.
+                DeliverySettlement::Requeue(Returned::Failed).apply_all(unsettled, self.context.now);
             }
         }
     }

@@ -67,8 +67,11 @@ const MESSAGES: usize = 500;
 /// `/queue/own`.
 fn fill_transaction(client: &mut Conversation) {
     let reported = client.call(
-        &["SUBSCRIBE\nid:1\ndestination:/queue/own\nack:client\n\n", &send("/queue/own", "r", "acknowledged")]
-            .join("\0"),
+        &[
+            "SUBSCRIBE\nid:1\ndestination:/queue/own\nack:client\n\n",
+            &send("/queue/own", "r", "acknowledged"),
+        ]
+        .join("\0"),
     );
     assert_eq!(reported, ["MESSAGE 1 false acknowledged", "RECEIPT r "]);
     let session = client.connection.protocol().session_name();
@@ -154,4 +157,25 @@ fn a_request_waits_until_a_message_before_it_has_reached_very_many_queues() {
     let (answers, turns) = turns(&mut client, 2);
     assert!(turns > 2, "{turns} turns");
     assert_eq!(answers, ["RECEIPT s ", "MESSAGE 1 false x"]);
+}
+
+#[test]
+fn an_ack_of_very_many_messages_takes_as_many_turns_as_it_needs() {
+    const HELD: usize = 6_000;
+    let (shared, vhost, _) = wide(1);
+    let mut client = Conversation::open(&shared);
+    client.call("SUBSCRIBE\nid:1\ndestination:/queue/own\nack:client\n\n");
+    let mut held = 0;
+    for _ in 0..HELD / 100 {
+        client.send("SEND\ndestination:/queue/own\n\nx\0".repeat(100).as_bytes());
+        held += client.received().len();
+    }
+    let own = vhost.queue(SessionId(u64::MAX), "own").unwrap();
+    assert_eq!((held, own.unacked_count()), (HELD, HELD as u64));
+    let session = client.connection.protocol().session_name();
+    let ack = format!("ACK\nid:T_1@@{session}@@{HELD}\nreceipt:a\n\n");
+    add_input(&mut client, &[&ack, "BEGIN\ntransaction:t\nreceipt:b\n\n"]);
+    let (answers, turns) = turns(&mut client, 2);
+    assert!(turns > 2, "{turns} turns");
+    assert_eq!((answers, own.unacked_count()), (vec!["RECEIPT a ".to_owned(), "RECEIPT b ".to_owned()], 0));
 }
