@@ -42,8 +42,8 @@ impl VirtualHost {
         })
     }
 
-    /// Sends dead letters of a queue, `at_least` this number if there are as many and the thread's turn lasts, after it has sent
-    /// `sent` others. `after_each` is called after each of them. Returns their number.
+    /// Sends dead letters of a queue that has sent `sent` others, `at_least` this number if there are as many and the thread's
+    /// turn lasts. `after_each` is called after each of them. Returns their number.
     ///
     /// If the queue is one that has received a dead letter, the caller has the turn of another queue, and may wait here for a
     /// thread that sends this queue's dead letters. No thread gets dead letters of a queue to send while another sends them, so

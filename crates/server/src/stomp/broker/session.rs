@@ -16,7 +16,7 @@ use transport::Outbox;
 use super::receipts::Receipts;
 use super::sending::Reply;
 use super::subscribing::Subscription;
-use super::transactions::{Commit, Committed, StompTransaction};
+use super::transactions::{Committed, StompCommit, StompTransaction};
 use crate::alarms::Blocked;
 use crate::amqp::deliveries::{ChannelTeardown, ConnectionConsumers, Settlement, TracePublisher};
 use crate::amqp::publish_gate::PublishGate;
@@ -46,7 +46,7 @@ pub(in crate::stomp) struct BrokerStompSession {
     /// Bytes of messages in `transactions`.
     pub(super) transaction_bytes: usize,
     /// The transaction of a COMMIT that has begun, until it is done; one that has failed stays until the session's end.
-    pub(super) commit: Option<Box<Commit>>,
+    pub(super) commit: Option<Box<StompCommit>>,
     /// The rest of very many deliveries that an ACK or NACK settles, while this waits for its next turn.
     pub(super) settling: Option<Settlement>,
     /// Queues already declared, so that not every message declares its queue again.
@@ -399,7 +399,7 @@ impl StompSession for BrokerStompSession {
     }
 
     fn end(&mut self, now: Instant) {
-        // What only waits for a turn takes effect, as it would have with a longer one.
+        // A request that only waits for its next turn takes effect, as it would have in a longer one.
         while self.waiting.is_some() && !self.question.is_open() && self.continue_waiting(now).is_ok() {}
         if std::mem::replace(&mut self.ended, true) {
             return;

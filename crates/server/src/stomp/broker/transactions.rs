@@ -43,7 +43,7 @@ impl StompTransaction {
 }
 
 /// A transaction that is being committed.
-pub(super) struct Commit {
+pub(super) struct StompCommit {
     /// Those which have not been published yet.
     messages: VecDeque<TransactionMessage>,
     /// The number of messages that have been validated. The first is published once all have been.
@@ -60,7 +60,7 @@ pub(super) struct Commit {
     refused_before: usize,
 }
 
-impl Commit {
+impl StompCommit {
     /// Gives up the rest of a commit that has failed: the deliveries are to be requeued.
     pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
         self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
@@ -128,9 +128,9 @@ impl BrokerStompSession {
         Ok(Some(Committed { until, is_partial: self.refused > commit.refused_before }))
     }
 
-    fn begin_commit(&mut self, id: TransactionId) -> Option<Box<Commit>> {
+    fn begin_commit(&mut self, id: TransactionId) -> Option<Box<StompCommit>> {
         let StompTransaction { messages, settlements } = self.take_transaction(id)?;
-        Some(Box::new(Commit {
+        Some(Box::new(StompCommit {
             messages: messages.into(),
             checked: 0,
             published: None,
@@ -142,7 +142,7 @@ impl BrokerStompSession {
     }
 
     /// Continues a commit until the turn is over; returns whether it is done.
-    fn continue_commit(&mut self, commit: &mut Commit) -> Result<bool, StompFault> {
+    fn continue_commit(&mut self, commit: &mut StompCommit) -> Result<bool, StompFault> {
         if !self.validate(commit)? || !self.publish_committed(commit)? {
             return Ok(false);
         }
@@ -169,7 +169,7 @@ impl BrokerStompSession {
     }
 
     /// Validates messages of a commit until the turn is over; returns whether all are valid.
-    fn validate(&self, commit: &mut Commit) -> Result<bool, StompFault> {
+    fn validate(&self, commit: &mut StompCommit) -> Result<bool, StompFault> {
         let (mut checked, mut first_unasked) = (commit.checked, None);
         for message in commit.messages.range(checked.min(commit.messages.len())..) {
             work::charge(VALIDATION, 1);
@@ -190,7 +190,7 @@ impl BrokerStompSession {
     }
 
     /// Publishes messages of a commit until the turn is over; returns whether all queues have all of them.
-    fn publish_committed(&mut self, commit: &mut Commit) -> Result<bool, StompFault> {
+    fn publish_committed(&mut self, commit: &mut StompCommit) -> Result<bool, StompFault> {
         // Those of the last turn come first.
         if !self.flush_committed(commit) {
             return Ok(false);
@@ -206,7 +206,7 @@ impl BrokerStompSession {
         Ok(self.flush_committed(commit))
     }
 
-    fn flush_committed(&mut self, commit: &mut Commit) -> bool {
+    fn flush_committed(&mut self, commit: &mut StompCommit) -> bool {
         let flushed = self.flush_published();
         commit.published = commit.published.max(flushed.until);
         !flushed.unfinished
