@@ -100,7 +100,8 @@ pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, HeldRoute, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerCapacity, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, ForeignMessage,
-    Got, ImportOutcome, Moving, Offer, Queue, QueueCapacity, QueueProperties, Returned, ThrottledPublisher,
+    Got, ImportOutcome, Moving, Offer, Queue, QueueCapacity, QueueProperties, Requeue, Returned,
+    ThrottledPublisher,
 };
 pub use rates::{Count, DequeueCounts, MessageCounts, Publishing, ThroughputCounters};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use store::{Store, WaitList, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Mutex, Rank};
+use sync::{Mutex, Rank, work};
 
 use self::memory::{Memory, MemoryChange};
 use self::sweep::{Sweep, growth};
@@ -287,6 +287,9 @@ impl Paging {
         if self.waker.is_some() && self.store().is_some() && messages.len() > FREED_AT_ONCE {
             self.to_free.lock().push(messages);
             self.wake();
+        } else {
+            // Before it is done, so that others are looked after meanwhile if that is long.
+            work::charge(FREED_MESSAGE, messages.len());
         }
     }
 
@@ -341,6 +344,8 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
 
 /// Messages freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
 const FREED_AT_ONCE: usize = 1024;
+/// Nanoseconds charged for each of them.
+const FREED_MESSAGE: u32 = 100;
 /// The list of long queues is not checked for deleted ones below this length.
 const MAX_LONG_QUEUES: usize = 64;
 /// Bytes in memory above the watermark at which publishers wait: enough to keep the disk busy, and little above the budget.

@@ -1,8 +1,10 @@
 //! Publishing: finds the queues of a message, caches routes, and hands messages over in batches.
 
+mod handing_over;
 mod held;
 mod traced;
 
+use handing_over::PartialFlush;
 pub use held::HeldRoute;
 use held::RoutedPublish;
 
@@ -24,8 +26,8 @@ use crate::message::{Body, BrokerProperties, Message};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::names::ExchangeName;
 use crate::permissions::Grant;
-use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{Load, PublisherLoad, Queue, Sender, ThrottledPublisher};
+use crate::persistence::LastStoring;
+use crate::queue::{PublisherLoad, Queue, ThrottledPublisher};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, may_have_been_reply_queue, with_reply_queue};
 use crate::routing::Routed;
@@ -122,22 +124,6 @@ pub struct Publisher {
     is_reported: bool,
     /// It publishes traces: to an internal exchange, and without being counted.
     is_tracer: bool,
-}
-
-/// A batch that is being handed to the queues of its route.
-struct PartialFlush {
-    route: Arc<Route>,
-    batch: Vec<Arc<Message>>,
-    load: Load,
-    stored_batch: StoredBatch,
-    /// The index of the batch's first message among the publishes since the last flush.
-    first: u64,
-    /// The number of the route's queues that have it.
-    done: usize,
-    /// The numbers of dead letters to send on, by the queue's index in the route; 0 if others send them. They are sent on when
-    /// all queues have the batch, as in RabbitMQ, where each queue is a process: a queue that receives both has the messages
-    /// first. Until then they are in the queue's line, where others send them if too many wait.
-    letters: Vec<(usize, usize)>,
 }
 
 /// Messages published to an exchange, and queue entries that resulted.
@@ -527,128 +513,27 @@ impl Publisher {
     }
 
     /// [`Publisher::flush`], regardless of how long it takes: for the end of a session, and where no work can
-    /// be left for later.
+    /// be left for later. Only dead letters are left to the broker's timer once the turn is over.
     pub fn flush_all(&mut self, now: Timestamp) -> Flushed {
         loop {
             let flushed = self.flush(now);
             if !flushed.unfinished {
                 return flushed;
             }
+            self.leave_dead_letters();
         }
     }
 
-    /// Hands the batch to the queues of its route; returns whether all of them have it. If not, because the
-    /// turn is over, at least one more of them has it than before.
-    pub(crate) fn hand_over(&mut self) -> bool {
-        // As in RabbitMQ, the trace of a message precedes the message.
-        if let Some(tracer) = &mut self.tracer
-            && !tracer.hand_over()
-        {
-            return false;
-        }
-        // An unfinished batch comes first, or later messages would overtake it.
-        if let Some(handing) = self.handing_over.take()
-            && !self.go_on(*handing)
-        {
-            return false;
-        }
-        let Some(route) = self.route.clone().filter(|_| !self.batch.is_empty()) else { return true };
-        let batch = std::mem::take(&mut self.batch);
-        if batch.len() >= BUSY_BATCH {
-            route.own_exchange.get_or_init(|| ExchangeName::from(&*route.exchange));
-        }
-        let load = Load::of(batch.len(), std::mem::take(&mut self.batch_bytes) as u64);
-        let count = batch.len() as u64;
-        if !self.is_tracer {
-            self.through.published += count;
-            self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
-            self.vhost.metrics().messages_routed.add(batch.len());
-            self.published().routed.add(batch.len());
-        }
-        let stored_batch = StoredBatch::keep(self.vhost.store(), route.storing, &batch);
-        self.flushed.full |= stored_batch.full;
-        // The batch contains the latest publishes without gaps: an unroutable one takes another route.
-        let first = self.flushed.count - count;
-        self.go_on(PartialFlush { route, batch, load, stored_batch, first, done: 0, letters: Vec::new() })
-    }
-
-    /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
-    /// or the turn is over.
-    fn go_on(&mut self, mut handing: PartialFlush) -> bool {
-        let last = handing.route.queues.len() - 1;
-        loop {
-            self.append_to_next_queue(&mut handing);
-            if handing.done > last {
-                break;
-            }
-            if work::is_turn_over() {
-                // Boxed only here: most batches fit into a turn, and most publishers have none unfinished.
-                self.handing_over = Some(Box::new(handing));
-                return false;
-            }
-        }
-        let PartialFlush { route, mut batch, letters, .. } = handing;
-        if self.batch.is_empty() {
-            // Its allocation is reused for the next batch.
-            batch.clear();
-            self.batch = batch;
-        }
-        if letters.is_empty() {
-            return true;
-        }
-        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| *dead == 0);
-        for (at, dead) in own {
-            self.vhost.dead_letter(&route.queues[at], dead, self.now);
-        }
-        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_dead_letters(self.now));
-        // A publisher pauses for its dead letters as for its messages.
-        self.flushed.full |= !self.vhost.has_capacity();
-        true
-    }
-
-    /// Hands the batch to the next queue of its route.
-    fn append_to_next_queue(&mut self, handing: &mut PartialFlush) {
-        let PartialFlush { route, batch, load, stored_batch, first, done, letters } = handing;
-        let at = *done;
-        *done += 1;
-        let queue = &route.queues[at];
-        work::charge(APPEND, 1);
-        work::charge(ENQUEUE, batch.len());
-        let refused = &mut self.flushed.refused;
-        let refuse = |at: usize| refused.push(*first + at as u64);
-        let sender = if self.is_tracer {
-            Sender::Tracer
-        } else {
-            Sender::Publisher(self.session.map(|session| SessionId(session.get())))
-        };
-        let appended = if at + 1 == route.queues.len() {
-            queue.append(batch.drain(..), stored_batch.at(at), self.now, sender, refuse)
-        } else {
-            queue.append(batch.iter().cloned(), stored_batch.at(at), self.now, sender, refuse)
-        };
-        note_share(&mut self.shares, queue, appended.until);
-        self.flushed.until = self.flushed.until.max(appended.until);
-        self.flushed.full |= appended.full;
-        if appended.holds
-            && let Some(added) = self.overdraft.add(*load)
-        {
-            self.flushed.hold = Some(Box::new(queue.hold(added)));
-        }
-        if appended.dead > 0 || appended.lined_up {
-            letters.push((at, appended.dead));
-        }
-    }
-}
-
-fn note_share(shares: &mut Option<Vec<Share>>, queue: &Queue, until: Option<Lsn>) {
-    if let (Some(shares), Some(until)) = (shares, until) {
-        shares.push(Share { queue: queue.name().clone(), until });
+    fn leave_dead_letters(&mut self) {
+        self.handing_over.iter_mut().for_each(|handing| handing.leave_dead_letters());
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        while !self.hand_over() {}
+        while !self.hand_over() {
+            self.leave_dead_letters();
+        }
         self.count_through();
         if self.has_published {
             self.published().publishers.sub(1);
@@ -765,9 +650,6 @@ const NO_GENERATION: u64 = 0;
 /// that they take is bounded.
 const MAX_BATCH: usize = 256;
 
-/// Messages of a batch by which its route counts as busy: a copy of the exchange's name is little memory for each.
-const BUSY_BATCH: usize = 16;
-
 /// Most bytes of their bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
@@ -781,10 +663,6 @@ const ROUTE: u32 = 1_000;
 const MATCH: u32 = 30;
 /// Nanoseconds charged for a message whose route is known.
 const PUBLISH: u32 = 120;
-/// Nanoseconds charged for appending a batch to a queue.
-const APPEND: u32 = 200;
-/// Nanoseconds charged for each message of such a batch.
-const ENQUEUE: u32 = 80;
 /// Picoseconds charged for copying a byte of a body.
 const BODY_BYTE: u32 = 150;
 

@@ -38,6 +38,7 @@ pub use flow::ThrottledPublisher;
 pub use moving::{ForeignMessage, ImportOutcome, Moving};
 pub(crate) use ready::{Extent, ReadyStore};
 pub(crate) use ready::{Plan, Run};
+pub use returning::Requeue;
 pub(crate) use state::{DeadLetter, DeathReason, Effects, Step};
 pub(crate) use stored::{StoredMessages, stored_expiry};
 

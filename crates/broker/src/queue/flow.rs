@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sync::{MutexGuard, Rank};
+use sync::{MutexGuard, Rank, work};
 
 use super::consumers::ConsumerEntry;
 use super::credit::Load;
@@ -421,7 +421,8 @@ impl Queue {
         }
     }
 
-    /// Sends dead letters that a step has left to the caller, or waits for those before them.
+    /// Sends dead letters that a step has left to the caller, or waits for those before them. Those for which the thread's turn
+    /// has no time are left to the broker's timer.
     pub(super) fn send_dead_letters_in_turn(&self, dead: usize, lined_up: bool, now: Timestamp) {
         if lined_up {
             self.wait_for_dead_letters(now);
@@ -430,8 +431,8 @@ impl Queue {
         }
     }
 
-    /// Sends some of the dead letters in line, `at_least` this number, if there are as many, and others only as long as the
-    /// thread's turn is not over. Returns their number.
+    /// Sends some of the dead letters in line as long as the thread's turn lasts, `at_least` this number, if there are as many.
+    /// Returns their number.
     pub(super) fn send_dead_letters(&self, at_least: usize, now: Timestamp) -> usize {
         if let Some(home) = self.context.home.upgrade() {
             return home.dead_letter(self, at_least, now);
@@ -514,10 +515,16 @@ impl Queue {
         self.state.lock().put_back_dead_letters(letters);
     }
 
+    /// Whether more dead letters wait here than threads that drop messages may leave behind.
+    pub(crate) fn has_many_dead_letters(&self) -> bool {
+        self.state.lock().has_many_dead_letters()
+    }
+
     /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that
     /// drop messages must not run far ahead of the one that sends them, which may have to wait for its next turn before it
-    /// begins. Never called by a thread that has the turn of any queue.
-    pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) {
+    /// begins. Returns `false` if many still wait when the thread's turn is over. Never called by a thread that has the turn of
+    /// any queue.
+    pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) -> bool {
         loop {
             drop(self.dead_letters_turn.lock());
             let state = self.state.lock();
@@ -525,7 +532,10 @@ impl Queue {
             drop(state);
             let sent = if is_left || are_many { self.send_dead_letters(0, now) } else { 0 };
             if !are_many || sent == 0 {
-                return;
+                return true;
+            }
+            if work::is_turn_over() {
+                return !self.has_many_dead_letters();
             }
         }
     }

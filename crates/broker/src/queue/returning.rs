@@ -1,5 +1,6 @@
 //! Cancellation of consumers, and deliveries that are requeued or rejected.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sync::work;
@@ -24,6 +25,39 @@ enum Back {
     Many(ReturnedBatch),
 }
 
+impl Default for Returning {
+    fn default() -> Self {
+        Self { count: 0, messages: Back::Few(Vec::new()), effects: Effects::default() }
+    }
+}
+
+/// A [requeue](Queue::requeue) of very many deliveries, which are prepared in several steps. It is still one step of the queue:
+/// until it is [done](Self::finish), they are unacknowledged.
+pub struct Requeue {
+    queue: Arc<Queue>,
+    returned: Returned,
+    returning: Returning,
+    /// Most deliveries that may be added.
+    most: usize,
+}
+
+impl Requeue {
+    /// Begins to requeue deliveries, `most` or fewer.
+    pub fn new(queue: &Arc<Queue>, returned: Returned, most: usize) -> Self {
+        Self { queue: Arc::clone(queue), returned, returning: Returning::default(), most }
+    }
+
+    /// Adds deliveries, which follow all earlier ones in their order.
+    pub fn add(&mut self, deliveries: Vec<Delivery>) {
+        self.queue.prepare(&mut self.returning, deliveries, self.returned, self.most);
+    }
+
+    /// Returns the deliveries to their old positions.
+    pub fn finish(self, now: Timestamp) {
+        self.queue.requeue_prepared(self.returning, now);
+    }
+}
+
 impl Queue {
     /// Removes a consumer. Once this returns, the consumer is no longer called. An auto-delete queue is deleted with its
     /// last consumer. Unknown consumers are ignored.
@@ -37,7 +71,7 @@ impl Queue {
     pub fn leave(&self, consumers: &[ConsumerId], deliveries: Vec<Delivery>, now: Timestamp) {
         let (early, late) = consumers.split_at(consumers.len().saturating_sub(STEP));
         let (active, mut has_left) = self.remove_in_steps(early, now);
-        let returning = self.prepare(deliveries, Returned::Failed);
+        let returning = self.prepared(deliveries, Returned::Failed);
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(returning.count as u64);
         for consumer in active.iter().chain(late) {
@@ -56,7 +90,10 @@ impl Queue {
     /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
     /// requeue), in one step. A quorum queue drops messages that have failed too often.
     pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
-        let returning = self.prepare(deliveries, returned);
+        self.requeue_prepared(self.prepared(deliveries, returned), now);
+    }
+
+    fn requeue_prepared(&self, returning: Returning, now: Timestamp) {
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(returning.count as u64);
         if !state.deleted {
@@ -114,35 +151,44 @@ impl Queue {
         true
     }
 
-    fn prepare(&self, deliveries: Vec<Delivery>, returned: Returned) -> Returning {
-        let mut effects = Effects::default();
-        let count = deliveries.len();
-        work::charge(RETURN, count);
+    fn prepared(&self, deliveries: Vec<Delivery>, returned: Returned) -> Returning {
+        let (mut returning, most) = (Returning::default(), deliveries.len());
+        self.prepare(&mut returning, deliveries, returned, most);
+        returning
+    }
+
+    /// Adds deliveries to those on their way back, which will be `most` or fewer.
+    fn prepare(&self, returning: &mut Returning, deliveries: Vec<Delivery>, returned: Returned, most: usize) {
+        let Returning { count, messages, effects } = returning;
+        *count += deliveries.len();
+        work::charge(RETURN, deliveries.len());
         let limit = self.delivery_limit_of(&self.arguments.load());
         let failure = self.failure_of(returned);
         let stores = self.stored_messages();
-        let back: Vec<_> = deliveries
-            .into_iter()
-            .filter_map(|mut delivery| {
-                let counts = returned != Returned::Unseen;
-                delivery.deliveries = delivery.deliveries.saturating_add(counts.into());
-                delivery.failures = delivery.failures.saturating_add(failure);
-                if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
-                    effects.drop_delivery(delivery, DeathReason::DeliveryLimit, stores);
-                    return None;
-                }
-                Some(delivery)
-            })
-            .collect();
-        let messages = if back.len() <= STEP { Back::Few(back) } else { Back::Many(self.sort(back)) };
-        Returning { count, messages, effects }
-    }
-
-    /// Sorts messages, so that they can be put back at once.
-    fn sort(&self, back: Vec<Delivery>) -> ReturnedBatch {
-        let order = self.delivery_order();
-        let first = if order.returned_first { self.state.lock().ready.reserve_places(back.len()) } else { 0 };
-        ReturnedBatch::new(order, self.stored_messages(), back, first)
+        let back = deliveries.into_iter().filter_map(|mut delivery| {
+            let counts = returned != Returned::Unseen;
+            delivery.deliveries = delivery.deliveries.saturating_add(counts.into());
+            delivery.failures = delivery.failures.saturating_add(failure);
+            if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
+                effects.drop_delivery(delivery, DeathReason::DeliveryLimit, stores);
+                return None;
+            }
+            Some(delivery)
+        });
+        match messages {
+            Back::Few(few) => few.extend(back),
+            Back::Many(many) => many.add(back),
+        }
+        if let Back::Few(few) = messages
+            && few.len() > STEP
+        {
+            // Sorted, so that they can be put back at once.
+            let order = self.delivery_order();
+            let first = if order.returned_first { self.state.lock().ready.reserve_places(most) } else { 0 };
+            let mut many = ReturnedBatch::new(order, stores, first);
+            many.add(std::mem::take(few));
+            *messages = Back::Many(many);
+        }
     }
 
     /// Puts messages back, then checks the limits, and only then serves consumers.

@@ -26,11 +26,39 @@ const APPEND: u32 = 150;
 impl VirtualHost {
     /// Routes the first dead letters in the line of `from` to its dead-letter exchange, `at_least` this number if there are as
     /// many, then those that other queues drop as a consequence, and so on; finally dead letters that `from` has dropped in the
-    /// meantime, if they are not many and the thread's turn is not over. Called without any lock held. Letters to a missing
-    /// exchange are dropped. Returns the number of dead letters of `from`.
+    /// meantime, if they are not many. Ends early, but not before it has sent one, once the thread's turn is over. Called
+    /// without any lock held. Letters to a missing exchange are dropped. Returns the number of dead letters of `from`.
     pub(crate) fn dead_letter(&self, from: &Queue, at_least: usize, now: Timestamp) -> usize {
         let mut pending = Pending::new();
-        let (mut count, mut sent) = (0, Step::default());
+        self.send_line(from, at_least, Step::default(), &mut pending, now, |pending| {
+            while let Some((queue, dead)) = pending.pop_front() {
+                let mut sent = Step::default();
+                // The timer has turns of its own, but must not fall ever further behind.
+                if work::is_turn_over() && !queue.has_many_dead_letters() {
+                    sent.end();
+                }
+                self.send_line(&queue, dead, sent, pending, now, |_| {});
+            }
+        })
+    }
+
+    /// Sends dead letters of a queue that has sent `sent` others, `at_least` this number if there are as many and the thread's
+    /// turn lasts. `after_each` is called after each of them. Returns their number.
+    ///
+    /// If the queue is one that has received a dead letter, the caller has the turn of another queue, and may wait here for a
+    /// thread that sends this queue's dead letters. No thread gets dead letters of a queue to send while another sends them, so
+    /// that one began after the caller had got its dead letters, and so after the caller had begun. In a circle of such threads
+    /// each would have begun before the next: there is none.
+    fn send_line(
+        &self,
+        from: &Queue,
+        at_least: usize,
+        mut sent: Step,
+        pending: &mut Pending,
+        now: Timestamp,
+        mut after_each: impl FnMut(&mut Pending),
+    ) -> usize {
+        let mut count = 0;
         let _turn = from.dead_letters_turn();
         let mut dead = from.next_dead_letters(&sent, at_least);
         while !dead.is_empty() {
@@ -38,11 +66,9 @@ impl VirtualHost {
             while let Some(letter) = letters.pop_front() {
                 count += 1;
                 sent.add(&letter.message);
-                left.extend(self.send_dead_letter(from, &letter, now, &mut pending));
-                while let Some((queue, dead)) = pending.pop_front() {
-                    self.send_line(&queue, dead, now, &mut pending);
-                }
-                if count >= at_least && work::is_turn_over() {
+                left.extend(self.send_dead_letter(from, &letter, now, pending));
+                after_each(pending);
+                if work::is_turn_over() {
                     sent.end();
                     break;
                 }
@@ -54,25 +80,6 @@ impl VirtualHost {
             dead = from.next_dead_letters(&sent, 0);
         }
         count
-    }
-
-    /// Sends on the dead letters of a queue that received one, and some that it drops in the meantime.
-    ///
-    /// The caller has the turn of another queue, and may wait here for a thread that sends this queue's dead letters. No
-    /// thread gets dead letters of a queue to send while another sends them, so that one began after the caller had got its
-    /// dead letters, and so after the caller had begun. In a circle of such threads each would have begun before the next:
-    /// there is none.
-    fn send_line(&self, from: &Queue, at_least: usize, now: Timestamp, pending: &mut Pending) {
-        let mut sent = Step::default();
-        let _turn = from.dead_letters_turn();
-        let mut dead = from.next_dead_letters(&sent, at_least);
-        while !dead.is_empty() {
-            dead.iter().for_each(|letter| sent.add(&letter.message));
-            let left: Vec<_> =
-                dead.iter().filter_map(|letter| self.send_dead_letter(from, letter, now, pending)).collect();
-            from.dead_letters_sent(left);
-            dead = from.next_dead_letters(&sent, 0);
-        }
     }
 
     /// Sends one letter. If it is stored, the same record of the store says that it has arrived and that the

@@ -8,6 +8,7 @@ use super::exchanges::{canonical, check_binding, check_not_default, key_of};
 use super::{Binding, DeclaredQueue, QueueDeclare, VirtualHost};
 use store::catalogue::Ticket;
 use store::journal::{Lsn, QueueId};
+use sync::work;
 
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind, check_flag, check_queue_redeclared};
@@ -329,6 +330,7 @@ impl VirtualHost {
     /// Removes a queue that was marked as deleted from the topology: exactly this one, even if another queue has its name
     /// by now. Called once, by the thread that marked it.
     pub(crate) fn forget_queue(&self, queue: &Queue) {
+        work::charge(DELETED_QUEUE, 1);
         self.metrics.queues.sub(1);
         self.metrics.queues_deleted.add(1);
         if let Some(owner) = queue.properties().owner {
@@ -415,6 +417,9 @@ fn describe(queue: Arc<Queue>, ticket: Ticket) -> DeclaredQueue {
     let (messages, consumers) = queue.counts();
     DeclaredQueue { queue, messages, consumers, ticket }
 }
+
+/// Nanoseconds charged for the deletion of a queue, without its messages and bindings.
+const DELETED_QUEUE: u32 = 3_000;
 
 #[cfg(test)]
 mod tests;

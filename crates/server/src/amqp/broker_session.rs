@@ -18,7 +18,7 @@ use broker::{
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
-use super::channel::{Channel, WaitingPublish};
+use super::channel::{Channel, UnfinishedSettlement, WaitingPublish};
 use super::content::Destination;
 use super::deliveries::{ChannelTeardown, ConnectionConsumers, Deliveries, TracePublisher};
 use super::incomplete::Holding;
@@ -35,7 +35,7 @@ use crate::server::Shared;
 pub(crate) struct BrokerSession {
     context: ChannelContext,
     channels: ChannelTable<Box<Channel>>,
-    /// Channels that may have published since the last flush, or have a commit to continue.
+    /// Channels that may have published since the last flush, or have a method to continue.
     published: Vec<u16>,
     /// Channels with confirms that wait for the disk.
     unconfirmed: Vec<u16>,
@@ -73,6 +73,8 @@ pub(crate) struct ChannelContext {
     pub(crate) pending_answers: AnswersWaitingForDisk,
     /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
     late_get: RefCell<Option<LateGet>>,
+    /// Deliveries that one method settles, for which a turn was not enough. Nothing is read from the client meanwhile.
+    settling: RefCell<Option<Box<UnfinishedSettlement>>>,
     /// A publish with its content whose user's auth backend is being asked. Nothing is read from the client meanwhile.
     waiting_publish: RefCell<Option<Box<WaitingPublish>>>,
     /// Pauses publishing while the disk falls behind.
@@ -132,6 +134,20 @@ impl ChannelContext {
         *self.late_get.borrow_mut() = Some(get);
     }
 
+    /// Defers the rest of a settlement to the next turn.
+    pub(crate) fn settle_later(&self, settling: UnfinishedSettlement) {
+        *self.settling.borrow_mut() = Some(Box::new(settling));
+    }
+
+    /// Takes the rest of a settlement that this channel has deferred.
+    pub(crate) fn take_settling(&self, channel: u16) -> Option<UnfinishedSettlement> {
+        self.settling.borrow_mut().take_if(|settling| settling.is_of(channel)).map(|settling| *settling)
+    }
+
+    pub(crate) fn is_settling(&self, channel: u16) -> bool {
+        self.settling.borrow().as_ref().is_some_and(|settling| settling.is_of(channel))
+    }
+
     /// Defers a publish until its user's auth backend has answered.
     pub(crate) fn publish_later(&self, publish: WaitingPublish) {
         *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
@@ -177,6 +193,7 @@ impl BrokerSession {
             frame_max: request.negotiated.frame_max,
             pending_answers: AnswersWaitingForDisk::default(),
             late_get: RefCell::default(),
+            settling: RefCell::default(),
             waiting_publish: RefCell::default(),
             publish_gate: PublishGate::new(Arc::clone(&outbox)),
             nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
@@ -247,7 +264,7 @@ impl BrokerSession {
                 let Some(channel) = self.channels.get_mut(number) else { return Ok(0) };
                 channel.check_method()?;
                 let outcome = channel.handle_method(&self.context, method);
-                if channel.is_committing() {
+                if channel.has_unfinished_method(&self.context) {
                     self.mark_for_flush(number);
                 }
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(method.ids())))?;

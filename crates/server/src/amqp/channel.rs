@@ -14,14 +14,14 @@ use amqp::error::{Fault, ReplyCode};
 use amqp::method::{Method, access, basic, channel, confirm};
 use broker::{ConsumerId, Queue, Returned};
 use hashbrown::HashMap;
-use sync::work;
 
 use self::confirms::ChannelConfirms;
+pub(super) use self::consuming::UnfinishedSettlement;
 pub(super) use self::publishing::WaitingPublish;
 use self::publishing::{LazyPublisher, PendingPublish};
 use self::transaction::ChannelTransaction;
 use super::broker_session::ChannelContext;
-use super::deliveries::{ChannelTeardown, ConsumerKey, Deliveries, Unsettled, by_queue};
+use super::deliveries::{ChannelTeardown, ConsumerKey, Deliveries, DeliverySettlement};
 use crate::registry::OpenChannel;
 
 /// An open channel.
@@ -126,12 +126,10 @@ impl Channel {
                 false,
                 DeliverySettlement::refusal(m.requeue, Returned::Failed),
             ),
-            Method::BasicRecover(basic::Recover { requeue }) => {
-                self.recover(context, requeue)?;
-                context.send(self.number, basic::RecoverOk {});
-                Ok(())
+            Method::BasicRecover(basic::Recover { requeue }) => self.recover(context, requeue, true),
+            Method::BasicRecoverAsync(basic::RecoverAsync { requeue }) => {
+                self.recover(context, requeue, false)
             }
-            Method::BasicRecoverAsync(basic::RecoverAsync { requeue }) => self.recover(context, requeue),
             Method::ConfirmSelect(m) => self.confirm_select(context, m),
             Method::TxSelect(_) => self.tx_select(context),
             Method::TxCommit(_) => self.tx_commit(context),
@@ -195,48 +193,3 @@ impl Channel {
         }
     }
 }
-
-/// The outcome of a delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DeliverySettlement {
-    Ack,
-    Requeue(Returned),
-    Reject(Returned),
-}
-
-impl DeliverySettlement {
-    fn refusal(requeue: bool, returned: Returned) -> Self {
-        if requeue { Self::Requeue(returned) } else { Self::Reject(returned) }
-    }
-}
-
-/// Settles deliveries with their queues: those that return with one call for each queue, which delivers them again only
-/// once it has all of them, and others with one call for each run of deliveries of the same queue.
-fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context: &ChannelContext) {
-    // Before it is done, so that others are looked after meanwhile if that is long. One is part of its frame's cost.
-    work::charge(SETTLEMENT, unsettled.len().saturating_sub(1));
-    match how {
-        DeliverySettlement::Ack => acknowledge(unsettled, context),
-        DeliverySettlement::Requeue(returned) => {
-            by_queue(unsettled).for_each(|(queue, back)| queue.requeue(back, returned, context.now));
-        }
-        DeliverySettlement::Reject(returned) => {
-            by_queue(unsettled).for_each(|(queue, refused)| queue.reject(refused, returned, context.now));
-        }
-    }
-}
-
-fn acknowledge(unsettled: Vec<(u64, Unsettled)>, context: &ChannelContext) {
-    let mut rest = unsettled.into_iter().map(|(_, entry)| entry).peekable();
-    while let Some(first) = rest.next() {
-        let queue = first.queue;
-        let mut run = vec![first.delivery];
-        while let Some(entry) = rest.next_if(|entry| Arc::ptr_eq(&entry.queue, &queue)) {
-            run.push(entry.delivery);
-        }
-        queue.ack(run, context.now);
-    }
-}
-
-/// Nanoseconds charged for a delivery that is settled together with others.
-const SETTLEMENT: u32 = 200;

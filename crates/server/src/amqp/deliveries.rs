@@ -14,6 +14,7 @@ mod departure;
 mod inner;
 #[cfg(feature = "loom")]
 pub mod loom_models;
+mod settlement;
 #[cfg(test)]
 mod tests;
 mod traces;
@@ -28,9 +29,10 @@ use super::content::Destination;
 
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
-pub(crate) use departure::{ChannelTeardown, by_queue};
+pub(crate) use departure::ChannelTeardown;
 pub(crate) use inner::Settling;
 use inner::{Credit, DeliveringChannel, Standing};
+pub(crate) use settlement::{DeliverySettlement, Settlement};
 pub(crate) use traces::{TracePublisher, Traces};
 
 /// The delivering side of one channel.

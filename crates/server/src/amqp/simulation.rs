@@ -15,6 +15,7 @@ mod locks;
 mod memory;
 mod paging;
 mod semantics;
+mod settling;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 mod disk;
 mod limits;
 mod sessions;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Instant;

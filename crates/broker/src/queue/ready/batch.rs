@@ -10,6 +10,10 @@ use crate::queue::stored::StoredMessages;
 
 /// Returned messages, counted and sorted without the queue's lock.
 pub(in crate::queue) struct ReturnedBatch {
+    order: DeliveryOrder,
+    stores: StoredMessages,
+    /// The place of the next message where returned ones come first.
+    next_place: u64,
     /// By rank.
     levels: BTreeMap<u8, ReturnedMessages>,
     messages: usize,
@@ -21,22 +25,22 @@ pub(in crate::queue) struct ReturnedBatch {
 
 impl ReturnedBatch {
     /// Where returned messages come first, `first` is the place of the first of them ([`ReadyStore::reserve_places`]).
-    pub(in crate::queue) fn new(
-        order: DeliveryOrder,
-        stores: StoredMessages,
-        returned: Vec<Delivery>,
-        first: u64,
-    ) -> Self {
-        let mut batch = Self { levels: BTreeMap::new(), messages: returned.len(), bytes: 0, weight: 0 };
-        for (place, delivery) in (first..).zip(returned) {
-            batch.bytes += delivery.message.body_len() as u64;
-            batch.weight += delivery.message.weight();
-            let place = if order.returned_first { place } else { delivery.position };
-            let stored = stores.includes(&delivery.message);
-            let rank = order.returned_rank(&delivery.message);
-            batch.levels.entry(rank).or_default().insert(place, delivery, stored);
+    pub(in crate::queue) fn new(order: DeliveryOrder, stores: StoredMessages, first: u64) -> Self {
+        let levels = BTreeMap::new();
+        Self { order, stores, next_place: first, levels, messages: 0, bytes: 0, weight: 0 }
+    }
+
+    pub(in crate::queue) fn add(&mut self, returned: impl IntoIterator<Item = Delivery>) {
+        for delivery in returned {
+            self.messages += 1;
+            self.bytes += delivery.message.body_len() as u64;
+            self.weight += delivery.message.weight();
+            let place = if self.order.returned_first { self.next_place } else { delivery.position };
+            self.next_place += 1;
+            let stored = self.stores.includes(&delivery.message);
+            let rank = self.order.returned_rank(&delivery.message);
+            self.levels.entry(rank).or_default().insert(place, delivery, stored);
         }
-        batch
     }
 }
 
@@ -50,7 +54,7 @@ impl ReadyStore {
 
     /// Puts back messages that were popped before: for very many, faster than one by one.
     pub(in crate::queue) fn put_back_all(&mut self, batch: ReturnedBatch) {
-        let ReturnedBatch { levels, messages, bytes, weight } = batch;
+        let ReturnedBatch { levels, messages, bytes, weight, .. } = batch;
         self.len += messages;
         self.bytes += bytes;
         self.resident += weight;

@@ -278,7 +278,9 @@ impl World {
         for delivery in &mut all {
             self.returns(delivery, has_failed);
         }
-        self.store.put_back_all(ReturnedBatch::new(self.store.order, self.store.stores, all, first));
+        let mut batch = ReturnedBatch::new(self.store.order, self.store.stores, first);
+        batch.add(all);
+        self.store.put_back_all(batch);
     }
 
     /// Puts everything back that was taken, in the order of positions.

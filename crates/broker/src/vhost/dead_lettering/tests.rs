@@ -8,7 +8,9 @@ use store::{Store, Waiter};
 use super::*;
 use crate::message::{Body, BrokerProperties, Message};
 use crate::vhost::{Binding, QueueDeclare};
-use crate::{Broker, BrokerConfig, Delivery, Fetched, ForeignMessage, Returned, SessionId};
+use crate::{
+    Broker, BrokerConfig, Delivery, Fetched, ForeignMessage, Publish, Publisher, Returned, SessionId,
+};
 
 const ME: SessionId = SessionId(1);
 const NOW: Timestamp = Timestamp(1_000);
@@ -261,4 +263,108 @@ fn messages_that_expire_at_once_are_sent_to_many_queues_in_many_turns() {
     append(&from, 0..LETTERS);
     assert!(turns_of_timer(&broker, NOW.after(10)) > 50);
     assert_eq!((drain(&dead), from.message_count()), ((0..LETTERS).collect(), 0));
+}
+
+/// A publisher of the broker's default virtual host.
+fn publisher(broker: &Broker) -> Publisher {
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    broker.vhost("/").unwrap().publisher(&guest)
+}
+
+fn publish(publisher: &mut Publisher, queue: &str, bodies: std::ops::Range<u32>) {
+    for body in bodies {
+        let body = body.to_string();
+        let body = Body::Copied(body.as_bytes());
+        let message = Publish { exchange: "", routing_key: queue, properties: &[0, 0], body };
+        assert!(publisher.publish(message, NOW).unwrap());
+    }
+}
+
+/// Flushes a publisher, and checks each of its turns; returns their number.
+fn turns_of_flush(publisher: &mut Publisher) -> usize {
+    for turns in 1.. {
+        let turn = work::Turn::begin();
+        let flushed = publisher.flush(NOW);
+        assert!(turn.spent() < u64::from(work::TURN) + LAST_LETTER, "{} ns in one turn", turn.spent());
+        if !flushed.unfinished {
+            return turns;
+        }
+    }
+    unreachable!()
+}
+
+/// Has a consumer reject messages with these bodies, one after the other in the queue, at once and in a turn.
+fn reject_at_once(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) {
+    let take = |body| {
+        append(queue, body..body + 1);
+        queue.get(false, NOW).unwrap().delivery
+    };
+    let deliveries = bodies.map(take).collect();
+    let _turn = work::Turn::begin();
+    queue.reject(deliveries, Returned::Failed, NOW);
+}
+
+/// Such a queue drops a message for each that comes.
+const SHORT: (&str, FieldValue) = ("x-max-length", FieldValue::I32(1));
+
+#[test]
+fn a_publisher_waits_in_turns_of_its_own_while_letters_of_consumers_are_many() {
+    const REJECTED: u32 = 6_000;
+    let (broker, from, dead) = wide_world(Some(SHORT));
+    // A thread that is to send a letter, and whose next turn has yet to come.
+    assert_eq!(append(&from, 0..2), 1);
+    reject_at_once(&from, 2..REJECTED);
+    let mut publisher = publisher(&broker);
+    publish(&mut publisher, "q", REJECTED..REJECTED + 3);
+    assert!(turns_of_flush(&mut publisher) > 50);
+    let sent = dead.message_count();
+    assert!((1_900..2_500).contains(&sent), "{sent} sent");
+    turns_of_timer(&broker, NOW);
+    assert_eq!(drain(&dead), (0..REJECTED + 2).collect::<Vec<_>>());
+}
+
+#[test]
+fn letters_of_a_publish_take_as_many_turns_as_they_need_and_are_sent_before_its_confirm() {
+    const MESSAGES: u32 = 250;
+    let (broker, _, dead) = wide_world(Some(SHORT));
+    let mut publisher = publisher(&broker);
+    publish(&mut publisher, "q", 0..MESSAGES);
+    assert!(turns_of_flush(&mut publisher) > 5);
+    assert_eq!(drain(&dead), (0..MESSAGES - 1).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_publisher_that_ends_leaves_its_letters_to_the_timer() {
+    const MESSAGES: u32 = 250;
+    let (broker, _, dead) = wide_world(Some(SHORT));
+    let mut publisher = publisher(&broker);
+    publish(&mut publisher, "q", 0..MESSAGES);
+    let turn = work::Turn::begin();
+    drop(publisher);
+    assert!(turn.spent() < u64::from(work::TURN) + LAST_LETTER, "{} ns in one turn", turn.spent());
+    drop(turn);
+    assert!(dead.message_count() < 50);
+    turns_of_timer(&broker, NOW);
+    assert_eq!(drain(&dead), (0..MESSAGES - 1).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_letter_to_a_queue_with_letters_of_consumers_leaves_these_to_others() {
+    const REJECTED: u32 = 2_000;
+    let (broker, via, dead) = wide_world(Some(SHORT));
+    let vhost = broker.vhost("/").unwrap();
+    let to_via = [
+        SHORT,
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("q")),
+    ];
+    queue(&vhost, "first", &to_via);
+    reject_at_once(&via, 0..REJECTED);
+    append(&via, REJECTED..REJECTED + 1);
+    let mut publisher = publisher(&broker);
+    publish(&mut publisher, "first", REJECTED + 1..REJECTED + 3);
+    let turns = turns_of_flush(&mut publisher);
+    assert!(turns < 5, "{turns} turns");
+    turns_of_timer(&broker, NOW);
+    assert_eq!(drain(&dead), (0..=REJECTED).collect::<Vec<_>>());
 }

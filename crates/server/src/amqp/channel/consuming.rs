@@ -13,8 +13,18 @@ use broker::{
 
 use super::super::broker_session::{ChannelContext, LateGet};
 use super::super::content::{Destination, write_message};
-use super::super::deliveries::{BasicDeliver, Cancelled, ChannelConsumer, Settling};
-use super::{Channel, DeliverySettlement, Mode, RegisteredConsumer, give_back};
+use super::super::deliveries::{
+    BasicDeliver, Cancelled, ChannelConsumer, DeliverySettlement, Settlement, Settling, Unsettled,
+};
+use super::{Channel, Mode, RegisteredConsumer};
+
+/// The rest of the deliveries that one method settles.
+pub(crate) struct UnfinishedSettlement {
+    channel: u16,
+    rest: Settlement,
+    /// It is answered with recover-ok.
+    is_recover: bool,
+}
 
 impl Channel {
     pub(super) fn consume(
@@ -231,18 +241,57 @@ impl Channel {
         }
         let acked_at = (how == DeliverySettlement::Ack).then_some(context.now);
         let unsettled = self.deliveries.settle(tag, multiple, acked_at).ok_or_else(unknown)?;
-        give_back(unsettled, how, context);
-        self.deliveries.resume(context.now);
+        self.give_back(context, unsettled, how, false);
         Ok(())
     }
 
-    pub(super) fn recover(&mut self, context: &ChannelContext, requeue: bool) -> Result<(), Fault> {
+    pub(super) fn recover(
+        &mut self,
+        context: &ChannelContext,
+        requeue: bool,
+        is_answered: bool,
+    ) -> Result<(), Fault> {
         if !requeue {
             return Err(Fault::new(ReplyCode::NotImplemented, "requeue=false"));
         }
-        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue(Returned::Released), context);
-        self.deliveries.resume(context.now);
+        let how = DeliverySettlement::Requeue(Returned::Released);
+        self.give_back(context, self.deliveries.take_all(), how, is_answered);
         Ok(())
+    }
+
+    /// Settles deliveries with their queues. [`Channel::flush`] does the rest if that does not fit into the turn.
+    fn give_back(
+        &mut self,
+        context: &ChannelContext,
+        unsettled: Vec<(u64, Unsettled)>,
+        how: DeliverySettlement,
+        is_recover: bool,
+    ) {
+        match how.apply(unsettled, context.now) {
+            Some(rest) => {
+                context.settle_later(UnfinishedSettlement { channel: self.number, rest, is_recover });
+            }
+            None => self.settled(context, is_recover),
+        }
+    }
+
+    /// Continues a settlement until the turn is over; returns whether it is done. One that has begun is completed, also at the
+    /// channel's end.
+    pub(super) fn continue_settling(&mut self, context: &ChannelContext) -> bool {
+        let Some(mut settling) = context.take_settling(self.number) else { return true };
+        if !settling.rest.proceed(context.now) {
+            context.settle_later(settling);
+            return false;
+        }
+        self.settled(context, settling.is_recover);
+        true
+    }
+
+    fn settled(&self, context: &ChannelContext, is_recover: bool) {
+        self.deliveries.resume(context.now);
+        if is_recover {
+            context.send(self.number, basic::RecoverOk {});
+        }
     }
 
     /// Whether the oldest delivery has been unsettled for `timeout`.
@@ -253,6 +302,12 @@ impl Channel {
     /// Whether there are deliveries that the client has to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.deliveries.is_in_use()
+    }
+}
+
+impl UnfinishedSettlement {
+    pub(crate) fn is_of(&self, channel: u16) -> bool {
+        self.channel == channel
     }
 }
 

@@ -222,12 +222,15 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Flushes publishes, and confirms them as soon as possible; or continues with a commit. Returns whether all were flushed;
-    /// if not, the caller calls again in the connection's next turn.
+    /// Flushes publishes, and confirms them as soon as possible; or continues with a method for which a turn was not enough.
+    /// Returns whether all of that is done; if not, the caller calls again in the connection's next turn.
     ///
     /// # Errors
     /// Those of a commit, which closes the channel then.
     pub(crate) fn flush(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
+        if !self.continue_settling(context) {
+            return Ok(false);
+        }
         if self.is_committing() {
             return self.continue_commit(context);
         }

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use sync::work;
 
 use super::super::broker_session::ChannelContext;
-use super::super::deliveries::Unsettled;
-use super::{Channel, DeliverySettlement, Mode, SETTLEMENT, give_back};
+use super::super::deliveries::{DeliverySettlement, Settlement, Unsettled};
+use super::{Channel, Mode};
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -36,6 +36,8 @@ struct Commit {
     flushed: Option<Flushed>,
     /// Those which have not been carried out yet: they follow the publishes.
     settlements: VecDeque<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
+    /// The rest of one for which a turn was not enough.
+    settling: Option<Settlement>,
     /// There were some.
     settles: bool,
 }
@@ -47,6 +49,7 @@ impl From<ChannelTransaction> for Commit {
             flushed: None,
             settles: !transaction.settlements.is_empty(),
             settlements: transaction.settlements.into(),
+            settling: None,
         }
     }
 }
@@ -144,8 +147,12 @@ impl Channel {
         self.continue_commit(context).map(drop)
     }
 
-    /// Whether a commit has to be continued in the connection's next turn.
-    pub(crate) fn is_committing(&self) -> bool {
+    /// Whether a method has to be continued in the connection's next turn.
+    pub(crate) fn has_unfinished_method(&self, context: &ChannelContext) -> bool {
+        context.is_settling(self.number) || self.is_committing()
+    }
+
+    pub(super) fn is_committing(&self) -> bool {
         matches!(&self.mode, Mode::Tx(transaction) if transaction.commit.is_some())
     }
 
@@ -164,18 +171,9 @@ impl Channel {
             self.transaction()?.commit = Some(commit);
             return Ok(false);
         }
-        while let Some((how, unsettled)) = commit.settlements.pop_front() {
-            self.deliveries.release(&unsettled);
-            if how == DeliverySettlement::Ack {
-                self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
-            }
-            work::charge(SETTLEMENT, 1);
-            give_back(unsettled, how, context);
-            self.deliveries.resume(context.now);
-            if !commit.settlements.is_empty() && work::is_turn_over() {
-                self.transaction()?.commit = Some(commit);
-                return Ok(false);
-            }
+        if !self.settle_committed(context, &mut commit) {
+            self.transaction()?.commit = Some(commit);
+            return Ok(false);
         }
         let flushed = commit.flushed.unwrap_or_default();
         // The settlements were written to the log last.
@@ -187,6 +185,32 @@ impl Channel {
         }
         context.send(self.number, tx::CommitOk {});
         Ok(true)
+    }
+
+    /// Carries out the settlements of a commit until the turn is over; returns whether all are done.
+    fn settle_committed(&self, context: &ChannelContext, commit: &mut Commit) -> bool {
+        loop {
+            if let Some(mut settling) = commit.settling.take() {
+                if !settling.proceed(context.now) {
+                    commit.settling = Some(settling);
+                    return false;
+                }
+                self.deliveries.resume(context.now);
+            }
+            let Some((how, unsettled)) = commit.settlements.pop_front() else { return true };
+            self.deliveries.release(&unsettled);
+            if how == DeliverySettlement::Ack {
+                self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
+            }
+            work::charge(SETTLEMENT, 1);
+            commit.settling = how.apply(unsettled, context.now);
+            if commit.settling.is_none() {
+                self.deliveries.resume(context.now);
+            }
+            if work::is_turn_over() && (commit.settling.is_some() || !commit.settlements.is_empty()) {
+                return false;
+            }
+        }
     }
 
     /// Publishes the messages of a commit until the turn is over; returns whether all queues have all of them.
@@ -228,3 +252,6 @@ impl Channel {
         Ok(())
     }
 }
+
+/// Nanoseconds charged for a settlement, which was not charged as part of its frame.
+const SETTLEMENT: u32 = 200;

@@ -65,7 +65,7 @@ impl ChannelTeardown {
 }
 
 /// Unsettled deliveries, in order, with their queues: each queue once.
-pub(crate) fn by_queue(
+pub(super) fn by_queue(
     unsettled: Vec<(u64, Unsettled)>,
 ) -> impl Iterator<Item = (Arc<Queue>, Vec<Delivery>)> {
     let mut all = ChannelTeardown::default();

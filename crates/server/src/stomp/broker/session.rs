@@ -16,9 +16,9 @@ use transport::Outbox;
 use super::receipts::Receipts;
 use super::sending::Reply;
 use super::subscribing::Subscription;
-use super::transactions::StompTransaction;
+use super::transactions::{Committed, StompCommit, StompTransaction};
 use crate::alarms::Blocked;
-use crate::amqp::deliveries::{ChannelTeardown, ConnectionConsumers, TracePublisher};
+use crate::amqp::deliveries::{ChannelTeardown, ConnectionConsumers, Settlement, TracePublisher};
 use crate::amqp::publish_gate::PublishGate;
 use crate::client::OutboxWaiter;
 use crate::pending_authorisation::PendingAuthorisation;
@@ -33,7 +33,7 @@ pub(in crate::stomp) struct BrokerStompSession {
     /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
     /// Messages that full queues have refused.
-    refused: usize,
+    pub(super) refused: usize,
     pub(super) receipts: Receipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
@@ -45,6 +45,10 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) transactions: HashMap<TransactionId, StompTransaction>,
     /// Bytes of messages in `transactions`.
     pub(super) transaction_bytes: usize,
+    /// The transaction of a COMMIT that has begun, until it is done; one that has failed stays until the session's end.
+    pub(super) commit: Option<Box<StompCommit>>,
+    /// The rest of very many deliveries that an ACK or NACK settles, while this waits for its next turn.
+    pub(super) settling: Option<Settlement>,
     /// Queues already declared, so that not every message declares its queue again.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
     /// Set while an alarm of the server blocks the client.
@@ -55,7 +59,8 @@ pub(in crate::stomp) struct BrokerStompSession {
     traces: TracePublisher,
     /// Asks the user's auth backend about the request that is under way, which is then repeated.
     question: PendingAuthorisation,
-    /// That request. Nothing is read from the client while it waits.
+    /// That request, or one for which a turn was not enough: it is repeated, and continues, in the next one. Nothing is read
+    /// from the client while it waits.
     waiting: Option<Box<Request<'static>>>,
     /// The receipt that it asks for, if it has failed.
     failed_receipt: Option<Box<str>>,
@@ -136,6 +141,8 @@ impl BrokerStompSession {
             replies: HashMap::new(),
             transactions: HashMap::new(),
             transaction_bytes: 0,
+            commit: None,
+            settling: None,
             declared: HashMap::new(),
             blocked: None,
             next_check: None,
@@ -147,15 +154,16 @@ impl BrokerStompSession {
         })
     }
 
-    /// Flushes all publishes, however long it takes: the next operation must see them. Returns the log position
-    /// to wait for until they are on disk.
-    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
+    /// Flushes publishes within the turn, and takes note of the report unless that is [unfinished](Flushed::unfinished).
+    pub(super) fn flush_published(&mut self) -> Flushed {
         if self.unflushed == 0 {
-            return None;
+            return Flushed::default();
         }
-        let flushed = self.publisher.flush_all(self.context.now);
-        self.flushed(&flushed);
-        flushed.until
+        let flushed = self.publisher.flush(self.context.now);
+        if !flushed.unfinished {
+            self.flushed(&flushed);
+        }
+        flushed
     }
 
     fn flushed(&mut self, flushed: &Flushed) {
@@ -178,18 +186,21 @@ impl BrokerStompSession {
         }
     }
 
-    /// Performs a request. One whose permission has not been asked for yet changes nothing.
-    fn perform(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
+    /// Performs a request. One whose permission has not been asked for yet changes nothing. Returns `false` if it is to be
+    /// repeated in the next turn, since this one was not enough.
+    fn perform(&mut self, request: &Request<'_>, now: Instant) -> Result<bool, StompFault> {
         self.set_time(now);
         let receipt = request.receipt();
         if let EventKind::Send { destination, body, transaction } = &request.kind {
             self.send(destination, &request.headers, body, *transaction)?;
             self.wait_out_alarms();
-            return Ok(());
+            return Ok(true);
         }
         // Messages are published before any other frame takes effect.
-        self.flush_published();
-        let refused = self.refused;
+        if self.commit.is_none() && self.flush_published().unfinished {
+            return Ok(false);
+        }
+        let mut is_refused = false;
         let until = match &request.kind {
             EventKind::Subscribe(subscribe) => {
                 self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
@@ -198,13 +209,22 @@ impl BrokerStompSession {
             EventKind::Unsubscribe { number, destination } => {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
-            EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::Settle(settle) => match self.settle(*settle)? {
+                Some(until) => until,
+                None => return Ok(false),
+            },
             EventKind::SettleCancelled => DiskPoint::default(),
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, StompTransaction::default());
                 DiskPoint::default()
             }
-            EventKind::Commit(transaction) => self.commit(*transaction)?,
+            EventKind::Commit(transaction) => match self.commit(*transaction)? {
+                Some(Committed { until, is_partial }) => {
+                    is_refused = is_partial;
+                    until
+                }
+                None => return Ok(false),
+            },
             EventKind::Abort(transaction) => {
                 self.abort(*transaction);
                 DiskPoint::default()
@@ -222,15 +242,24 @@ impl BrokerStompSession {
         };
         match (receipt, new) {
             (Some(receipt), _) => {
-                // Only a COMMIT has published anything since.
-                let is_refused = self.refused > refused;
                 let receipt = Receipt { id: receipt.into(), is_refused, is_confirm: false, starts: new };
                 self.receipts.done(receipt, until, (self.context.vhost.store(), &self.context.nudge));
             }
             (None, Some(number)) => self.start(number),
             (None, None) => {}
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Performs the request that waits, if the user's auth backend is not being asked about it.
+    fn continue_waiting(&mut self, now: Instant) -> Result<(), StompFault> {
+        self.question.take_answered();
+        if self.question.is_open() {
+            return Ok(());
+        }
+        let Some(request) = self.waiting.take() else { return Ok(()) };
+        let receipt = request.receipt().map(Into::into);
+        self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -268,14 +297,21 @@ impl StompSession for BrokerStompSession {
     fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
         let outcome = self.perform(request, now);
         let identity = self.context.authorised.identity();
-        if let Err(fault) = &outcome
-            && self.question.ask(fault.is_unasked, identity, &self.context.outbox)
-        {
+        let waits = match &outcome {
+            Ok(is_done) => {
+                if !is_done {
+                    self.context.publish_gate.pause_for_turn();
+                }
+                !is_done
+            }
+            Err(fault) => self.question.ask(fault.is_unasked, identity, &self.context.outbox),
+        };
+        if waits {
             self.waiting = Some(Box::new(request.to_owned()));
             return Ok(());
         }
         self.question.over(self.context.authorised.identity());
-        outcome
+        outcome.map(drop)
     }
 
     fn start(&mut self, number: u64) {
@@ -294,26 +330,16 @@ impl StompSession for BrokerStompSession {
 
     fn flush(&mut self, now: Instant) {
         self.set_time(now);
-        if self.unflushed == 0 {
-            return;
-        }
-        let flushed = self.publisher.flush(self.context.now);
-        if flushed.unfinished {
+        // A commit flushes its own messages.
+        if self.commit.is_none() && self.flush_published().unfinished {
             self.context.publish_gate.pause_for_turn();
-        } else {
-            self.flushed(&flushed);
         }
     }
 
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         self.set_time(now);
-        if self.question.take_answered()
-            && let Some(request) = self.waiting.take()
-        {
-            let receipt = request.receipt().map(Into::into);
-            self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)?;
-        }
         self.context.publish_gate.resume(&self.context.vhost);
+        self.continue_waiting(now)?;
         // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
         // and the log.
         self.flush(now);
@@ -373,6 +399,8 @@ impl StompSession for BrokerStompSession {
     }
 
     fn end(&mut self, now: Instant) {
+        // A request that only waits for its next turn takes effect, as it would have in a longer one.
+        while self.waiting.is_some() && !self.question.is_open() && self.continue_waiting(now).is_ok() {}
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -383,7 +411,11 @@ impl StompSession for BrokerStompSession {
         let subscriptions = self.subscriptions.drain().map(|(_, own)| own).chain(replies);
         subscriptions.for_each(|own| _ = own.end(&mut departure));
         self.transactions.drain().for_each(|(_, transaction)| transaction.give_up(&mut departure));
-        self.flush_published();
+        self.commit.take().into_iter().for_each(|commit| commit.give_up(&mut departure));
+        if self.unflushed > 0 {
+            let flushed = self.publisher.flush_all(self.context.now);
+            self.flushed(&flushed);
+        }
         self.blocked = None;
         departure.leave(self.context.now);
         let Self { context, traces, .. } = self;

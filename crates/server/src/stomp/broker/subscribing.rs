@@ -12,7 +12,7 @@ use super::messages::Messages;
 use super::session::BrokerStompSession;
 use crate::amqp::content::Destination as Channel;
 use crate::amqp::deliveries::{
-    Cancelled, ChannelConsumer, ChannelTeardown, ConsumerKey, Deliveries, Settling, Unsettled,
+    Cancelled, ChannelConsumer, ChannelTeardown, ConsumerKey, Deliveries, DeliverySettlement, Settling,
 };
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
 use crate::stomp::destinations::{check_tag, not_for, parse, refuse_header, refuse_selector};
@@ -174,19 +174,32 @@ impl BrokerStompSession {
         deleted.map(|(_, ticket)| ticket.into()).map_err(of_fault)
     }
 
-    /// ACK or NACK.
-    pub(super) fn settle(&mut self, settle: Settle) -> Result<DiskPoint, StompFault> {
+    /// ACK or NACK. Returns the changes to wait for; `None` if it is to be called again in the next turn, since this one was
+    /// not enough.
+    pub(super) fn settle(&mut self, settle: Settle) -> Result<Option<DiskPoint>, StompFault> {
         if let Some(transaction) = settle.transaction {
             self.hold_settlement(transaction, settle)?;
-            return Ok(DiskPoint::default());
+            return Ok(Some(DiskPoint::default()));
         }
-        let unknown = || unknown_delivery(settle.delivery_tag);
-        let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
-        let unsettled =
-            own.deliveries.settle(settle.delivery_tag, settle.cumulative, None).ok_or_else(unknown)?;
-        StompSettlement::of(settle).apply(unsettled, self.context.now);
-        own.deliveries.resume(self.context.now);
-        Ok(DiskPoint::from(self.context.store().map(|store| store.end())))
+        let now = self.context.now;
+        let rest = match self.settling.take() {
+            Some(mut rest) => (!rest.proceed(now)).then_some(rest),
+            None => {
+                let unknown = || unknown_delivery(settle.delivery_tag);
+                let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
+                let unsettled = own.deliveries.settle(settle.delivery_tag, settle.cumulative, None);
+                settlement_of(settle).apply(unsettled.ok_or_else(unknown)?, now)
+            }
+        };
+        if rest.is_some() {
+            self.settling = rest;
+            return Ok(None);
+        }
+        // The broker may have cancelled it meanwhile.
+        if let Some(own) = self.subscriptions.get(&settle.subscription) {
+            own.deliveries.resume(now);
+        }
+        Ok(Some(DiskPoint::from(self.context.store().map(|store| store.end()))))
     }
 
     /// Handles a consumer cancelled by the broker. Returns its subscription, if the client has one.
@@ -206,36 +219,11 @@ impl BrokerStompSession {
     }
 }
 
-/// The outcome of deliveries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StompSettlement {
-    Ack,
-    /// By a NACK, which RabbitMQ sends on as basic.nack.
-    Release,
-    /// After the end of the subscription.
-    Requeue,
-    Reject,
-}
-
-impl StompSettlement {
-    pub(super) fn of(settle: Settle) -> Self {
-        match (settle.is_ack, settle.requeue) {
-            (true, _) => Self::Ack,
-            (false, true) => Self::Release,
-            (false, false) => Self::Reject,
-        }
-    }
-
-    /// Settles these deliveries, all of one subscription, with their queue.
-    pub(super) fn apply(self, unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
-        let Some((_, first)) = unsettled.first() else { return };
-        let queue = Arc::clone(&first.queue);
-        let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
-        match self {
-            Self::Ack => _ = queue.ack(deliveries, now),
-            Self::Release => queue.requeue(deliveries, Returned::Released, now),
-            Self::Requeue => queue.requeue(deliveries, Returned::Failed, now),
-            Self::Reject => queue.reject(deliveries, Returned::Released, now),
-        }
+/// The outcome of deliveries: RabbitMQ sends a NACK on as basic.nack.
+pub(super) fn settlement_of(settle: Settle) -> DeliverySettlement {
+    if settle.is_ack {
+        DeliverySettlement::Ack
+    } else {
+        DeliverySettlement::refusal(settle.requeue, Returned::Released)
     }
 }

@@ -1,18 +1,21 @@
 //! BEGIN to COMMIT: messages and settlements that take effect together.
 //!
-//! As in RabbitMQ, none of them takes effect before COMMIT. All messages are validated before the first is
-//! published, so that a commit that fails has no effect.
+//! As in RabbitMQ, none of them takes effect before COMMIT: its adapter holds the frames, and messages are routed, and the
+//! user's rights checked, when it repeats them. All messages are validated before the first is published, so that a commit that
+//! fails has no effect. A commit takes as many turns as it needs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::error::{Fault, ReplyCode};
-use broker::{BrokerError, DiskPoint, Publish};
+use broker::{BrokerError, DiskPoint, Lsn, Publish, Returned};
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
+use sync::work;
 
 use super::session::BrokerStompSession;
-use super::subscribing::StompSettlement;
-use crate::amqp::deliveries::{ChannelTeardown, Deliveries, Unsettled};
+use super::subscribing::settlement_of;
+use crate::amqp::deliveries::{ChannelTeardown, Deliveries, DeliverySettlement, Settlement, Unsettled};
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
@@ -26,7 +29,7 @@ pub(super) struct StompTransaction {
 /// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
 /// its prefetch.
 struct TransactionSettlement {
-    how: StompSettlement,
+    how: DeliverySettlement,
     subscription: u64,
     deliveries: Arc<Deliveries>,
     unsettled: Vec<(u64, Unsettled)>,
@@ -37,6 +40,40 @@ impl StompTransaction {
     pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
         self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
     }
+}
+
+/// A transaction that is being committed.
+pub(super) struct StompCommit {
+    /// Those which have not been published yet.
+    messages: VecDeque<TransactionMessage>,
+    /// The number of messages that have been validated. The first is published once all have been.
+    checked: usize,
+    /// The log position to wait for until those published are on disk.
+    published: Option<Lsn>,
+    /// Those which have not been carried out yet: they follow the messages.
+    settlements: VecDeque<TransactionSettlement>,
+    /// The rest of one for which a turn was not enough.
+    settling: Option<(Arc<Deliveries>, Settlement)>,
+    /// There were some.
+    settles: bool,
+    /// The number of messages that full queues had refused before.
+    refused_before: usize,
+}
+
+impl StompCommit {
+    /// Gives up the rest of a commit that has failed: the deliveries are to be requeued.
+    pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
+        self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
+    }
+}
+
+/// The outcome of a commit.
+#[derive(Default)]
+pub(super) struct Committed {
+    /// The changes to wait for.
+    pub(super) until: DiskPoint,
+    /// Full queues have refused some of the messages.
+    pub(super) is_partial: bool,
 }
 
 impl BrokerStompSession {
@@ -62,7 +99,7 @@ impl BrokerStompSession {
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
         let unsettled = own.deliveries.hold(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
-        let (how, deliveries) = (StompSettlement::of(settle), Arc::clone(&own.deliveries));
+        let (how, deliveries) = (settlement_of(settle), Arc::clone(&own.deliveries));
         if let Some(transaction) = self.transactions.get_mut(&id) {
             let subscription = settle.subscription;
             transaction.settlements.push(TransactionSettlement { how, subscription, deliveries, unsettled });
@@ -70,38 +107,109 @@ impl BrokerStompSession {
         Ok(())
     }
 
-    /// Commits a transaction. Returns the changes to wait for.
-    pub(super) fn commit(&mut self, id: TransactionId) -> Result<DiskPoint, StompFault> {
-        let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
-        // A fault ends the connection, and the transaction with it.
-        let mut is_unasked = false;
-        for buffered in messages {
-            match self.publisher.check(buffered.message()) {
-                Err(BrokerError::Unasked) => is_unasked = true,
-                checked => checked.map_err(of_fault)?,
-            }
-        }
-        if is_unasked {
-            return Err(of_fault(BrokerError::Unasked));
-        }
-        let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
-            return Ok(DiskPoint::default());
+    /// Commits a transaction, or continues to. Returns `None` if it is to be called again in the next turn, since this one was
+    /// not enough.
+    ///
+    /// # Errors
+    /// A fault ends the connection, and the transaction with it; but if the user's auth backend has to be asked first, the
+    /// commit is to be repeated.
+    pub(super) fn commit(&mut self, id: TransactionId) -> Result<Option<Committed>, StompFault> {
+        let Some(mut commit) = self.commit.take().or_else(|| self.begin_commit(id)) else {
+            return Ok(Some(Committed::default()));
         };
-        for buffered in &messages {
-            let published = self.publish(buffered.message(), buffered.receipt.as_deref());
-            published.map_err(|fault| self.refused_at_commit(fault))?;
-        }
-        let published = self.flush_published();
-        let now = self.context.now;
-        let settles = !settlements.is_empty();
-        for TransactionSettlement { how, deliveries, unsettled, .. } in settlements {
-            deliveries.release(&unsettled);
-            how.apply(unsettled, now);
-            deliveries.resume(now);
+        let outcome = self.continue_commit(&mut commit);
+        if !matches!(outcome, Ok(true)) {
+            self.commit = Some(commit);
+            return outcome.map(|_| None);
         }
         // The settlements were written to the log last.
-        let settled = self.context.store().filter(|_| settles).map(|store| store.end());
-        Ok(DiskPoint::from(settled.max(published)))
+        let settled = self.context.store().filter(|_| commit.settles).map(|store| store.end());
+        let until = DiskPoint::from(settled.max(commit.published));
+        Ok(Some(Committed { until, is_partial: self.refused > commit.refused_before }))
+    }
+
+    fn begin_commit(&mut self, id: TransactionId) -> Option<Box<StompCommit>> {
+        let StompTransaction { messages, settlements } = self.take_transaction(id)?;
+        Some(Box::new(StompCommit {
+            messages: messages.into(),
+            checked: 0,
+            published: None,
+            settles: !settlements.is_empty(),
+            settlements: settlements.into(),
+            settling: None,
+            refused_before: self.refused,
+        }))
+    }
+
+    /// Continues a commit until the turn is over; returns whether it is done.
+    fn continue_commit(&mut self, commit: &mut StompCommit) -> Result<bool, StompFault> {
+        if !self.validate(commit)? || !self.publish_committed(commit)? {
+            return Ok(false);
+        }
+        let now = self.context.now;
+        loop {
+            if let Some((deliveries, mut settling)) = commit.settling.take() {
+                if !settling.proceed(now) {
+                    commit.settling = Some((deliveries, settling));
+                    return Ok(false);
+                }
+                deliveries.resume(now);
+            }
+            let Some(next) = commit.settlements.pop_front() else { return Ok(true) };
+            let TransactionSettlement { how, deliveries, unsettled, .. } = next;
+            deliveries.release(&unsettled);
+            match how.apply(unsettled, now) {
+                Some(rest) => commit.settling = Some((deliveries, rest)),
+                None => deliveries.resume(now),
+            }
+            if work::is_turn_over() {
+                return Ok(commit.settling.is_none() && commit.settlements.is_empty());
+            }
+        }
+    }
+
+    /// Validates messages of a commit until the turn is over; returns whether all are valid.
+    fn validate(&self, commit: &mut StompCommit) -> Result<bool, StompFault> {
+        let (mut checked, mut first_unasked) = (commit.checked, None);
+        for message in commit.messages.range(checked.min(commit.messages.len())..) {
+            work::charge(VALIDATION, 1);
+            match self.publisher.check(message.message()) {
+                Err(BrokerError::Unasked) => first_unasked = first_unasked.or(Some(checked)),
+                valid => valid.map_err(of_fault)?,
+            }
+            checked += 1;
+            if work::is_turn_over() {
+                break;
+            }
+        }
+        commit.checked = first_unasked.unwrap_or(checked);
+        match first_unasked {
+            Some(_) => Err(of_fault(BrokerError::Unasked)),
+            None => Ok(checked >= commit.messages.len()),
+        }
+    }
+
+    /// Publishes messages of a commit until the turn is over; returns whether all queues have all of them.
+    fn publish_committed(&mut self, commit: &mut StompCommit) -> Result<bool, StompFault> {
+        // Those of the last turn come first.
+        if !self.flush_committed(commit) {
+            return Ok(false);
+        }
+        while let Some(next) = commit.messages.front() {
+            let published = self.publish(next.message(), next.receipt.as_deref());
+            published.map_err(|fault| self.refused_at_commit(fault))?;
+            commit.messages.pop_front();
+            if work::is_turn_over() {
+                return Ok(false);
+            }
+        }
+        Ok(self.flush_committed(commit))
+    }
+
+    fn flush_committed(&mut self, commit: &mut StompCommit) -> bool {
+        let flushed = self.flush_published();
+        commit.published = commit.published.max(flushed.until);
+        !flushed.unfinished
     }
 
     /// The fault for a message that is refused once its transaction has been taken apart: that cannot be repeated. The user's
@@ -121,7 +229,8 @@ impl BrokerStompSession {
             if self.subscriptions.contains_key(&subscription) {
                 deliveries.restore(unsettled);
             } else {
-                StompSettlement::Requeue.apply(unsettled, self.context.now);
+                // As after the end of the subscription.
+                DeliverySettlement::Requeue(Returned::Failed).apply_all(unsettled, self.context.now);
             }
         }
     }
@@ -132,6 +241,9 @@ impl BrokerStompSession {
         Some(transaction)
     }
 }
+
+/// Nanoseconds charged for the validation of a message.
+const VALIDATION: u32 = 400;
 
 /// The text of the refusal of a commit during which all answers of the user's auth backend were forgotten.
 const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten during the commit";
