@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER
-from harness.targets import POOL, lacking, release_of
+from harness.targets import POOL, missing_target, release_of
 
 FLAGS = ("--mqtt", "127.0.0.1:0", "--web-mqtt", "127.0.0.1:0")
 
@@ -60,7 +60,7 @@ class MqttServer:
 def started(kind, directory):
     if kind not in POOL:
         return MqttServer(kind, directory)
-    if reason := lacking(kind):
+    if reason := missing_target(kind):
         pytest.skip(reason)
     return MqttPool(release_of(kind), directory)
 

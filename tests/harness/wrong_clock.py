@@ -1,10 +1,10 @@
-"""A wall clock for tests that is wrong until it is set right."""
+"""A wrong wall clock that a test can correct."""
 
 from harness.preload import preloaded
 
 
 class WrongClock:
-    """That of a process with this environment."""
+    """The clock of a process with this environment."""
 
     def __init__(self, directory, seconds):
         self.file = directory / "wrong_clock"
@@ -12,8 +12,8 @@ class WrongClock:
         self.file.write_text(str(seconds))
 
     def set_right(self, server):
-        """Returns when the server has noticed."""
-        # At once: an empty file would be no error.
+        """Returns once the server has noticed."""
+        # Renamed into place: an empty file would mean a correct clock.
         new = self.file.with_suffix(".new")
         new.write_text("0")
         new.rename(self.file)
