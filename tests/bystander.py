@@ -1,4 +1,4 @@
-"""What a bystander (connect, declare, publish, get, close) waits beside publishers that never stop and ask for no confirms:
+"""How long a bystander (connect, declare, publish, get, close) waits beside publishers that never pause and use no confirms:
 on RabbitMQ 3.10, on 4 and on the embedded broker, in turn. Health checks and the heartbeats of an idle client are timed as well, and
 so is what the publishers get done.
 

@@ -1,4 +1,4 @@
-"""What a change needs while it is being written: lints, the unit tests of the crates that it touches, and one client's scenarios
+"""Checks a change in progress: lints, the unit tests of the crates that it touches, and one client's scenarios
 on the broker and on the pool, with the debug build (which also asserts the order of locks). Not a replacement for `make test`.
 
     make quick [BASE=origin/main] [CLIENT=pika]
