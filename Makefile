@@ -306,7 +306,7 @@ pika-latency: setup leveret
 screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
 screenshot: export LEVERET_SCREENSHOTS := $(CURDIR)/docs/images
 screenshot: setup leveret
-	$(PYTEST) blackbox/browser_page.py blackbox/dashboard_looks.py -k pictured
+	$(PYTEST) blackbox/browser_page.py blackbox/dashboard_layout.py -k pictured
 
 # The README's plot, from the table in docs/benchmarks.md.
 front-page:

@@ -1,6 +1,6 @@
 """A disk that takes nothing any more, and one that cannot sync: nothing is confirmed that is not on it, publishers are told,
 consumers go on, nothing is lost, and it all goes on once the disk does. (A disk that is small, or that others fill, is the
-matter of durable_little_space.py.)"""
+matter of durable_low_disk_space.py.)"""
 
 import threading
 import time
