@@ -1,8 +1,7 @@
-"""What a client was permitted is refused from the moment it is revoked, in the words of its protocol; what it still may do
-goes on.
+"""A revoked permission is refused at once, with the protocol's error; remaining permissions still work.
 
-RabbitMQ remembers on a channel what was permitted there, until the channel has rested for a while. So an operation that it did
-before is tried again, after pauses that grow; Leveret's broker has to refuse the first time.
+RabbitMQ caches permissions on a channel until it has been idle for a while, so an operation that it has already allowed
+is retried after increasing pauses. Leveret's broker must refuse the first attempt.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 from harness.targets import BROKER, POOL, release_of
 
-# Of what the client keeps, and of what is taken from it.
+# Names that the client keeps access to, and names it loses access to.
 KEPT, TAKEN = "kept", "taken"
 ONLY_KEPT = f"^({KEPT}|amq)"
 NAMES = itertools.count(1)
@@ -35,7 +34,7 @@ EXCEPTIONS = {
 
 
 class User:
-    """A user who may do everything; each is another one, so that tests share servers."""
+    """A user with all permissions; each test creates its own, so that tests share servers."""
 
     def __init__(self, control, name, vhost="/"):
         self.control, self.name, self.vhost = control, name, vhost
@@ -51,7 +50,7 @@ class User:
 
 
 def user_of(server, vhost="/"):
-    """A new user of a RabbitMQ or a Leveret, with permissions in this virtual host; the password is the name."""
+    """Creates a user of a RabbitMQ or a Leveret, with permissions in this virtual host; its password equals its name."""
     name = f"revoked-{next(NAMES)}"
     if hasattr(server, "control"):
         server.add_user(name, vhost)
@@ -63,7 +62,7 @@ def user_of(server, vhost="/"):
 
 
 def until_refused(is_refused, remembered):
-    """Tries something until it is refused, with more and more rest for the channel; once, if nothing is remembered there."""
+    """Repeats an operation until it is refused, with increasing pauses for RabbitMQ's cache; only once if nothing is cached."""
     pause, deadline = 0.5, time.monotonic() + PATIENCE
     while not is_refused():
         assert remembered, "permitted although it was revoked"
@@ -99,7 +98,7 @@ def connect(target, user):
 
 @pytest.fixture
 def names(connect, user):
-    """Queues and fanout exchanges of the names that are kept and taken, for a function that puts the user's name behind."""
+    """Maps the kept and revoked names to this user's queues and fanout exchanges, which it creates."""
     own = lambda name: f"{name}-{user.name}"
     channel = connect("guest").channel()
     for name in (KEPT, TAKEN):
@@ -133,7 +132,7 @@ def refused(which, kind, own, user, target_name):
 
 
 def access(which, server):
-    """RabbitMQ 4 says which access is refused."""
+    """RabbitMQ 4 names the refused permission."""
     return f"{which} access" if release_of(server) == "4" else "access"
 
 
@@ -148,14 +147,14 @@ def test_a_publish_after_revocation_is_refused_and_others_continue(connect, name
     answers = []
 
     def is_refused():
-        # On Leveret this also shows that what is permitted still is, on the same channel.
+        # On Leveret this also shows that a remaining permission still works on the same channel.
         publisher.basic_publish(names(KEPT), "", b"permitted")
         answers.append(refusal(publisher.basic_publish, names(TAKEN), "", b"revoked"))
         return answers[-1] is not None
 
     until_refused(is_refused, remembered=target_name not in BROKER)
     assert answers[-1] == refused("write", "exchange", names, user, target_name)
-    # A channel that has not been used tells it at once, at RabbitMQ too; the pool's may have been another client's before.
+    # An unused channel is refused at once, also on RabbitMQ; the pool's channel may have been another client's before.
     anew = lambda: refusal(confirming(connection).basic_publish, names(TAKEN), "", b"revoked") is not None
     until_refused(anew, remembered=target_name in POOL)
     for channel in (bystander, beside, confirming(connection)):
@@ -168,7 +167,7 @@ def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user,
     for name in (KEPT, TAKEN):
         channel.basic_consume(names(name), lambda ch, method, _, body: (got.append(body), ch.basic_ack(method.delivery_tag)))
     user.permit(ONLY_KEPT)
-    # Reading is judged when a consumer begins: what it has is delivered and settled as before, in both brokers.
+    # Read permission is checked when a consumer begins: existing consumers' deliveries and acks continue, on both brokers.
     outside = confirming(connect("guest"))
     for body in (b"1", b"2"):
         for name in (TAKEN, KEPT):
@@ -180,7 +179,7 @@ def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user,
     assert sorted(got) == [b"1", b"1", b"2", b"2"]
     for operation in ("basic_consume", "basic_get"):
         fresh = connection.channel()
-        # Of what was not done on this channel, or on one that the pool has had before, nothing is remembered.
+        # RabbitMQ's cache has no entry for an operation that was not done on this channel, or on a reused channel of the pool.
         arguments = (names(TAKEN), lambda *_: None) if operation == "basic_consume" else (names(TAKEN),)
         assert refusal(getattr(fresh, operation), *arguments) == refused("read", "queue", names, user, target_name)
     fresh = connection.channel()
@@ -189,7 +188,7 @@ def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user,
     assert refusal(connection.channel().queue_delete, names(TAKEN)) == configuring
     assert connection.channel().basic_get(names(KEPT)) == (None, None, None)
     channel.close()
-    # Nothing comes back: all of it was settled.
+    # No message is requeued: all were acknowledged.
     assert outside.basic_get(names(TAKEN)) == (None, None, None)
 
 
@@ -226,7 +225,7 @@ def member(broker, targets):
 
 @pytest.fixture
 def mqtt(broker, member, request):
-    """Makes clients with a name of the test's own, which go at its end."""
+    """Creates clients with the test's user name, and closes them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(name, version=V311, **login):
@@ -238,7 +237,7 @@ def mqtt(broker, member, request):
 
 @pytest.fixture
 def watcher(mqtt, member):
-    """guest, who gets whatever is published below the user's name."""
+    """guest, subscribed to everything below the user's name."""
     watcher = mqtt("watcher", user="guest", password="guest")
     for name in (KEPT, TAKEN):
         watcher.subscribe(f"{name}/{member.name}/#", 1)
@@ -249,7 +248,7 @@ def test_an_mqtt_subscriber_keeps_its_topics_and_gets_no_other(broker, mqtt, mem
     client, outside = mqtt("client"), mqtt("outside", user="guest", password="guest")
     assert client.subscribe(f"{TAKEN}/{member.name}", 1) == [1]
     member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-    # Reading is judged when a subscription begins.
+    # Read permission is checked when a subscription begins.
     outside.publish(f"{TAKEN}/{member.name}", b"later")
     assert client.message().payload == b"later"
     assert client.subscribe(f"{KEPT}/{member.name}", 1) == [1]
@@ -270,10 +269,10 @@ def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, me
     client.publish(f"{TAKEN}/{member.name}", b"permitted")
     member.permit_topics(f"^{KEPT}", f"^{KEPT}")
     client.publish(f"{KEPT}/{member.name}", b"permitted")
-    # RabbitMQ remembers each topic that the client has published to.
+    # RabbitMQ caches each topic that the client has published to.
     anew = "/anew" if broker.kind == "rabbitmq" else ""
     client.client.publish(f"{TAKEN}/{member.name}{anew}", b"revoked", 1)
-    # MQTT 3.1.1 has no other answer (3.3.5).
+    # MQTT 3.1.1 has no other way to refuse (3.3.5).
     assert client.gone.wait(PATIENCE)
     mqtt("another").publish(f"{KEPT}/{member.name}", b"last")
     assert [message.payload for message in watcher.take(3)] == [b"permitted", b"permitted", b"last"]
@@ -292,7 +291,7 @@ def test_an_mqtt_5_publisher_gets_a_refusal_each_time_and_continues(broker, mqtt
         assert publish(KEPT, b"permitted", qos=qos) == 0
     else:
         member.permit(".*", f"^{KEPT}", ".*")
-    # The same topic as before, whose queues are known, again and again; another one; and one to be retained.
+    # The same topic as before, whose route is cached, several times; another topic; and a retained message.
     for name in (TAKEN, TAKEN, f"{TAKEN}/other", TAKEN):
         assert publish(name, b"revoked", qos=qos) == REFUSED[qos]
     assert publish(TAKEN, b"revoked", qos=qos, retain=True) == REFUSED[qos]
@@ -302,7 +301,7 @@ def test_an_mqtt_5_publisher_gets_a_refusal_each_time_and_continues(broker, mqtt
     expected = [b"permitted", *([b"permitted"] if how == "topics" else []), b"last"]
     assert [message.payload for message in watcher.take(len(expected))] == expected
     assert not client.gone.is_set()
-    # Nothing was retained either: of both topics, the new subscription gets what is there.
+    # Nothing was retained either: a new subscription to both topics receives their retained messages.
     client.publish(f"{KEPT}/{member.name}", b"retained", retain=True)
     late = mqtt("late", user="guest", password="guest")
     late.subscribe([(f"{TAKEN}/{member.name}", 1), (f"{KEPT}/{member.name}", 1)])
@@ -320,7 +319,7 @@ def test_an_mqtt_5_publisher_at_qos_0_is_refused_by_a_disconnect(broker, mqtt, m
     client.publish(f"{TAKEN}/{member.name}", b"permitted", qos=0)
     assert watcher.message().payload == b"permitted"
     member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-    # Not waited for: the disconnect may come before paho has said that it is sent.
+    # Not awaited: the disconnect may come before paho reports that the message was sent.
     client.client.publish(f"{TAKEN}/{member.name}", b"revoked", qos=0)
     assert reasons.get(timeout=PATIENCE) == 0x87
     mqtt("another", V5).publish(f"{KEPT}/{member.name}", b"last")
