@@ -1,4 +1,4 @@
-//! The clock of the broker's times over restarts: it is stored beside them, with its distance from the wall clock.
+//! Persists the broker's clock across restarts, together with its offset from the wall clock.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use broker::{Catalogue, CatalogueError, Section, Timestamp};
 use parking_lot::Mutex;
 use server::{Clock, ClockReading};
 
-/// How often the wall clock is read. Until then times that others read are wrong after it was set, and stored ones are if the
-/// process is killed.
+/// How often the wall clock is read. After it was set, timestamps visible to others are wrong until then, and stored ones are
+/// if the process is killed.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the clock is stored while nothing happens: after a power failure it continues there, on a machine whose wall
-/// clock stops when it is off.
+/// How often the clock is stored while nothing else is: after a power failure it continues from there, even if the machine's
+/// wall clock stops while it is off.
 const STORED_AFTER: Duration = Duration::from_mins(10);
 
 /// The key of the only entry of its section.
@@ -46,14 +46,14 @@ impl StoredClock {
         Ok(Self { clock, catalogue: Arc::clone(catalogue), stored })
     }
 
-    /// The current time.
+    /// The current time of the broker's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.timestamp(Instant::now())
     }
 
     /// Stores it with the catalogue's next commit, which soon follows.
     pub(crate) fn store(&self) {
-        // The lock is held until it is noted, or another thread's earlier reading could come last.
+        // Hold the lock until this is recorded, or another thread's earlier reading could be stored last.
         let mut stored = self.stored.lock();
         let reading = self.clock.reading();
         *stored = Stored { ahead: Some(reading.ahead), at: Instant::now() };
